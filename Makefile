@@ -1,0 +1,48 @@
+# `make check` is all that CI does. The tools come from $(VENV): the active environment, or .venv from `make venv`.
+
+VENV ?= $(or $(VIRTUAL_ENV),.venv)
+PYTHON ?= python3
+JOBS ?= auto
+PYTEST := $(VENV)/bin/pytest
+
+.DEFAULT_GOAL := check
+.NOTPARALLEL:
+.PHONY: check lint format types layers serial tests long fix venv clean
+
+# `tests` stands last, so that its summary is the last line on the screen.
+check: lint format types layers serial tests
+
+lint:
+	$(VENV)/bin/ruff check .
+
+format:
+	$(VENV)/bin/ruff format --check .
+
+types:
+	$(VENV)/bin/mypy
+
+layers:
+	$(VENV)/bin/lint-imports
+
+# Tests that measure time run alone. pytest answers 5 if there are none, which is no failure.
+serial:
+	$(PYTEST) -m "serial and not slow" || test $$? -eq 5
+
+tests:
+	$(PYTEST) -m "not serial and not slow" -n $(JOBS) --dist loadgroup
+
+# Long studies: hours, not minutes.
+long:
+	$(PYTEST) -m slow
+
+fix:
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+venv:
+	$(PYTHON) -m venv .venv
+	.venv/bin/python -m pip install -q --upgrade pip
+	.venv/bin/python -m pip install -q -e '.[dev]'
+
+clean:
+	rm -rf build dist .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache

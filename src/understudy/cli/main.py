@@ -1,0 +1,133 @@
+"""The entry point of the `understudy` command: finds a subcommand, runs it and turns its errors into one line.
+
+`COMMANDS` below lists every subcommand with its line of help, so `understudy --help` imports none of them. The
+subcommand `crash-test` lives in `understudy/cli/crash_test.py`, and so on for each name. That module defines one of
+
+    def command(path: tyro.conf.Positional[Path], *, deep: bool = False) -> int
+
+whose arguments become options through tyro, whose docstring becomes the help text, and which returns the exit code; or
+
+    COMMANDS: dict[str, Callable[..., int]] = {"store": store}
+
+a table of such functions, if the subcommand has subcommands of its own (`understudy bench store`). Their line of help
+is the first line of their docstring.
+
+A command raises `UnderstudyError` for what its user can mend. Exit codes: 0 done, 1 the command failed or found
+something wrong, 2 the command line makes no sense, 130 interrupted.
+"""
+
+import difflib
+import importlib
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from understudy import __version__
+
+COMMANDS: dict[str, str] = {
+    "info": "Show what a store holds.",
+    "verify": "Check that every byte of a store is what was written.",
+    "repair": "Bring a damaged store back to its last sound state.",
+    "compact": "Rewrite a store without the data that nothing refers to.",
+    "crash-test": "Kill a writer again and again and prove that nothing acknowledged is lost.",
+    "bench": "Measure speed on this machine.",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line `argv` (default: that of the process) and return its exit code.
+
+    Help and mistakes in the command line end in SystemExit with a code, as they do in tyro.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(args)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        return 130
+
+
+def _run(args: list[str]) -> int:
+    if args and args[0] == "--version":
+        print(f"understudy {__version__}")
+        return 0
+    name = _choose("understudy", args, COMMANDS)
+
+    # Imported only now, because it may bring numpy along.
+    from understudy.core.errors import UnderstudyError
+
+    try:
+        module = importlib.import_module(f"understudy.cli.{name.replace('-', '_')}")
+        prog, rest = f"understudy {name}", args[1:]
+        if not hasattr(module, "COMMANDS"):
+            return _call(module.command, prog, rest)
+        functions: Mapping[str, Callable[..., int]] = module.COMMANDS
+        inner = _choose(prog, rest, {key: _first_line(function) for key, function in functions.items()})
+        return _call(functions[inner], f"{prog} {inner}", rest[1:])
+    except UnderstudyError as error:
+        if os.environ.get("UNDERSTUDY_DEBUG") == "1":
+            raise
+        _complain(f"error: {error}")
+        return 1
+
+
+def _choose(prog: str, args: list[str], table: Mapping[str, str]) -> str:
+    """Return the command of `table` that `args` opens with, or print help or a complaint and exit."""
+    if not args:
+        print(_help(prog, table), file=sys.stderr)
+        raise SystemExit(2)
+    if args[0] in ("-h", "--help"):
+        print(_help(prog, table))
+        raise SystemExit(0)
+    if args[0] not in table:
+        _complain(_unknown(prog, args[0], table))
+        raise SystemExit(2)
+    return args[0]
+
+
+def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
+    import tyro
+
+    return tyro.cli(function, prog=prog, args=args, config=(tyro.conf.FlagCreatePairsOff,))
+
+
+def _help(prog: str, table: Mapping[str, str]) -> str:
+    options = _options(prog)
+    width = max(len(name) for name in [*table, *options])
+    return "\n".join(
+        [
+            f"usage: {prog} <command> [options]",
+            "",
+            "commands:",
+            *(f"  {name:<{width}}  {line}" for name, line in table.items()),
+            "",
+            "options:",
+            *(f"  {name:<{width}}  {line}" for name, line in options.items()),
+        ]
+    )
+
+
+def _options(prog: str) -> dict[str, str]:
+    options = {"--help": "Show this text, or that of a command."}
+    if prog == "understudy":
+        options["--version"] = "Show the version."
+    return options
+
+
+def _unknown(prog: str, given: str, names: Iterable[str]) -> str:
+    kind = "option" if given.startswith("-") else "command"
+    nearest = difflib.get_close_matches(given, [*names, *_options(prog)], n=1)
+    advice = f"did you mean {nearest[0]!r}?" if nearest else f"`{prog} --help` lists them all"
+    return f"unknown {kind} {given!r}; {advice}"
+
+
+def _first_line(function: Callable[..., int]) -> str:
+    return (function.__doc__ or "").strip().partition("\n")[0]
+
+
+def _complain(message: str) -> None:
+    """Print `message` in red on stderr, on one line however narrow the terminal is."""
+    from rich.console import Console
+    from rich.text import Text
+
+    Console(stderr=True).print(Text(message, style="red"), soft_wrap=True)

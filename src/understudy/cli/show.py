@@ -1,0 +1,32 @@
+"""What the commands share in showing: a progress bar, and numbers for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+@contextmanager
+def progress_bar(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar that is moved by calling it with (done, of); it goes away at the end."""
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("segments"), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=None)
+
+        def move(done: int, of: int) -> None:
+            bar.update(task, completed=done, total=of)
+
+        yield move
+
+
+def size_text(num_bytes: int) -> str:
+    """A number of bytes as a person reads it."""
+    value = float(num_bytes)
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,66 @@
+"""Arrays of other libraries as numpy: torch and jax arrays are taken as they come, and neither library is imported."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from understudy.core import ArraySpec, Spec, SpecError
+from understudy.core import tree as trees
+from understudy.core.spec import describe
+from understudy.core.tree import Tree
+
+Array = np.ndarray[Any, Any]
+
+
+def to_numpy(value: Any, path: str) -> Any:
+    """The value as a numpy array; numbers, text and lists stay what they are."""
+    if isinstance(value, np.ndarray | np.generic | bool | int | float | str | list | tuple):
+        return value
+    if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor, maybe on a device, maybe with a gradient
+        value = value.detach().cpu()
+    try:
+        return np.asarray(value.numpy() if hasattr(value, "numpy") else value)
+    except TypeError as error:  # numpy has no bfloat16
+        raise SpecError(f"{path}: numpy cannot hold it ({error}); convert it first, for example to float32") from None
+
+
+def tree_to_numpy(tree: Tree, path: str) -> Tree:
+    return trees.map_with_paths(lambda name, leaf: to_numpy(leaf, name), tree, path)
+
+
+def conform(spec: Spec, value: Tree, path: str) -> Tree:
+    """The value as the spec wants it. Floats are rounded to the spec's precision; nothing else is converted."""
+    if _fits(spec.tree, value):
+        return value
+    given = trees.flatten(tree_to_numpy(value, path), path)
+    for name, leaf in spec.leaves(path):
+        if name in given:
+            given[name] = _round(leaf, given[name])
+    return trees.unflatten(trees.below(spec.check(trees.unflatten(trees.below(given, path)), path), path))
+
+
+def _fits(wanted: Tree, value: Tree) -> bool:
+    """Whether there is nothing to do, as most often."""
+    if isinstance(wanted, ArraySpec):
+        return wanted.fits(value)
+    return (
+        type(value) is dict
+        and len(value) == len(wanted)
+        and all(name in value and _fits(child, value[name]) for name, child in wanted.items())
+    )
+
+
+def _round(leaf: ArraySpec, value: Any) -> Any:
+    if isinstance(value, np.ndarray | np.generic) and leaf.dtype.startswith("float") and value.dtype.kind in "fiu":
+        return np.asarray(value, leaf.numpy_dtype)
+    return value
+
+
+def number(value: Any, path: str) -> float:
+    """A single number, however it is wrapped."""
+    array = np.asarray(to_numpy(value, path))
+    if array.size != 1 or array.dtype.kind not in "bfiu":
+        raise SpecError(f"{path}: expected one number, got {describe(value)}; pass a float")
+    return float(array.item())

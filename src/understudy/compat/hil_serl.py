@@ -1,0 +1,398 @@
+"""The replay buffer of HIL-SERL, over a store: the same calls, and every frame beside its true neighbour.
+
+    buffer = MemoryEfficientReplayBuffer(env.observation_space, env.action_space, 200_000, image_keys=("wrist_1",),
+                                         path="runs/pick")
+    buffer.insert(transition)
+    batch = buffer.sample(256, pack_obs_and_next_obs=True)
+
+Any number of threads may insert and sample; one lock is held by whoever does. An inserted transition is durable after
+50 more, at the end of its episode, and when `sample`, `flush` or `close` returns; the newest one of an episode in
+progress only after `flush` or `close`, or with the next insert, because its next observation is kept back until it is
+known whether the next transition begins there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from understudy.compat.arrays import conform, number, to_numpy
+from understudy.compat.home import temporary_home
+from understudy.compat.options import refuse
+from understudy.compat.spaces import spec_of
+from understudy.compat.stitch import Stitcher
+from understudy.core import (
+    ArraySpec,
+    EpisodeInfo,
+    Source,
+    Spec,
+    SpecError,
+    Step,
+    StepSpec,
+    StoreClosedError,
+    StoreError,
+    StoreFormatError,
+    TransitionBatch,
+)
+from understudy.core.spec import describe
+from understudy.core.tree import Tree
+from understudy.replay import Reader, Store
+from understudy.replay.prefetch import Prefetch
+from understudy.replay.sampler import Sampler
+from understudy.replay.selectors import Uniform
+from understudy.replay.store import SEGMENT_BYTES
+from understudy.replay.view import EVERYTHING
+
+Array = np.ndarray[Any, Any]
+
+WRITER = "hil-serl"
+MIN_SEGMENT_BYTES = 2**20
+RETIRE_EVERY = 100  # steps, or a tenth of the capacity if that is more
+
+_FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones")
+_OPTIONS = ("observation_space", "action_space", "capacity", "image_keys", "path", "seed", "include_grasp_penalty")
+_THEIRS = {
+    "pixel_keys": "is called image_keys here; rename it",
+    "include_next_actions": "is not there; the next action is the action of the next step of the episode, "
+    "which understudy.replay.Sampler reads with Sequences(length=2)",
+    "include_label": "is not there; label episodes with understudy.replay.Store.label",
+    "next_observation_space": "is that of observations, always; leave it out",
+}
+
+
+class MemoryEfficientReplayBuffer:
+    """A buffer of the newest `capacity` transitions in the store at `path`; without one, in a temporary directory."""
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        capacity: int,
+        image_keys: Iterable[str] = ("image",),
+        path: str | Path | None = None,
+        *,
+        seed: int = 0,
+        include_grasp_penalty: bool = False,
+        **others: Any,
+    ):
+        refuse(type(self).__name__, others, _THEIRS, _OPTIONS)
+        if capacity < 1:
+            raise StoreError(f"capacity: expected a number from 1, got {capacity}")
+        self.capacity = capacity
+        self.image_keys = tuple(image_keys)
+        extras = {"grasp_penalty": ArraySpec(shape=(), dtype="float32")} if include_grasp_penalty else {}
+        self.spec = StepSpec(
+            observation=spec_of(observation_space, "observations"),
+            action=spec_of(action_space, "actions"),
+            extras=Spec(extras),
+        )
+        _check_images(self.spec.observation, self.image_keys)
+        self._seed = seed
+        self._lock = threading.RLock()
+        self._closed = False
+        self._remove_home: Callable[[], Any] = lambda: None
+        if path is None:
+            path, self._remove_home = temporary_home(self)
+        self.path = Path(path)
+        self._num_since_retired = 0
+        with ExitStack() as undo:
+            self._store = undo.enter_context(Store.open(self.path, segment_bytes=_segment_bytes(self.spec, capacity)))
+            self._reader = undo.enter_context(Reader(self.path))
+            self._check_store()
+            self._stitcher = Stitcher(
+                self._store.writer(WRITER, self.spec, flush_each_episode=False), max_steps=capacity
+            )
+            self._sampler = self._open_sampler()
+            self._num_steps = self._sampler.follow() if self._sampler is not None else 0
+            ((found,),) = self._reader.catalog.select("select coalesce(sum(num_steps), 0) from episodes")
+            self._num_ever = int(found)
+            undo.pop_all()
+
+    # ---- in
+
+    def insert(self, transition: Mapping[str, Any]) -> None:
+        """Take a transition; arrays are copied. `infos` may say `intervene_action` and `succeed`, and only those are
+        read: the one makes the step a human's, the other is the success of the episode that ends here."""
+        step, next_observation, succeed = self._step(transition)
+        with self._lock:
+            self._check_open()
+            self._stitcher.add(step, next_observation, EpisodeInfo(actor=WRITER), success=succeed)
+            self._num_steps += 1
+            self._num_ever += 1
+            self._num_since_retired += 1
+            if step.last:
+                self._stitcher.flush()
+            if self._num_since_retired >= max(self.capacity // 10, RETIRE_EVERY):
+                self._num_since_retired = 0
+                self._retire()
+
+    def _step(self, transition: Mapping[str, Any]) -> tuple[Step, Tree, bool | None]:
+        optional = {"infos"} | self.spec.extras.flat.keys()
+        for name in _FIELDS + tuple(self.spec.extras.flat):
+            if name not in transition:
+                raise SpecError(f"{name}: expected in every transition, got {describe(transition)}; add it")
+        for name in transition:
+            if name not in _FIELDS and name not in optional:
+                option = "pass include_grasp_penalty=True, or " if name == "grasp_penalty" else ""
+                raise SpecError(f"{name}: expected no such field in a transition; {option}leave it out")
+        terminated, truncated = _ends(transition["masks"], transition["dones"])
+        infos = transition.get("infos") or {}
+        succeed = infos.get("succeed")
+        step = Step(
+            observation=conform(self.spec.observation, transition["observations"], "observations"),
+            action=conform(self.spec.action, transition["actions"], "actions"),
+            reward=number(transition["rewards"], "rewards"),
+            terminated=terminated,
+            truncated=truncated,
+            source=Source.HUMAN if "intervene_action" in infos else Source.POLICY,
+            extras={name: number(transition[name], name) for name in self.spec.extras.flat},
+        )
+        next_observation = conform(self.spec.observation, transition["next_observations"], "next_observations")
+        return step, next_observation, None if succeed is None else bool(to_numpy(succeed, "infos/succeed"))
+
+    def flush(self) -> None:
+        """Make everything inserted durable. An episode in progress is cut here, so its next frame is stored twice."""
+        with self._lock:
+            self._check_open()
+            self._stitcher.cut()
+            self._stitcher.flush()
+
+    def _retire(self) -> None:
+        """Delete the episodes that lie wholly behind the newest `capacity` steps, and give their space back."""
+        self._stitcher.flush()
+        with self._store.snapshot() as catalog:
+            found = catalog.select(
+                "select id, state = 'open', num_steps from episodes where deleted is null order by id desc"
+            )
+        rows = np.array(found, np.int64).reshape(-1, 3)
+        newer = np.cumsum(rows[:, 2]) - rows[:, 2]
+        old = rows[(newer >= self.capacity) & (rows[:, 1] == 0)]
+        if not len(old):
+            return
+        self._store.delete(old[:, 0].tolist())
+        if self._store.compact(min_dead=0.9).segments_removed:
+            self._forget_removed_segments()
+
+    def _forget_removed_segments(self) -> None:
+        """Open the read side anew: a file that is mapped keeps its space on the disk, whether it has a name or not."""
+        num_batches = 0
+        if self._sampler is not None:
+            num_batches = self._sampler.num_batches
+            self._sampler.close()
+        self._reader.close()
+        self._reader = Reader(self.path)
+        self._sampler = self._open_sampler()
+        if self._sampler is not None:
+            self._sampler.num_batches = num_batches
+
+    # ---- out
+
+    def sample(self, batch_size: int, *, pack_obs_and_next_obs: bool = False) -> dict[str, Any]:
+        """Transitions drawn uniformly from the newest `capacity`, as a nested dict of arrays [batch_size, ...].
+
+        With `pack_obs_and_next_obs` an image key of `observations` holds the frames of both, [batch_size, T + 1, ...],
+        and `next_observations` has no image keys.
+        """
+        if batch_size < 1:
+            raise StoreError(f"batch_size: expected a number from 1, got {batch_size}")
+        if pack_obs_and_next_obs and not self.image_keys:
+            raise StoreError("pack_obs_and_next_obs: there are no image_keys to pack; leave it out")
+        frames: dict[str, Array] = {}
+        with self._lock:
+            self._check_open()
+            sampler = self._ready()
+            batch: TransitionBatch = sampler.make(batch_size)
+            if pack_obs_and_next_obs:
+                batch, frames = _side_by_side(batch, self.image_keys)
+            sampler.sample(batch, size=batch_size)
+        observations, next_observations = batch.observation, batch.next_observation
+        if frames:
+            observations, next_observations = _pack(observations, next_observations, frames)
+        return {
+            "observations": observations,
+            "actions": batch.action,
+            "next_observations": next_observations,
+            "rewards": batch.reward,
+            "masks": 1 - batch.terminated.astype(np.float32),
+            "dones": batch.terminated | batch.truncated,
+            **batch.extras,
+        }
+
+    def get_iterator(
+        self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None
+    ) -> Iterator[dict[str, Any]]:
+        """Batches without end, `queue_size` of them made ahead by a thread; it ends when the iterator is closed."""
+        if device is not None:
+            raise StoreError(
+                "device: batches are numpy arrays and stay where they are; leave it out and move each batch yourself, "
+                "for example with map(lambda batch: jax.device_put(batch, device), iterator)"
+            )
+        if queue_size < 1:
+            raise StoreError(f"queue_size: expected a number from 1, got {queue_size}")
+        return self._batches(queue_size, dict(sample_args or {}))
+
+    def _batches(self, queue_size: int, sample_args: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        with Prefetch(_Ahead(self, sample_args), depth=queue_size) as ahead:
+            for (batch,) in ahead:
+                yield batch
+
+    def __len__(self) -> int:
+        return min(self._num_steps, self.capacity)
+
+    def latest_data_id(self) -> int:
+        """How many transitions were ever inserted into this store."""
+        return self._num_ever
+
+    def get_latest_data(self, from_id: int) -> None:
+        raise StoreError(
+            "get_latest_data: a buffer hands out batches, not its log; open understudy.replay.Reader on "
+            f"{self.path} in any process and follow() it"
+        )
+
+    # ---- inside
+
+    def close(self) -> None:
+        """Make everything durable and give the store back."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            try:
+                self._stitcher.cut()
+                self._stitcher.flush()
+            finally:
+                if self._sampler is not None:
+                    self._sampler.close()
+                self._reader.close()
+                self._store.close()
+                self._remove_home()
+
+    def __enter__(self) -> MemoryEfficientReplayBuffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"{self.path}: the buffer is closed; make a new one with this path")
+
+    def _check_store(self) -> None:
+        """Refuse a store with steps of another shape: a buffer is of one."""
+        if self._reader.catalog.spec_ids() and self._spec_id() is None:
+            raise StoreFormatError(
+                f"{self.path}: holds steps of another spec (`understudy info` shows it); "
+                f"choose another path, or make the buffer with the spaces that it was made with"
+            )
+
+    def _spec_id(self) -> int | None:
+        catalog = self._reader.catalog
+        return next((number for number in catalog.spec_ids() if catalog.spec(number) == self.spec), None)
+
+    def _open_sampler(self) -> Sampler | None:
+        spec = self._spec_id()
+        if spec is None:  # nothing was committed yet
+            return None
+        return Sampler(
+            self._reader, EVERYTHING, batch_size=1, seed=self._seed, selector=Uniform(last_steps=self.capacity),
+            spec=spec,
+        )  # fmt: skip
+
+    def _ready(self) -> Sampler:
+        """The sampler, up to date. The newest step waits for the next insert, unless there is nothing else."""
+        self._stitcher.flush()
+        for _ in range(2):
+            if self._sampler is None:  # not `not`: a sampler of nothing is false
+                self._sampler = self._open_sampler()
+            if self._sampler is not None and self._sampler.follow():
+                return self._sampler
+            self._stitcher.cut()
+            self._stitcher.flush()
+        raise StoreError(f"{self.path}: there is nothing to sample; insert a transition first")
+
+
+MemoryEfficientReplayBufferDataStore = MemoryEfficientReplayBuffer  # the name in HIL-SERL's training script
+
+
+class _Ahead:
+    """A buffer as what Prefetch makes batches from; each batch has arrays of its own."""
+
+    def __init__(self, buffer: MemoryEfficientReplayBuffer, sample_args: dict[str, Any]):
+        self._buffer = buffer
+        self._sample_args = sample_args
+
+    def follow(self) -> None:
+        """Nothing: `sample` follows."""
+
+    def make(self) -> list[Any]:
+        return []
+
+    def sample(self, out: list[Any]) -> None:
+        out[:] = [self._buffer.sample(**self._sample_args)]
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+
+def _ends(masks: Any, dones: Any) -> tuple[bool, bool]:
+    """`terminated` and `truncated` of a step, from theirs."""
+    mask, done = number(masks, "masks"), bool(number(dones, "dones"))
+    if mask not in (0.0, 1.0):
+        raise SpecError(f"masks: expected 0 or 1, got {mask}; pass 1 - terminated")
+    if mask == 0 and not done:
+        raise SpecError("masks: expected 1 where dones is False, got 0; a step that terminates the task is also done")
+    return mask == 0, done and mask != 0
+
+
+def _check_images(observation: Spec, image_keys: tuple[str, ...]) -> None:
+    for key in image_keys:
+        leaf = observation.flat.get(key)
+        if leaf is None:
+            raise SpecError(
+                f"image_keys: there is no observations/{key}; choose among {', '.join(sorted(observation.flat))}, "
+                f"or pass image_keys=()"
+            )
+        if leaf.ragged or len(leaf.shape) != 4:
+            raise SpecError(
+                f"observations/{key}: expected frames [T, height, width, channels], got {leaf}; wrap the environment "
+                f"so that frames are stacked (T may be 1)"
+            )
+
+
+def _side_by_side(batch: TransitionBatch, image_keys: tuple[str, ...]) -> tuple[TransitionBatch, dict[str, Array]]:
+    """The batch with images that are views of arrays [B, 2T, ...], so that a frame is read to where it is packed."""
+    now, then, frames = dict(batch.observation), dict(batch.next_observation), {}
+    for key in image_keys:
+        size, stack, *shape = now[key].shape
+        frames[key] = np.empty((size, 2 * stack, *shape), now[key].dtype)
+        now[key], then[key] = frames[key][:, :stack], frames[key][:, stack:]
+    return replace(batch, observation=now, next_observation=then), frames
+
+
+def _pack(observation: Tree, next_observation: Tree, frames: dict[str, Array]) -> tuple[Tree, Tree]:
+    """The frames of both observations under the first, each once, and the second without its images."""
+    packed, rest = dict(observation), dict(next_observation)
+    for key, both in frames.items():
+        before, after = packed[key], rest.pop(key)
+        if not np.array_equal(before[:, 1:], after[:, :-1]):
+            raise StoreError(
+                f"observations/{key}: a stack does not share its frames with the next one, so they cannot be packed; "
+                f"sample with pack_obs_and_next_obs=False"
+            )
+        packed[key] = both if both.shape[1] == 2 else np.concatenate([before, after[:, -1:]], axis=1)
+    return packed, rest
+
+
+def _segment_bytes(spec: StepSpec, capacity: int) -> int:
+    """An eighth of what the buffer holds, so that space comes back in small pieces."""
+    row_bytes = sum(leaf.row_bytes for leaf in spec.columns.values())
+    return min(max(capacity * row_bytes // 8, MIN_SEGMENT_BYTES), SEGMENT_BYTES)

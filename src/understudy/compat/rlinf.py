@@ -1,0 +1,369 @@
+"""The trajectory replay buffer of RLinf, over a store: the same calls, and what was added survives a kill.
+
+    buffer = TrajectoryReplayBuffer(seed=1234, sample_window_size=100, auto_save_path="runs/pick/replay")
+    buffer.add_trajectories(trajectories)  # durable when it returns
+    batch = buffer.sample(256)  # {"actions": [256, ...], "curr_obs": {...}, "next_obs": {...}, ...}
+
+Any number of threads may add and sample; one lock is held by whoever does. A trajectory that was only partly written
+when the process died is not there when the buffer is opened again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from understudy.compat.home import temporary_home
+from understudy.compat.options import refuse
+from understudy.compat.stitch import Stitcher
+from understudy.compat.trajectory import Trajectory, same_fields, take
+from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError, TransitionBatch
+from understudy.replay import Reader, Store, Writer, files
+from understudy.replay.backup import backup
+from understudy.replay.sampler import Sampler
+from understudy.replay.selectors import Uniform
+from understudy.replay.view import Clause, View
+
+WRITER = "rlinf"
+VIEW = View(name="trajectories", clauses=(Clause(where=f"actor = '{WRITER}'"),))
+CHECKPOINT_FILE = "checkpoint.json"
+COMMIT_BYTES = 32 * 2**20
+COMPLETE = {"complete": "yes"}  # the label of a trajectory's last episode: where it is, all of the trajectory is
+
+_OPTIONS = ("seed", "sample_window_size", "auto_save", "auto_save_path")
+_THEIRS = {
+    "enable_cache": "there is nothing to turn on: batches are read from mapped files, which the system caches; "
+    "leave it out",
+    "cache_size": "there is no cache to size: batches are read from mapped files, which the system caches; "
+    "leave it out",
+    "trajectory_format": "there is one format, safetensors segments (docs/formats.md); leave it out",
+    "cache_all_when_not_saving": "with auto_save=False everything is in a temporary directory; leave it out",
+    "storage_dir": "is called auto_save_path here; rename it",
+    "storage_format": "there is one format, safetensors segments (docs/formats.md); leave it out",
+    "save_trajectories": "is called auto_save here; rename it",
+}
+
+
+@dataclass(kw_only=True)
+class _Held:
+    """A trajectory in the store. `key` stays the same where it is copied to other stores."""
+
+    key: str
+    episodes: list[int] = field(default_factory=list)
+    num_steps: int = 0
+    complete: bool = False
+    deleted: bool = False
+
+
+class TrajectoryReplayBuffer:
+    """Trajectories in the store at `auto_save_path`; with `auto_save=False`, in a temporary directory.
+
+    A store that is there already is gone on with. Samples come from the newest `sample_window_size` trajectories, 0
+    being all.
+    """
+
+    def __init__(
+        self,
+        seed: int = 1234,
+        *,
+        sample_window_size: int = 100,
+        auto_save: bool = True,
+        auto_save_path: str | Path | None = None,
+        **others: Any,
+    ):
+        refuse(type(self).__name__, others, _THEIRS, _OPTIONS)
+        if sample_window_size < 0:
+            raise StoreError(f"sample_window_size: expected a number from 0 (all), got {sample_window_size}")
+        self.sample_window_size = sample_window_size
+        self._remove_home: Callable[[], Any] = lambda: None
+        self.path = self._home(auto_save, auto_save_path)
+        self._lock = threading.RLock()
+        self._closed = False
+        self._seed = seed
+        self._num_batches = 0
+        self._spec: StepSpec | None = None
+        self._writer: Writer | None = None  # None as long as it is not known what fields there are
+        self._sampler: Sampler | None = None
+        self._held: list[_Held] = []
+        self._last_episode = 0  # the newest that is known
+        with ExitStack() as undo:
+            self._store = undo.enter_context(Store.open(self.path))
+            self._reader = undo.enter_context(Reader(self.path))
+            torn = [held for held in _held(self._reader) if not held.complete and not held.deleted]
+            self._store.delete(episode for held in torn for episode in held.episodes)
+            self._take_stock()
+            undo.pop_all()
+
+    def _home(self, auto_save: bool, auto_save_path: str | Path | None) -> Path:
+        if auto_save and auto_save_path is None:
+            raise StoreError(
+                "auto_save_path: expected a directory, since auto_save is True; pass one, or auto_save=False for a "
+                "buffer that is gone when it is closed"
+            )
+        if not auto_save and auto_save_path is not None:
+            raise StoreError("auto_save_path: given, but auto_save is False; drop one of the two")
+        if auto_save_path is not None:
+            return Path(auto_save_path)
+        path, self._remove_home = temporary_home(self)
+        return path
+
+    # ---- in
+
+    def add_trajectories(self, trajectories: Sequence[Any]) -> None:
+        """Store trajectories durably; if one does not fit, none is stored.
+
+        Each is a mapping or an object with fields [T, B, ...]: actions, rewards, curr_obs, next_obs, and others, which
+        come back as they are. A column is cut into episodes where it says so, and where a `next_obs` is not the
+        `curr_obs` after it.
+        """
+        taken = [take(trajectory, f"trajectories[{n}]") for n, trajectory in enumerate(trajectories)]
+        with self._lock:
+            self._check_open()
+            specs = [trajectory.spec() for trajectory in taken]
+            for n, spec in enumerate(specs):
+                same_fields(spec, self._spec or specs[0], f"trajectories[{n}]")
+            for trajectory, spec in zip(taken, specs, strict=True):
+                self._write(trajectory, self._writer_of(spec))
+            if self._writer is not None:
+                self._writer.flush()
+            new = _held(self._reader, after=self._last_episode)
+            if new:
+                self._held += new
+                self._last_episode = new[-1].episodes[-1]
+
+    def _write(self, trajectory: Trajectory, writer: Writer) -> None:
+        stitcher = Stitcher(writer)
+        key = uuid.uuid4().hex
+        info = EpisodeInfo(actor=WRITER, group=uuid.uuid4().hex, labels={**trajectory.labels, "trajectory": key})
+        for column in range(trajectory.batch):
+            at_end = {"labels": {**info.labels, **COMPLETE}} if column == trajectory.batch - 1 else {}
+            for time in range(trajectory.length):
+                stitcher.add(
+                    trajectory.step(time, column), trajectory.next_observation(time, column), info,
+                    **(at_end if time == trajectory.length - 1 else {}),
+                )  # fmt: skip
+            stitcher.cut(**at_end)  # unless the last step ended it
+
+    def _writer_of(self, spec: StepSpec) -> Writer:
+        """The writer of steps of this spec, which the buffer then is of."""
+        if self._writer is None or spec != self._spec:
+            self._forget_sampler()
+            row_bytes = sum(leaf.row_bytes for leaf in spec.columns.values())
+            self._writer = self._store.writer(
+                WRITER, spec, commit_steps=min(max(COMMIT_BYTES // row_bytes, 1), 1000), flush_each_episode=False
+            )
+            self._spec = spec
+        return self._writer
+
+    def clear(self) -> None:
+        """Take all trajectories out of the buffer; `understudy compact` then gives back their space."""
+        with self._lock:
+            self._check_open()
+            self._store.delete(episode for held in self._held for episode in held.episodes)
+            self._take_stock()
+
+    # ---- out
+
+    def sample(self, num_chunks: int) -> dict[str, Any]:
+        """Transitions [num_chunks, ...] under the names they were added with, every one in the window alike."""
+        if num_chunks < 1:
+            raise StoreError(f"num_chunks: expected a number from 1, got {num_chunks}")
+        with self._lock:
+            self._check_open()
+            if not self._held:
+                raise StoreError(f"{self.path}: there is nothing to sample; add a trajectory first")
+            sampler = self._ready()
+            sampler.follow()
+            # Steps stand in the order in which they were written, so the last ones are those of the last trajectories.
+            sampler.selector = Uniform(last_steps=sum(held.num_steps for held in self._window()))
+            sampler.seed, sampler.num_batches = self._seed, self._num_batches
+            batch: TransitionBatch = sampler.sample(size=num_chunks)
+            self._num_batches += 1
+        return {
+            "actions": batch.action,
+            "rewards": batch.reward,
+            **batch.extras,
+            "curr_obs": batch.observation,
+            "next_obs": batch.next_observation,
+        }
+
+    def _ready(self) -> Sampler:
+        if self._sampler is None:
+            catalog = self._reader.catalog
+            (spec,) = (number for number in catalog.spec_ids() if catalog.spec(number) == self._spec)
+            self._sampler = Sampler(self._reader, VIEW, batch_size=1, spec=spec)
+        return self._sampler
+
+    def _window(self) -> list[_Held]:
+        return self._held[-self.sample_window_size :]  # all of them if it is 0
+
+    @property
+    def size(self) -> int:
+        """How many trajectories there are."""
+        return len(self._held)
+
+    @property
+    def total_samples(self) -> int:
+        """How many transitions there are."""
+        return sum(held.num_steps for held in self._held)
+
+    def is_ready(self, min_size: int) -> bool:
+        """Whether there are that many trajectories."""
+        return self.size >= min_size
+
+    def get_stats(self) -> dict[str, int]:
+        with self._lock:
+            window = self._window()
+            return {
+                "num_trajectories": self.size,
+                "total_samples": self.total_samples,
+                "window_trajectories": len(window),
+                "window_samples": sum(held.num_steps for held in window),
+            }
+
+    # ---- checkpoints
+
+    def save_checkpoint(self, path: str | Path) -> None:
+        """Save the trajectories and the state of sampling in a directory; one that holds a checkpoint is replaced.
+
+        Takes moments where the directory is on the file system of the store: the data is linked, not copied. A crash
+        leaves the old checkpoint or the new one.
+        """
+        path = Path(path)
+        with self._lock:
+            self._check_open()
+            with files.naming(path, "create"):
+                path.mkdir(parents=True, exist_ok=True)
+            name = f"store-{uuid.uuid4().hex}"
+            backup(self._store, path / name)
+            state = {
+                "store": name,
+                "trajectories": [held.key for held in self._held],
+                "seed": self._seed,
+                "num_batches": self._num_batches,
+            }
+        files.replace_durably(path / CHECKPOINT_FILE, json.dumps(state).encode())
+        for old in path.glob("store-*"):
+            if old.name != name:
+                shutil.rmtree(old)
+
+    def load_checkpoint(
+        self, path: str | Path, is_distributed: bool = False, local_rank: int = 0, world_size: int = 1
+    ) -> None:
+        """Have the trajectories of a checkpoint and no others, and draw the batches that would have come next.
+
+        With `is_distributed` they are trajectories r, r + w, r + 2w ... of the checkpoint for rank r of w, and the seed
+        stays that of this buffer. What is here already is kept, what is missing is copied.
+        """
+        if not is_distributed and (local_rank, world_size) != (0, 1):
+            raise StoreError("local_rank, world_size: are for is_distributed=True; set it, or leave them out")
+        if not 0 <= local_rank < world_size:
+            raise StoreError(f"local_rank: expected a number from 0 to {world_size - 1}, got {local_rank}")
+        state = _read_state(Path(path))
+        keys = state["trajectories"][local_rank::world_size]
+        with self._lock:
+            self._check_open()
+            here = {held.key: held for held in _held(self._reader) if held.complete}
+            places = [here[key].episodes[0] for key in keys if key in here]
+            if len(places) == len(keys) and places == sorted(places):
+                wanted = {episode for key in keys for episode in here[key].episodes}
+                self._store.restore(wanted)
+            else:
+                wanted = set()
+                self._copy(Path(path) / state["store"], keys)
+            before = {episode for held in self._held for episode in held.episodes}
+            self._store.delete(before - wanted)
+            self._take_stock()
+            self._num_batches = int(state["num_batches"])
+            if not is_distributed:
+                self._seed = int(state["seed"])
+
+    def _copy(self, store: Path, keys: Sequence[str]) -> None:
+        """Write trajectories of another store at the end of this one, in the order of `keys`."""
+        with Reader(store) as source:
+            there = {held.key: held for held in _held(source) if not held.deleted}
+            for key in keys:
+                group = uuid.uuid4().hex
+                for episode_id in there[key].episodes:
+                    spec = source.spec(source.record(episode_id).spec)
+                    _copy_episode(source, episode_id, self._writer_of(spec), group)
+        if self._writer is not None:
+            self._writer.flush()
+
+    # ---- inside
+
+    def close(self) -> None:
+        """Give the store back. Everything added is safe whether or not this is called."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._forget_sampler()
+            self._reader.close()
+            self._store.close()
+            self._remove_home()
+
+    def __enter__(self) -> TrajectoryReplayBuffer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosedError(f"{self.path}: the buffer is closed; make a new one with this path")
+
+    def _take_stock(self) -> None:
+        """Know what is there; without trajectories the next one says what fields there are."""
+        found = _held(self._reader)
+        self._last_episode = max((held.episodes[-1] for held in found), default=0)
+        self._held = [held for held in found if held.complete and not held.deleted]
+        spec = self._reader.spec(self._reader.record(self._held[-1].episodes[0]).spec) if self._held else None
+        if spec != self._spec:
+            self._forget_sampler()
+            self._spec, self._writer = spec, None
+
+    def _forget_sampler(self) -> None:
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
+
+
+def _held(reader: Reader, after: int = 0) -> list[_Held]:
+    """The trajectories of a store behind an episode, the oldest first; those whose rows are gone left out."""
+    found: dict[str, _Held] = {}
+    for record in reader.episodes("id > ? and actor = ? and not purged", (after, WRITER)):
+        held = found.setdefault(str(record.info.group), _Held(key=record.info.labels.get("trajectory", "")))
+        held.episodes.append(record.id)
+        held.num_steps += record.num_rows - 1
+        held.complete |= COMPLETE.items() <= record.info.labels.items()
+        held.deleted |= record.deleted is not None
+    return list(found.values())
+
+
+def _copy_episode(source: Reader, episode_id: int, writer: Writer, group: str) -> None:
+    episode = source.read(episode_id)
+    writer.begin(replace(episode.info, group=group, labels={"trajectory": episode.info.labels["trajectory"]}))
+    for step in episode.steps():
+        writer.append(step)
+    end = writer.end if episode.step(-1).last else writer.cut
+    end(episode.last_observation, labels=episode.info.labels)
+
+
+def _read_state(path: Path) -> dict[str, Any]:
+    file = path / CHECKPOINT_FILE
+    if not file.is_file():
+        raise StoreFormatError(f"{path}: not a checkpoint (it has no {CHECKPOINT_FILE}); check the path")
+    with files.naming(file, "read"):
+        found: dict[str, Any] = json.loads(file.read_text())
+    return found

@@ -1,0 +1,52 @@
+"""The code and the commands of the README and the docs are run as they stand."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from understudy.cli import main
+
+ROOT = Path(__file__).parents[2]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+
+
+def test_the_quick_start_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write, train = blocks("README.md", "python")
+    names: dict[str, object] = {}
+    exec(compile(write, "README.md", "exec"), names)
+    printed = capsys.readouterr().out.strip()
+    assert f"# {printed}" in write  # what the README says is printed
+    exec(compile(train, "README.md", "exec"), names)
+    assert capsys.readouterr().out.startswith("(256, 128, 128, 3) ")
+    commands = [line.partition("#")[0] for block in blocks("README.md", "bash") for line in block.splitlines()]
+    ours = [shlex.split(line)[1:] for line in commands if line.startswith("understudy ")]
+    assert len(ours) >= 5
+    for args in ours:
+        if args == ["--help"]:
+            with pytest.raises(SystemExit, match="0"):
+                main(args)
+        elif args[0] != "crash-test":  # tests/system runs that
+            assert main(args) == 0, args
+
+
+PAGES = [str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page: str) -> None:
+    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", (ROOT / page).read_text()):
+        if "://" not in target:
+            assert ((ROOT / page).parent / target).exists(), target
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "src").rglob("*.py")), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_opens_with_a_sentence(path: Path) -> None:
+    assert path.read_text().startswith('"""')

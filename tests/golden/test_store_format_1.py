@@ -1,0 +1,47 @@
+"""A store written by format 1 is read for ever, and the same writing gives the same bytes."""
+
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+from tests.golden.make_store_format_1 import ARCHIVE, TRUTH, describe, make
+
+from understudy.core.examples import random_episode, small_spec
+from understudy.replay import Reader, Store, verify
+from understudy.replay.store import segment_files
+
+
+@pytest.fixture
+def golden(tmp_path: Path) -> Path:
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    return tmp_path / "store_format_1"
+
+
+def test_the_golden_store_is_read_byte_for_byte(golden: Path) -> None:
+    assert describe(golden) == json.loads(TRUTH.read_text())
+    report = verify(golden)
+    assert report.ok, report.problems
+    assert report.num_episodes == 10
+
+
+def test_the_golden_store_can_be_written_to(golden: Path) -> None:
+    episode = random_episode(small_spec(), 4, 77)
+    with Store.open(golden) as store:
+        writer = store.writer("new", small_spec())
+        writer.begin(episode.info)
+        for step in episode.steps():
+            writer.append(step)
+        writer.end(episode.last_observation)
+    with Reader(golden) as reader:
+        assert reader.read(11).equals(episode)
+    assert verify(golden).ok
+
+
+def test_the_same_writing_gives_the_same_segments(golden: Path, tmp_path: Path) -> None:
+    make(tmp_path / "again")
+    again = segment_files(tmp_path / "again")
+    assert [file.name for file in again] == [file.name for file in segment_files(golden)]
+    for new, old in zip(again, segment_files(golden), strict=True):
+        assert new.read_bytes() == old.read_bytes(), new.name

@@ -1,0 +1,103 @@
+"""Real processes, really killed."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from understudy.cli import main
+from understudy.replay import Reader, Store, repair, verify
+from understudy.replay.commit import Commit
+from understudy.replay.crash_test import run_crash_test
+
+pytestmark = pytest.mark.serial  # it forks, and kills in the middle of things
+
+WRITER = """
+import sys
+from understudy.core.examples import random_episode, small_spec
+from understudy.replay import Store
+
+store = Store.open(sys.argv[1], segment_bytes=20_000)
+writer = store.writer("w", small_spec())
+for seed in range(10_000):
+    episode = random_episode(small_spec(), 3, seed)
+    writer.begin(episode.info)
+    for step in episode.steps():
+        writer.append(step)
+    writer.end(episode.last_observation)
+    print(seed, flush=True)
+"""
+
+
+def test_fifty_kills_lose_nothing(tmp_path: Path) -> None:
+    report = run_crash_test(tmp_path / "store", kills=50, seed=1)
+    assert report.kills == 50
+    assert report.ok, report
+    assert report.found == report.acknowledged > 1000
+    assert len(report.killed_while) >= 6  # phases
+
+
+@pytest.mark.slow
+def test_a_thousand_kills_lose_nothing(tmp_path: Path) -> None:
+    report = run_crash_test(tmp_path / "store", kills=1000, seed=2)
+    assert report.ok, report
+
+
+def test_the_command_prints_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crash-test", "--kills", "2", "--directory", str(tmp_path), "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "2 kills" in out
+    assert "lost 0, duplicated 0, different 0" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_test_that_finds_a_loss_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The crash test can fail: with a store that acknowledges before the transaction, it counts what is lost."""
+    monkeypatch.setattr(Commit, "record", lambda self: None)
+    report = run_crash_test(tmp_path / "store", kills=3, seed=4)
+    assert not report.ok
+    assert report.lost > 0
+
+
+def killed_store(path: Path) -> int:
+    """A store whose writer was killed after some acknowledgements; returns the last seed acknowledged."""
+    with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        seeds = [child.stdout.readline() for _ in range(30)]
+        child.kill()
+        seeds += child.stdout.read().splitlines(keepends=True)
+    return int(next(seed for seed in reversed(seeds) if seed.endswith("\n")))
+
+
+def test_a_log_that_is_cut_short_is_noticed(tmp_path: Path) -> None:
+    """Without its last bytes SQLite's log gives fewer commits: the segments still tell that there were more."""
+    path = tmp_path / "store"
+    last = killed_store(path)
+    log = path / "catalog.sqlite-wal"
+    whole = log.read_bytes()
+    assert whole
+    for cut in [*range(1, 4097, 64), 4096]:
+        os.truncate(log, len(whole) - cut)
+        report = verify(path)
+        seeds = 0
+        with Reader(path) as reader:
+            seeds = max(record.info.seed or 0 for record in reader.episodes())
+        assert not report.ok or seeds >= last, cut
+        (path / "catalog.sqlite-shm").unlink(missing_ok=True)
+        log.write_bytes(whole)
+    os.truncate(log, len(whole) - 4096)
+    assert repair(path).after.ok
+    with Reader(path) as reader:
+        assert max(record.info.seed or 0 for record in reader.episodes()) >= last
+
+
+def test_opening_after_a_kill_takes_no_time(tmp_path: Path) -> None:
+    path = tmp_path / "store"
+    killed_store(path)
+    started = time.monotonic()
+    Store.open(path).close()
+    assert time.monotonic() - started < 2.0
+    assert verify(path).ok

@@ -1,0 +1,68 @@
+"""Eight processes read a store while a ninth writes to it; not one row is torn, early, late, missing or there twice."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from subprocess import PIPE
+
+import numpy as np
+import pytest
+
+from understudy.replay import Reader, verify
+
+PROCESS = Path(__file__).with_name("reader_process.py")
+NUM_READERS = 8
+MAX_LAG_S = 0.1
+
+
+@pytest.fixture
+def start():
+    """Starts processes of reader_process.py and waits until all are ready; what a failed test leaves is killed."""
+    running = []
+
+    def start(*commands):
+        started = [
+            subprocess.Popen([sys.executable, PROCESS, *map(str, command)], stdin=PIPE, stdout=PIPE, text=True)
+            for command in commands
+        ]
+        running.extend(started)
+        assert [process.stdout.readline() for process in started] == ["ready\n"] * len(started)
+        return started
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.serial
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
+def test_eight_processes_follow_one_that_writes(start, tmp_path, seconds):
+    store, written = tmp_path / "store", tmp_path / "written.json"
+    results = [tmp_path / f"reader-{number}.json" for number in range(NUM_READERS)]
+    [writer] = start(("write", store, written, seconds))
+    readers = start(*(("read", store, result, written) for result in results))
+    writer.communicate("go\n", timeout=seconds + 60)
+    for reader in readers:
+        assert reader.wait(timeout=60) == 0
+    assert writer.returncode == 0
+
+    commits = {tuple(commit[:4]): commit[4:] for commit in json.loads(written.read_text())}
+    lags = []
+    for result in results:
+        found = json.loads(result.read_text())
+        assert found["wrong"] == []
+        assert sorted(tuple(span[:4]) for span in found["seen"]) == sorted(commits)
+        for *span, seen in found["seen"]:
+            begun, acknowledged = commits[tuple(span)]
+            assert seen > begun
+            lags.append(seen - acknowledged)
+    milliseconds = ", ".join(f"{name} {np.quantile(lags, q) * 1e3:.1f}" for name, q in
+                             (("median", 0.5), ("p99", 0.99), ("max", 1)))  # fmt: skip
+    print(f"{len(commits)} commits in {seconds} s, {NUM_READERS} readers; lag in ms: {milliseconds}")
+    assert len(commits) > 10 * seconds
+    assert max(lags) < MAX_LAG_S
+    with Reader(store) as reader:
+        assert len(reader.catalog.segments()) > seconds  # they were sealed and begun all the time
+    assert verify(store).ok

@@ -1,0 +1,252 @@
+import importlib
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import understudy
+from understudy.cli.main import COMMANDS, main
+from understudy.core.errors import SpecError, UnderstudyError
+
+
+@pytest.fixture(autouse=True)
+def plain_terminal(monkeypatch):
+    """A narrow terminal without colours, so that a line that can be broken will be."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE", "UNDERSTUDY_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COLUMNS", "20")
+
+
+@pytest.fixture
+def add(monkeypatch):
+    """Adds a subcommand, with what its module defines, for the time of one test."""
+
+    def add(name, **content):
+        module = types.ModuleType(f"understudy.cli.{name.replace('-', '_')}")
+        vars(module).update(content)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        monkeypatch.setitem(COMMANDS, name, f"What {name} does.")
+
+    return add
+
+
+def exit_code(*argv):
+    """The code of the SystemExit that a command line ends in."""
+    with pytest.raises(SystemExit) as caught:
+        main(argv)
+    return caught.value.code
+
+
+# --- finding a command -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_lists_every_command(option, capsys):
+    assert exit_code(option) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    options = {"--help": "Show this text, or that of a command.", "--version": "Show the version."}
+    width = max(map(len, [*COMMANDS, *options]))
+    assert out.splitlines() == [
+        "usage: understudy <command> [options]",
+        "",
+        "commands:",
+        *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
+        "",
+        "options:",
+        *(f"  {name:<{width}}  {text}" for name, text in options.items()),
+    ]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_a_module_of_its_name(name):
+    module = importlib.import_module(f"understudy.cli.{name.replace('-', '_')}")
+    assert hasattr(module, "command") != hasattr(module, "COMMANDS")
+
+
+def test_no_command_shows_the_help_as_a_mistake(capsys):
+    assert exit_code() == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("usage: understudy <command> [options]\n")
+
+
+def test_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"understudy {understudy.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("verfy", "unknown command 'verfy'; did you mean 'verify'?"),
+        ("crash_test", "unknown command 'crash_test'; did you mean 'crash-test'?"),
+        ("help", "unknown command 'help'; did you mean '--help'?"),
+        ("--verison", "unknown option '--verison'; did you mean '--version'?"),
+        ("--quiet", "unknown option '--quiet'; `understudy --help` lists them all"),
+        ("juggle", "unknown command 'juggle'; `understudy --help` lists them all"),
+        ("", "unknown command ''; `understudy --help` lists them all"),
+    ],
+)
+def test_an_unknown_command_is_answered_with_the_nearest(given, said, capsys):
+    assert exit_code(given) == 2
+    assert capsys.readouterr() == ("", said + "\n")
+
+
+def test_the_command_line_of_the_process_is_the_default(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["understudy", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out.startswith("understudy ")
+
+
+# --- running a command -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("code", [0, 1, 3])
+def test_the_command_gives_the_exit_code(add, code):
+    add("throw-away", command=lambda: code)
+    assert main(["throw-away"]) == code
+
+
+def test_arguments_become_options(add):
+    def command(*, times: int = 1, deep: bool = False) -> int:
+        """Do it."""
+        return 10 * times + deep
+
+    add("throw-away", command=command)
+    assert main(["throw-away"]) == 10
+    assert main(["throw-away", "--times", "4", "--deep"]) == 41
+
+
+def test_help_and_mistakes_of_a_command(add, capsys):
+    def command(*, deep: bool = False) -> int:
+        """Look at every byte."""
+        raise AssertionError("not to be run")
+
+    add("throw-away", command=command)
+    assert exit_code("throw-away", "--help") == 0
+    out = capsys.readouterr().out
+    assert "understudy throw-away" in " ".join(out.split())
+    assert "Look at every" in out
+    assert "--deep" in out
+    assert "--no-deep" not in out
+    assert exit_code("throw-away", "--no-deep") == 2
+    assert exit_code("throw-away", "--depth", "3") == 2
+
+
+def test_a_command_may_have_commands(add, capsys):
+    def store(*, size: int) -> int:
+        """Measure a store.
+
+        At length.
+        """
+        return size
+
+    add("throw-away", COMMANDS={"store": store, "bare": lambda: 0})
+    assert main(["throw-away", "store", "--size", "7"]) == 7
+    assert exit_code("throw-away") == 2
+    capsys.readouterr()
+    assert exit_code("throw-away", "--help") == 0
+    assert capsys.readouterr().out == (
+        "usage: understudy throw-away <command> [options]\n\n"
+        "commands:\n  store   Measure a store.\n  bare    \n\n"
+        "options:\n  --help  Show this text, or that of a command.\n"
+    )
+    assert exit_code("throw-away", "stoer") == 2
+    assert exit_code("throw-away", "--version") == 2
+    assert capsys.readouterr().err == (
+        "unknown command 'stoer'; did you mean 'store'?\n"
+        "unknown option '--version'; `understudy throw-away --help` lists them all\n"
+    )
+
+
+# --- errors ------------------------------------------------------------------------------------------------------
+
+LONG = "observation/wrist_1: expected uint8 [128, 128, 3], got float32 [128, 128, 3]; convert it before append [red]"
+
+
+@pytest.fixture
+def failing(add):
+    """Adds a command that raises what it is given."""
+
+    def failing(error):
+        def command() -> int:
+            raise error
+
+        add("throw-away", command=command)
+
+    return failing
+
+
+@pytest.mark.parametrize("kind", [UnderstudyError, SpecError])
+@pytest.mark.parametrize("debug", [None, "0", ""])
+def test_an_error_is_one_line(failing, capsys, monkeypatch, kind, debug):
+    if debug is not None:
+        monkeypatch.setenv("UNDERSTUDY_DEBUG", debug)
+    failing(kind(LONG))
+    assert main(["throw-away"]) == 1
+    assert capsys.readouterr() == ("", f"error: {LONG}\n")
+
+
+def test_an_error_keeps_its_traceback_for_the_debugger(failing, monkeypatch, capsys):
+    monkeypatch.setenv("UNDERSTUDY_DEBUG", "1")
+    failing(SpecError(LONG))
+    with pytest.raises(SpecError) as caught:
+        main(["throw-away"])
+    assert str(caught.value) == LONG
+    assert capsys.readouterr().err == ""
+
+
+def test_a_bug_is_not_dressed_up_as_an_error(failing):
+    failing(ZeroDivisionError("a bug"))
+    with pytest.raises(ZeroDivisionError, match=r"^a bug$"):
+        main(["throw-away"])
+
+
+@pytest.mark.parametrize("debug", ["0", "1"])
+def test_an_interrupt_is_130(failing, capsys, monkeypatch, debug):
+    monkeypatch.setenv("UNDERSTUDY_DEBUG", debug)
+    failing(KeyboardInterrupt())
+    assert main(["throw-away"]) == 130
+    assert capsys.readouterr() == ("", "interrupted\n")
+
+
+# --- in a process of its own -------------------------------------------------------------------------------------
+
+
+def run(code):
+    source = str(Path(understudy.__file__).parents[1])
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("option", ["--help", "--version"])
+def test_help_and_version_import_nothing_heavy(option):
+    """A person who only asks what there is should not wait for numpy."""
+    done = run(f"""
+import sys
+from understudy.cli import main
+try:
+    main([{option!r}])
+finally:
+    heavy = [name for name in ("numpy", "tyro", "rich", "understudy.core") if name in sys.modules]
+    sys.stderr.write(f"heavy: {{heavy}}")
+""")
+    assert done.returncode == 0
+    assert "understudy" in done.stdout
+    assert done.stderr == "heavy: []"
+
+
+def test_the_exit_code_reaches_the_shell():
+    done = run("import sys; from understudy.cli import main; sys.exit(main(['juggle']))")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("unknown command 'juggle'; ")
