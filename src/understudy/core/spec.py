@@ -113,6 +113,8 @@ class ArraySpec:
         if self.dtype == "str":
             if not isinstance(value, str):
                 raise SpecError(f"{path}: expected text, got {describe(value)}; pass a str")
+            if not value.isascii():
+                _refuse_half_characters(value, path)
             return value
         if self.fits(value):
             return value
@@ -227,6 +229,17 @@ def _dtype_name(dtype: Any) -> str:
 def _exact(number: Any) -> str:
     """The shortest digits that are this number and no other of its dtype, so 1.0000001 is not shown as 1."""
     return np.format_float_positional(number, trim="-")
+
+
+def _refuse_half_characters(value: str, path: str) -> None:
+    """UTF-8 has no place for halves of characters (lone surrogates), and neither has a file."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise SpecError(
+            f"{path}: expected text, got {ascii(value)[:40]}, whose character {error.start} is half of one; "
+            f"decode it with errors='replace'"
+        ) from None
 
 
 def text() -> ArraySpec:

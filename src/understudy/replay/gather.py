@@ -30,6 +30,7 @@ from understudy.replay.segment import Segment, digest, from_bytes
 Array = np.ndarray[Any, Any]
 
 CHECK_ROWS = 65_536
+MAX_RUN = 64  # buffers in one call
 
 
 class Wanted(NamedTuple):
@@ -70,7 +71,10 @@ class Gatherer:
             for segment_id in np.unique(segments[~self._window.has(segments)]).tolist():
                 self._window.add(segment_id, self._reader.segment(segment_id))
         large = [(item, self._read_before(item)) for item in wanted if item.path in self._large]
-        under_way = [future for item, known in large for future in self._start_large(item, known)]
+        cold = {segment_id for item, known in large for segment_id in np.unique(item.segments[~known]).tolist()}
+        for segment_id in cold:
+            self._window.read_ahead(segment_id)
+        under_way = self._start_large(large)
         try:  # the disk works on the large ones meanwhile
             for segments, rows in groups.values():
                 self._check_rows(segments, rows)
@@ -111,35 +115,43 @@ class Gatherer:
             known[mine] = self._window.checked(item.path, segment_id)[item.rows[mine]]
         return known
 
-    def _start_large(self, item: Wanted, known: Array) -> list[Future[None]]:
-        """Let the threads read the values that are new here."""
-        new = np.flatnonzero(~known).tolist()
-        parts = [new[start :: self._num_threads] for start in range(min(self._num_threads, len(new)))]
-        return [self._pool.submit(self._read_large, item, part) for part in parts]
+    def _start_large(self, large: list[tuple[Wanted, Array]]) -> list[Future[None]]:
+        """Let the threads read the values that are new here; neighbours in a file come in one call."""
+        runs: list[_Run] = []
+        for path in self._large:
+            values = [
+                (segment_id, row, item.out[number])
+                for item, known in large
+                if item.path == path
+                for number, segment_id, row in _numbered(item, ~known)
+            ]
+            for segment_id, row, out in sorted(values, key=lambda value: value[:2]):
+                if runs and runs[-1].goes_on_with(path, segment_id, row):
+                    runs[-1].outs.append(out)
+                else:
+                    runs.append(_Run(path, segment_id, row, [out]))
+        parts = [runs[start :: self._num_threads] for start in range(min(self._num_threads, len(runs)))]
+        return [self._pool.submit(self._read_runs, part) for part in parts]
 
-    def _read_large(self, item: Wanted, numbers: list[int]) -> None:
-        """Read values from disk, straight into their places where those are in one piece, and check them."""
-        path, segments, rows, out = item
-        for number in numbers:
-            segment_id, row = int(segments[number]), int(rows[number])
+    def _read_runs(self, runs: list[_Run]) -> None:
+        """Read from disk, straight into the places where those are in one piece, and check."""
+        for path, segment_id, first_row, outs in runs:
             segment = self._window.segments[segment_id]
             column = segment.layout.columns[path]
-            place = out[number]
-            value = place if place.flags.c_contiguous else np.empty(column.shape, column.dtype)
-            size = os.preadv(segment.fileno(), [value.data], column.at(row))
-            if size != column.row_bytes or digest(value) != self._window.view(checksum_of(path), segment_id)[row]:
-                raise self._damage(path, segment_id, row)
-            if value is not place:
-                place[...] = value
-            self._window.checked(path, segment_id)[row] = True
+            values = [out if out.flags.c_contiguous else np.empty(column.shape, column.dtype) for out in outs]
+            size = os.preadv(segment.fileno(), [value.data for value in values], column.at(first_row))
+            stored = self._window.view(checksum_of(path), segment_id)
+            for row, (value, out) in enumerate(zip(values, outs, strict=True), first_row):
+                if size != len(outs) * column.row_bytes or digest(value) != stored[row]:
+                    raise self._damage(path, segment_id, row)
+                if value is not out:
+                    out[...] = value
+            self._window.checked(path, segment_id)[first_row : first_row + len(outs)] = True
 
     def _copy_large(self, item: Wanted, known: Array) -> None:
         """Copy the values that were read before. Threads would only wait for each other here."""
-        path, segments, rows, out = item
-        for number, segment_id, row in zip(
-            np.flatnonzero(known).tolist(), segments[known].tolist(), rows[known].tolist(), strict=True
-        ):
-            out[number] = self._window.view(path, segment_id)[row]
+        for number, segment_id, row in _numbered(item, known):
+            item.out[number] = self._window.view(item.path, segment_id)[row]
 
     def _ragged(self, path: str, segment_id: int, place: list[int]) -> Any:
         value = self._window.segments[segment_id].read_heap(place)
@@ -153,6 +165,25 @@ class Gatherer:
         return DamageError(f"{path}: {what}{where} is not what was written; run `understudy verify`")
 
 
+class _Run(NamedTuple):
+    """Values of neighbouring rows of one column, and the places in a batch that take them."""
+
+    path: str
+    segment_id: int
+    first_row: int
+    outs: list[Array]
+
+    def goes_on_with(self, path: str, segment_id: int, row: int) -> bool:
+        here = self.first_row + len(self.outs)
+        return (self.path, self.segment_id, here) == (path, segment_id, row) and len(self.outs) < MAX_RUN
+
+
+def _numbered(item: Wanted, chosen: Array) -> Iterable[tuple[int, int, int]]:
+    """Number, segment and row of the chosen values."""
+    numbers = np.flatnonzero(chosen)
+    return zip(numbers.tolist(), item.segments[numbers].tolist(), item.rows[numbers].tolist(), strict=True)
+
+
 class _Window:
     """All mapped segments as one array of bytes, so that rows of many segments are taken in one call.
 
@@ -163,7 +194,9 @@ class _Window:
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
         self._known = np.zeros(0, np.int64)  # their numbers
-        self._maps: dict[int, Array] = {}  # by segment: its bytes; keeps the mapping alive
+        self._mappings: dict[int, mmap.mmap] = {}  # by segment
+        self._maps: dict[int, Array] = {}  # by segment: its bytes
+        self._ranges: dict[int, list[list[int]]] = {}  # by segment: where its small columns lie
         self._starts: dict[str, Array] = {}  # by column: the address of row 0, by segment
         self._row_bytes: dict[str, int] = {}
         self.num_checked = np.zeros(1, np.int64)  # by segment: its first rows, whose small fields were checked
@@ -181,10 +214,8 @@ class _Window:
         """Map a segment."""
         layout = segment.layout
         mapping = mmap.mmap(segment.fileno(), layout.heap_offset, prot=mmap.PROT_READ)
-        if layout.large:  # the rest is little: let it be read in one go, not page by page
-            for column in layout.small:
-                start = column.offset // mmap.PAGESIZE * mmap.PAGESIZE
-                mapping.madvise(mmap.MADV_WILLNEED, start, column.at(layout.capacity) - start)
+        os.posix_fadvise(segment.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead of single frames
+        self._mappings[segment_id] = mapping
         content = np.frombuffer(mapping, np.uint8)
         self.segments[segment_id], self._maps[segment_id] = segment, content
         self._known = np.array(list(self.segments))
@@ -206,6 +237,23 @@ class _Window:
                 known = self.damaged.get(segment_id, np.zeros(0, np.int64))
                 self.damaged[segment_id] = np.concatenate([known, first + np.flatnonzero(~good)])
         self.num_checked[segment_id] = num_rows
+
+    def read_ahead(self, segment_id: int) -> None:
+        """Ask for the small columns of a segment with large ones: they are little, and else come page by page."""
+        if segment_id not in self._ranges:
+            layout = self.segments[segment_id].layout
+            ranges: list[list[int]] = []
+            for column in layout.columns.values():
+                if column.name in layout.large:
+                    continue
+                start, stop = column.at(0) // mmap.PAGESIZE * mmap.PAGESIZE, column.at(layout.capacity)
+                if ranges and start <= ranges[-1][1]:
+                    ranges[-1][1] = stop
+                else:
+                    ranges.append([start, stop])
+            self._ranges[segment_id] = ranges
+        for start, stop in self._ranges[segment_id]:
+            self._mappings[segment_id].madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def take(self, name: str, segments: Array, rows: Array) -> Array:
         """A column of some rows, as bytes [rows, row_bytes]."""

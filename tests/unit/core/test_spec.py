@@ -248,3 +248,11 @@ def test_describe(value, said):
 
 def test_canonical_json_is_one_text():
     assert canonical_json({"b": [1, 2.5], "a": "é"}) == '{"a":"é","b":[1,2.5]}'
+
+
+def test_text_with_half_a_character_is_refused() -> None:
+    assert text().check("åß猫🤖", "note") == "åß猫🤖"
+    with pytest.raises(
+        SpecError, match=r"note: expected text, got 'a\\ud800', whose character 1 is half of one; decode"
+    ):
+        text().check("a\ud800", "note")
