@@ -71,9 +71,6 @@ class Gatherer:
             for segment_id in np.unique(segments[~self._window.has(segments)]).tolist():
                 self._window.add(segment_id, self._reader.segment(segment_id))
         large = [(item, self._read_before(item)) for item in wanted if item.path in self._large]
-        cold = {segment_id for item, known in large for segment_id in np.unique(item.segments[~known]).tolist()}
-        for segment_id in cold:
-            self._window.read_ahead(segment_id)
         under_way = self._start_large(large)
         try:  # the disk works on the large ones meanwhile
             for segments, rows in groups.values():
@@ -194,9 +191,7 @@ class _Window:
     def __init__(self) -> None:
         self.segments: dict[int, Segment] = {}
         self._known = np.zeros(0, np.int64)  # their numbers
-        self._mappings: dict[int, mmap.mmap] = {}  # by segment
-        self._maps: dict[int, Array] = {}  # by segment: its bytes
-        self._ranges: dict[int, list[list[int]]] = {}  # by segment: where its small columns lie
+        self._maps: dict[int, Array] = {}  # by segment: its bytes; keeps the mapping alive
         self._starts: dict[str, Array] = {}  # by column: the address of row 0, by segment
         self._row_bytes: dict[str, int] = {}
         self.num_checked = np.zeros(1, np.int64)  # by segment: its first rows, whose small fields were checked
@@ -215,7 +210,10 @@ class _Window:
         layout = segment.layout
         mapping = mmap.mmap(segment.fileno(), layout.heap_offset, prot=mmap.PROT_READ)
         os.posix_fadvise(segment.fileno(), 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead of single frames
-        self._mappings[segment_id] = mapping
+        if layout.large:  # the rest is little: let it be read in one go, not page by page
+            for column in layout.small:
+                start = column.offset // mmap.PAGESIZE * mmap.PAGESIZE
+                mapping.madvise(mmap.MADV_WILLNEED, start, column.at(layout.capacity) - start)
         content = np.frombuffer(mapping, np.uint8)
         self.segments[segment_id], self._maps[segment_id] = segment, content
         self._known = np.array(list(self.segments))
@@ -237,23 +235,6 @@ class _Window:
                 known = self.damaged.get(segment_id, np.zeros(0, np.int64))
                 self.damaged[segment_id] = np.concatenate([known, first + np.flatnonzero(~good)])
         self.num_checked[segment_id] = num_rows
-
-    def read_ahead(self, segment_id: int) -> None:
-        """Ask for the small columns of a segment with large ones: they are little, and else come page by page."""
-        if segment_id not in self._ranges:
-            layout = self.segments[segment_id].layout
-            ranges: list[list[int]] = []
-            for column in layout.columns.values():
-                if column.name in layout.large:
-                    continue
-                start, stop = column.at(0) // mmap.PAGESIZE * mmap.PAGESIZE, column.at(layout.capacity)
-                if ranges and start <= ranges[-1][1]:
-                    ranges[-1][1] = stop
-                else:
-                    ranges.append([start, stop])
-            self._ranges[segment_id] = ranges
-        for start, stop in self._ranges[segment_id]:
-            self._mappings[segment_id].madvise(mmap.MADV_WILLNEED, start, stop - start)
 
     def take(self, name: str, segments: Array, rows: Array) -> Array:
         """A column of some rows, as bytes [rows, row_bytes]."""

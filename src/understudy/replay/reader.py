@@ -19,7 +19,6 @@ import numpy as np
 from understudy.core import DamageError, Episode, EpisodeError, StepSpec, StoreError, StoreFormatError
 from understudy.replay import files
 from understudy.replay.catalog import CATALOG_FILE, SPAN_DTYPE, Catalog
-from understudy.replay.layout import Layout
 from understudy.replay.records import EpisodeRecord
 from understudy.replay.seal import check_seal
 from understudy.replay.segment import Segment, digest_of_checksums
@@ -47,7 +46,6 @@ class Reader:
         self.path = Path(path)
         self.catalog = _open_catalog(self.path)
         self._segments: dict[int, Segment] = {}
-        self._layouts: dict[int, Layout] = {}
         self.commit = 0  # as of which commit `follow` has reported
         self._last_span = 0
 
@@ -135,7 +133,7 @@ class Reader:
         for span in spans:
             if span["first_index"] != expected:
                 break
-            pieces.append(self.read_span(span, record.spec))
+            pieces.append(self.read_span(span))
             expected += int(span["num_rows"])
         if expected != record.num_rows:
             raise DamageError(
@@ -151,7 +149,7 @@ class Reader:
                 columns[path] = np.concatenate([piece[path] for piece in pieces])
         return columns
 
-    def read_span(self, span: np.void, spec_id: int | None = None) -> dict[str, Any]:
+    def read_span(self, span: np.void) -> dict[str, Any]:
         """The rows of one span, with `row/episode` and `row/index`; a DamageError if they are not what was written."""
         segment = self.segment(int(span["segment"]))
         first_row, num_rows = int(span["first_row"]), int(span["num_rows"])

@@ -142,8 +142,9 @@ class Segment:
         for path in layout.large:
             out[checksum_of(path)] = digests(out[path].reshape(num_rows, -1))
         out["row/checksum"] = self._row_checksums(out, num_rows)
-        for name in (name for name in layout.columns if name not in layout.large):
-            self._write_column(name, out[name], first_row)
+        for name in layout.columns:
+            if name not in layout.large:
+                self._write_column(name, out[name], first_row)
         files.write_at(self._fd, heap, layout.heap_offset + heap_offset, self.path)
         return Written(checksums=out["row/checksum"], heap_bytes=len(heap))
 

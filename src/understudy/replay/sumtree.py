@@ -53,16 +53,6 @@ class SumTree:
             level[parents] = below.reshape(-1, FANOUT)[parents].sum(axis=1)
             parents = np.unique(parents // FANOUT)
 
-    def before(self, ids: Array) -> Array:
-        """The sum of all weights that stand before each id."""
-        ids = np.asarray(ids)
-        found = np.zeros(len(ids), self._dtype)
-        for level in self._levels:
-            groups = level.reshape(-1, FANOUT)[ids // FANOUT]
-            found += np.where(np.arange(FANOUT) < (ids % FANOUT)[:, None], groups, 0).sum(axis=1)
-            ids = ids // FANOUT
-        return found
-
     def find(self, targets: Array) -> tuple[Array, Array]:
         """For each target in [0, total): the id whose share of the running sum it falls into, and how far into it."""
         rest = np.array(targets, self._dtype)
