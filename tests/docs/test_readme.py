@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import main
+from understudy.replay import Store
+from understudy.service import Server, ServerConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -19,13 +21,17 @@ def test_the_quick_start_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write, train = blocks("README.md", "python")
+    write, train, deliver = blocks("README.md", "python")
     names: dict[str, object] = {}
     exec(compile(write, "README.md", "exec"), names)
     printed = capsys.readouterr().out.strip()
     assert f"# {printed}" in write  # what the README says is printed
     exec(compile(train, "README.md", "exec"), names)
     assert capsys.readouterr().out.startswith("(256, 128, 128, 3) ")
+    with Store.open("my-store") as store, Server(store, ServerConfig(port=0)) as server:
+        exec(compile(deliver.replace("127.0.0.1:7447", server.address), "README.md", "exec"), names)
+    assert len(names["batch"]) == 256  # type: ignore[arg-type]
+    assert names["version"] == 1
     commands = [line.partition("#")[0] for block in blocks("README.md", "bash") for line in block.splitlines()]
     ours = [shlex.split(line)[1:] for line in commands if line.startswith("understudy ")]
     assert len(ours) >= 5

@@ -16,6 +16,8 @@ from understudy.replay.chunk import Chunk
 class LosesOneAnswer:
     """Hands chunks on to a store; the answer to one of them does not come back."""
 
+    keeps_columns = False
+
     def __init__(self, store: Store, lost: int):
         self._store = store
         self._left = lost

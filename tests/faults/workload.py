@@ -70,6 +70,8 @@ ROWS = [rows_of(seed) for seed in range(len(EPISODES))]
 class Run:
     """The workload as one process lives through it. Writers send through it to whichever Store is open now."""
 
+    keeps_columns = False
+
     def __init__(self, path: Path, ending: str):
         self.path = path
         self._ending = ending

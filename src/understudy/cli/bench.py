@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from understudy.cli.show import with_remote
 from understudy.core import UnderstudyError
 from understudy.replay.bench import APPEND, COMMIT, BenchConfig, BenchResult, measure
 from understudy.replay.bench_sample import SampleBenchConfig, measure_sampling
@@ -70,7 +71,87 @@ def sample(*, directory: Path | None = None, steps: int = 20_000, batch_size: in
     return 0
 
 
-COMMANDS: dict[str, Callable[..., int]] = {"store": store, "sample": sample}
+def deliver(
+    *, directory: Path | None = None, rounds: int = 7, chunks: int = 60, chunk_steps: int = 50, writers: int = 1
+) -> int:
+    """Compare delivery to a durable store in another process with a bare gRPC stream of the same bytes.
+
+    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action. Measured from the first append until the
+    server has all steps on disk. All ways take turns; a figure is the median of the rounds, and a ratio is the bare
+    time divided by ours. With several writers there is nothing bare; shown is what the slowest gets beside the mean.
+
+    Args:
+        directory: Where to measure, in a new directory that is removed afterwards; by default here.
+        rounds: How often all ways are measured.
+        chunks: Chunks of each writer in each round.
+        chunk_steps: Steps in each chunk.
+        writers: Writers at once, in up to 4 client processes.
+    """
+    parts = with_remote("understudy.cli.bench_deliver")
+    with _place(directory) as place:
+        parts.deliver(place, rounds=rounds, chunks=chunks, chunk_steps=chunk_steps, writers=writers)
+    return 0
+
+
+def control_loop(*, directory: Path | None = None, seconds: float = 60.0, rate_hz: float = 100.0) -> int:
+    """Measure what append costs a control loop while the server is healthy, slow, dead, or comes and goes.
+
+    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action, and goes to a spool on disk. The server is in
+    a process of its own; it is stopped for 2 s in 3, killed for good, or killed every 4 s. Exit code 1 if a step is
+    lost.
+
+    Args:
+        directory: Where to measure, in a new directory that is removed afterwards; by default here.
+        seconds: Of each of the four phases.
+        rate_hz: Steps a second.
+    """
+    parts = with_remote("understudy.cli.bench_deliver")
+    with _place(directory) as place:
+        lost = parts.control_loop(place, seconds=seconds, rate_hz=rate_hz)
+    return 1 if lost else 0
+
+
+def remote_sample(
+    *, directory: Path | None = None, steps: int = 20_000, batch_size: int = 256, batches: int = 10, rounds: int = 7
+) -> int:
+    """Compare batches drawn over loopback with bare gRPC streams of as many bytes.
+
+    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action; a batch has observation and next observation.
+
+    Args:
+        directory: Where to measure, in a new directory that is removed afterwards; by default here. 98 kB a step.
+        steps: Steps in the store.
+        batch_size: Transitions in a batch.
+        batches: Batches in each round.
+        rounds: How often all ways are measured.
+    """
+    parts = with_remote("understudy.cli.bench_flow")
+    with _place(directory) as place:
+        parts.remote_sample(place, steps=steps, batch_size=batch_size, batches=batches, rounds=rounds)
+    return 0
+
+
+def parameters(*, directory: Path | None = None, megabytes: int = 100, readers: int = 8, rounds: int = 7) -> int:
+    """Compare the way of parameters to many actors with one bare gRPC transfer of as many bytes.
+
+    Measured from the call of publish until the last reader has the version; each reader is a process.
+
+    Args:
+        directory: Where to measure, in a new directory that is removed afterwards; by default here.
+        megabytes: Size of the parameters.
+        readers: How many actors.
+        rounds: How often both ways are measured.
+    """
+    parts = with_remote("understudy.cli.bench_flow")
+    with _place(directory) as place:
+        parts.parameters(place, megabytes=megabytes, readers=readers, rounds=rounds)
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "store": store, "sample": sample, "deliver": deliver, "control-loop": control_loop,
+    "remote-sample": remote_sample, "parameters": parameters,
+}  # fmt: skip
 
 
 @contextmanager

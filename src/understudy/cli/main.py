@@ -26,6 +26,7 @@ from understudy import __version__
 
 COMMANDS: dict[str, str] = {
     "info": "Show what a store holds.",
+    "serve": "Serve a store over the network, to writers and learners.",
     "verify": "Check that every byte of a store is what was written.",
     "repair": "Bring a damaged store back to its last sound state.",
     "compact": "Rewrite a store without the data that nothing refers to.",

@@ -1,12 +1,16 @@
-"""What the commands share in showing: a progress bar, and numbers for people."""
+"""What the commands share: a progress bar, numbers for people, and what to do when a part is not installed."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from understudy.core.errors import UnderstudyError
 
 
 @contextmanager
@@ -30,3 +34,15 @@ def size_text(num_bytes: int) -> str:
             return f"{value:.0f} {unit}" if unit == "bytes" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def with_remote(module: str) -> Any:
+    """A module that needs the extra `remote`, or an error that says what to install."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("understudy"):
+            raise
+        raise UnderstudyError(
+            f"{error.name} is not installed, and this needs it; run `pip install 'understudy[remote]'`"
+        ) from None

@@ -1,6 +1,33 @@
-"""Familiar faces of other projects, thin over the store. Numpy in, numpy out."""
+"""Familiar faces of other projects, thin over the store. Numpy in, numpy out.
 
+Those of agentlace need `pip install 'understudy[remote]'`; they are loaded when they are first asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from understudy.compat.data_store import QueuedDataStore
 from understudy.compat.hil_serl import MemoryEfficientReplayBuffer, MemoryEfficientReplayBufferDataStore
 from understudy.compat.rlinf import TrajectoryReplayBuffer
 
-__all__ = ["MemoryEfficientReplayBuffer", "MemoryEfficientReplayBufferDataStore", "TrajectoryReplayBuffer"]
+if TYPE_CHECKING:
+    from understudy.compat.trainer import TrainerConfig, TrainerServer, make_trainer_config
+    from understudy.compat.trainer_client import TrainerClient
+
+__all__ = [
+    "MemoryEfficientReplayBuffer",
+    "MemoryEfficientReplayBufferDataStore",
+    "QueuedDataStore",
+    "TrainerClient",
+    "TrainerConfig",
+    "TrainerServer",
+    "TrajectoryReplayBuffer",
+    "make_trainer_config",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from understudy.compat import trainer, trainer_client
+
+    return trainer_client.TrainerClient if name == "TrainerClient" else getattr(trainer, name)

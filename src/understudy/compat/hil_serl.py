@@ -9,6 +9,9 @@ Any number of threads may insert and sample; one lock is held by whoever does. A
 50 more, at the end of its episode, and when `sample`, `flush` or `close` returns; the newest one of an episode in
 progress only after `flush` or `close`, or with the next insert, because its next observation is kept back until it is
 known whether the next transition begins there.
+
+A buffer may be served too (`begin_serving`; trainer.py does it): then others write to its store, and what they have
+written is counted and drawn like what was inserted here.
 """
 
 from __future__ import annotations
@@ -102,6 +105,7 @@ class MemoryEfficientReplayBuffer:
             path, self._remove_home = temporary_home(self)
         self.path = Path(path)
         self._num_since_retired = 0
+        self._stop_serving: Callable[[], object] | None = None
         with ExitStack() as undo:
             self._store = undo.enter_context(Store.open(self.path, segment_bytes=_segment_bytes(self.spec, capacity)))
             self._reader = undo.enter_context(Reader(self.path))
@@ -110,9 +114,7 @@ class MemoryEfficientReplayBuffer:
                 self._store.writer(WRITER, self.spec, flush_each_episode=False), max_steps=capacity
             )
             self._sampler = self._open_sampler()
-            self._num_steps = self._sampler.follow() if self._sampler is not None else 0
-            ((found,),) = self._reader.catalog.select("select coalesce(sum(num_steps), 0) from episodes")
-            self._num_ever = int(found)
+            self._num_steps, self._num_ever = self._count(), self._count_ever()
             undo.pop_all()
 
     # ---- in
@@ -120,7 +122,7 @@ class MemoryEfficientReplayBuffer:
     def insert(self, transition: Mapping[str, Any]) -> None:
         """Take a transition; arrays are copied. `infos` may say `intervene_action` and `succeed`, and only those are
         read: the one makes the step a human's, the other is the success of the episode that ends here."""
-        step, next_observation, succeed = self._step(transition)
+        step, next_observation, succeed = step_of(self.spec, transition)
         with self._lock:
             self._check_open()
             self._stitcher.add(step, next_observation, EpisodeInfo(actor=WRITER), success=succeed)
@@ -129,33 +131,9 @@ class MemoryEfficientReplayBuffer:
             self._num_since_retired += 1
             if step.last:
                 self._stitcher.flush()
-            if self._num_since_retired >= max(self.capacity // 10, RETIRE_EVERY):
+            if self._num_since_retired >= self._slack:
                 self._num_since_retired = 0
                 self._retire()
-
-    def _step(self, transition: Mapping[str, Any]) -> tuple[Step, Tree, bool | None]:
-        optional = {"infos"} | self.spec.extras.flat.keys()
-        for name in _FIELDS + tuple(self.spec.extras.flat):
-            if name not in transition:
-                raise SpecError(f"{name}: expected in every transition, got {describe(transition)}; add it")
-        for name in transition:
-            if name not in _FIELDS and name not in optional:
-                option = "pass include_grasp_penalty=True, or " if name == "grasp_penalty" else ""
-                raise SpecError(f"{name}: expected no such field in a transition; {option}leave it out")
-        terminated, truncated = _ends(transition["masks"], transition["dones"])
-        infos = transition.get("infos") or {}
-        succeed = infos.get("succeed")
-        step = Step(
-            observation=conform(self.spec.observation, transition["observations"], "observations"),
-            action=conform(self.spec.action, transition["actions"], "actions"),
-            reward=number(transition["rewards"], "rewards"),
-            terminated=terminated,
-            truncated=truncated,
-            source=Source.HUMAN if "intervene_action" in infos else Source.POLICY,
-            extras={name: number(transition[name], name) for name in self.spec.extras.flat},
-        )
-        next_observation = conform(self.spec.observation, transition["next_observations"], "next_observations")
-        return step, next_observation, None if succeed is None else bool(to_numpy(succeed, "infos/succeed"))
 
     def flush(self) -> None:
         """Make everything inserted durable. An episode in progress is cut here, so its next frame is stored twice."""
@@ -163,6 +141,47 @@ class MemoryEfficientReplayBuffer:
             self._check_open()
             self._stitcher.cut()
             self._stitcher.flush()
+
+    # ---- in, from elsewhere
+
+    def begin_serving(self, stop: Callable[[], object]) -> Store:
+        """The store, for a server to write to; `stop` is called before the buffer closes it. Call `retire` at times."""
+        with self._lock:
+            self.flush()
+            if self._stop_serving is not None:
+                raise StoreError(f"{self.path}: the buffer is served already; stop that server first")
+            self._stop_serving = stop
+            return self._store
+
+    def end_serving(self) -> None:
+        """Nobody else writes any more."""
+        with self._lock:
+            if self._stop_serving is not None and not self._closed:
+                self._num_steps, self._num_ever = self._count(), self._count_ever()
+            self._stop_serving = None
+
+    def retire(self) -> None:
+        """Give back the space of what lies behind the newest `capacity` steps, once it is worth the work."""
+        with self._lock:
+            if not self._closed and self._count() >= self.capacity + self._slack:
+                self._retire()
+
+    @property
+    def _slack(self) -> int:
+        return max(self.capacity // 10, RETIRE_EVERY)
+
+    def _count(self) -> int:
+        """How many steps are here, whoever wrote them."""
+        self._stitcher.flush()
+        if self._sampler is None:
+            self._sampler = self._open_sampler()
+        num_known = self._sampler.follow() if self._sampler is not None else 0
+        return num_known + self._stitcher.open
+
+    def _count_ever(self) -> int:
+        self._stitcher.flush()
+        ((found,),) = self._reader.catalog.select("select coalesce(sum(num_steps), 0) from episodes")
+        return int(found)
 
     def _retire(self) -> None:
         """Delete the episodes that lie wholly behind the newest `capacity` steps, and give their space back."""
@@ -244,11 +263,14 @@ class MemoryEfficientReplayBuffer:
                 yield batch
 
     def __len__(self) -> int:
-        return min(self._num_steps, self.capacity)
+        with self._lock:
+            num_steps = self._num_steps if self._stop_serving is None else self._count()
+        return min(num_steps, self.capacity)
 
     def latest_data_id(self) -> int:
         """How many transitions were ever inserted into this store."""
-        return self._num_ever
+        with self._lock:
+            return self._num_ever if self._stop_serving is None else self._count_ever()
 
     def get_latest_data(self, from_id: int) -> None:
         raise StoreError(
@@ -260,6 +282,9 @@ class MemoryEfficientReplayBuffer:
 
     def close(self) -> None:
         """Make everything durable and give the store back."""
+        stop = self._stop_serving
+        if stop is not None:
+            stop()
         with self._lock:
             if self._closed:
                 return
@@ -341,6 +366,33 @@ class _Ahead:
 
     def state(self) -> dict[str, Any]:
         return {}
+
+
+def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[Step, Tree, bool | None]:
+    """A transition as a step, what it led to, and the success of the episode if it is told; `how` is for the step."""
+    optional = {"infos"} | spec.extras.flat.keys()
+    for name in _FIELDS + tuple(spec.extras.flat):
+        if name not in transition:
+            raise SpecError(f"{name}: expected in every transition, got {describe(transition)}; add it")
+    for name in transition:
+        if name not in _FIELDS and name not in optional:
+            option = "pass include_grasp_penalty=True, or " if name == "grasp_penalty" else ""
+            raise SpecError(f"{name}: expected no such field in a transition; {option}leave it out")
+    terminated, truncated = _ends(transition["masks"], transition["dones"])
+    infos = transition.get("infos") or {}
+    succeed = infos.get("succeed")
+    step = Step(
+        observation=conform(spec.observation, transition["observations"], "observations"),
+        action=conform(spec.action, transition["actions"], "actions"),
+        reward=number(transition["rewards"], "rewards"),
+        terminated=terminated,
+        truncated=truncated,
+        source=Source.HUMAN if "intervene_action" in infos else Source.POLICY,
+        extras={name: number(transition[name], name) for name in spec.extras.flat},
+        **how,
+    )
+    next_observation = conform(spec.observation, transition["next_observations"], "next_observations")
+    return step, next_observation, None if succeed is None else bool(to_numpy(succeed, "infos/succeed"))
 
 
 def _ends(masks: Any, dones: Any) -> tuple[bool, bool]:

@@ -3,8 +3,12 @@
 from understudy.core.batch import SequenceBatch, TransitionBatch
 from understudy.core.episode import KINDS, SPLITS, Episode, EpisodeInfo, Kind, Split
 from understudy.core.errors import (
+    BacklogError,
     DamageError,
+    DeliveryError,
     EpisodeError,
+    FencedError,
+    RefusedError,
     SequenceError,
     SpecError,
     StoreClosedError,
@@ -12,7 +16,9 @@ from understudy.core.errors import (
     StoreFailedError,
     StoreFormatError,
     StoreLockedError,
+    UnavailableError,
     UnderstudyError,
+    WireError,
 )
 from understudy.core.spec import ArraySpec, Spec, text
 from understudy.core.step import NO_VERSION, Source, Step, StepSpec
@@ -23,11 +29,15 @@ __all__ = [
     "NO_VERSION",
     "SPLITS",
     "ArraySpec",
+    "BacklogError",
     "DamageError",
+    "DeliveryError",
     "Episode",
     "EpisodeError",
     "EpisodeInfo",
+    "FencedError",
     "Kind",
+    "RefusedError",
     "SequenceBatch",
     "SequenceError",
     "Source",
@@ -43,6 +53,8 @@ __all__ = [
     "StoreLockedError",
     "TransitionBatch",
     "Tree",
+    "UnavailableError",
     "UnderstudyError",
+    "WireError",
     "text",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 
 from understudy.core import tree as trees
 from understudy.core.errors import EpisodeError
-from understudy.core.spec import ArraySpec, describe
+from understudy.core.spec import ArraySpec, describe, refuse_half_characters
 from understudy.core.step import Source, Step, StepSpec
 from understudy.core.tree import Tree
 
@@ -46,6 +46,10 @@ class EpisodeInfo:
                 object.__setattr__(self, name, value)
             if value is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int)):
                 raise EpisodeError(f"{name}: expected {wanted.__name__} or None, got {describe(value)}; convert it")
+            if isinstance(value, str):
+                refuse_half_characters(value, name)
+            elif type(value) is int and not -(2**63) <= value < 2**63:
+                raise EpisodeError(f"{name}: expected a number of 64 bits, got {describe(value)}; choose a smaller one")
         for name, allowed in (("split", SPLITS), ("kind", KINDS)):
             if getattr(self, name) not in allowed:
                 raise EpisodeError(f"{name}: expected one of {', '.join(allowed)}, got {getattr(self, name)!r}")
@@ -53,6 +57,8 @@ class EpisodeInfo:
             raise EpisodeError(f"labels: expected a dict of text to text, got {describe(self.labels)}; convert it")
         if not all(isinstance(x, str) for pair in self.labels.items() for x in pair):
             raise EpisodeError(f"labels: expected names and values that are text, got {dict(self.labels)!r}; convert")
+        for text in (x for pair in self.labels.items() for x in pair):
+            refuse_half_characters(text, "labels")
         object.__setattr__(self, "labels", dict(self.labels))
 
 

@@ -40,4 +40,32 @@ class DamageError(StoreError):
 
 
 class SequenceError(StoreError):
-    """A chunk does not follow the last one of its writer, or its writer has been replaced."""
+    """A chunk does not follow the last one of its writer."""
+
+
+class FencedError(SequenceError):
+    """A newer process writes under this name; the older one may write no more."""
+
+    def __init__(self, message: str, *, last_seq: int = -1):
+        super().__init__(message)
+        self.last_seq = last_seq  # of the chunks of the older one, the last that is stored
+
+
+class DeliveryError(UnderstudyError):
+    """Base of the errors between this process and a server."""
+
+
+class UnavailableError(DeliveryError):
+    """The server cannot be reached, or not now; trying again may help."""
+
+
+class RefusedError(DeliveryError):
+    """The server does not let this client in, or does not know what it asks for."""
+
+
+class WireError(DeliveryError):
+    """Bytes that are not a message, or not the message that was sent."""
+
+
+class BacklogError(DeliveryError):
+    """More was written than could be recorded in time; the step was not taken."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ DTYPES = (
     "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
     "str",
 )  # fmt: skip
+
+
+MAX_DIMENSIONS = 15  # of a field; its rows have one more
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +52,8 @@ class ArraySpec:
             raise SpecError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}; convert the field")
         if self.dtype == "str" and (self.shape or self.bounded):
             raise SpecError(f"shape: text has shape () and no bounds, got {list(self.shape)}; use text()")
+        if len(self.shape) > MAX_DIMENSIONS:
+            raise SpecError(f"shape: expected up to {MAX_DIMENSIONS} dimensions, got {len(self.shape)}; reshape it")
         for axis, size in enumerate(self.shape):
             if size is None and axis > 0:
                 raise SpecError(f"shape: only the first dimension may be None (ragged), got {list(self.shape)}")
@@ -98,7 +104,7 @@ class ArraySpec:
     @cached_property
     def row_bytes(self) -> int:
         """Bytes of one value; 0 for a ragged leaf."""
-        return 0 if self.ragged else int(np.dtype(self.dtype).itemsize * np.prod(self.fixed_shape, dtype=np.int64))
+        return 0 if self.ragged else np.dtype(self.dtype).itemsize * math.prod(self.fixed_shape)
 
     def __str__(self) -> str:
         if self.dtype == "str":
@@ -114,7 +120,7 @@ class ArraySpec:
             if not isinstance(value, str):
                 raise SpecError(f"{path}: expected text, got {describe(value)}; pass a str")
             if not value.isascii():
-                _refuse_half_characters(value, path)
+                refuse_half_characters(value, path)
             return value
         if self.fits(value):
             return value
@@ -221,7 +227,7 @@ class ArraySpec:
 def _dtype_name(dtype: Any) -> str:
     """What numpy calls a dtype; what it does not know stays as it is."""
     try:
-        return "str" if dtype == "str" else str(np.dtype(dtype))
+        return str(dtype) if dtype is None or dtype == "str" else str(np.dtype(dtype))
     except TypeError:
         return str(dtype)
 
@@ -231,7 +237,7 @@ def _exact(number: Any) -> str:
     return np.format_float_positional(number, trim="-")
 
 
-def _refuse_half_characters(value: str, path: str) -> None:
+def refuse_half_characters(value: str, path: str) -> None:
     """UTF-8 has no place for halves of characters (lone surrogates), and neither has a file."""
     try:
         value.encode()
@@ -258,6 +264,7 @@ class Spec:
 
     def __post_init__(self) -> None:
         for path, leaf in self.leaves():
+            refuse_half_characters(path, "spec")
             if not isinstance(leaf, ArraySpec):
                 raise SpecError(f"{path or 'spec'}: expected an ArraySpec, got {describe(leaf)}; wrap it")
             if _LEAF_KEY in path.split(trees.SEPARATOR):

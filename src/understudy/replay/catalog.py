@@ -194,8 +194,10 @@ class Catalog:
         rows = self._rows("select id, name, incarnation, last_seq from writers order by id")
         return [WriterRecord(id=a, name=b, incarnation=c, last_seq=d) for a, b, c, d in rows]
 
-    def has_writer(self, name: str, incarnation: str) -> bool:
-        return bool(self._rows("select 1 from writers where name = ? and incarnation = ?", (name, incarnation)))
+    def last_seq(self, name: str, incarnation: str) -> int | None:
+        """The last chunk of an incarnation that is stored; None if it never began."""
+        found = self._rows("select last_seq from writers where name = ? and incarnation = ?", (name, incarnation))
+        return int(found[0][0]) if found else None
 
     def add_writer(self, name: str, incarnation: str) -> WriterRecord:
         added = self._db.execute("insert into writers (name, incarnation, last_seq) values (?, ?, -1)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -33,6 +33,7 @@ class Chunk:
     spec: StepSpec
     columns: Mapping[str, Any]  # checked: field to [rows, ...], or to a list where ragged
     parts: tuple[Part, ...]  # in the order of the rows
+    done: Callable[[], None] | None = None  # tells that `columns` will not be read again
 
     @property
     def num_rows(self) -> int:

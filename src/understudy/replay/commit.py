@@ -7,6 +7,7 @@ Nothing of the store's own state changes before the transaction is durable: a Co
 from __future__ import annotations
 
 import json
+import math
 from collections import ChainMap
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field, replace
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core import SequenceError, Source, SpecError, StepSpec
+from understudy.core import FencedError, SequenceError, Source, SpecError, StepSpec
 from understudy.replay.catalog import Catalog
 from understudy.replay.chunk import Chunk, Part
 from understudy.replay.layout import MAX_HEAP_BYTES, plan, row_bytes_of
@@ -75,7 +76,7 @@ class Commit:
         writer = self._new.writers.get(chunk.writer)
         if writer is None or writer.incarnation != chunk.incarnation:
             newer = "has not begun" if writer is None else "was replaced by a newer process of the same name"
-            raise SequenceError(
+            raise (SequenceError if writer is None else FencedError)(
                 f"writer {chunk.writer!r} {newer}, so its chunk {chunk.seq} is refused; "
                 f"stop this process, or begin a writer with another name"
             )
@@ -111,6 +112,10 @@ class Commit:
                     raise SequenceError(
                         f"writer {chunk.writer!r}: episode {part.episode} has ended; give the next one a new number"
                     )
+                if part.num_rows == 0:
+                    raise SequenceError(
+                        f"writer {chunk.writer!r}: episode {part.episode} has no rows yet; send its first step with it"
+                    )
                 episode = EpisodeRecord(
                     id=next_id, writer=writer.id, number=part.episode, spec=spec_id, state="open", info=part.info,
                     begun=self.number, changed=self.number, begun_at=self._now,
@@ -134,9 +139,17 @@ class Commit:
             raise SpecError("is_step: only the last row of an episode may hold no step; write the steps first")
         if part.state == "open" and is_step.size and not is_step[-1]:
             raise SpecError("is_step: a last observation ends the episode; send it with the state 'ended'")
+        if part.state == "ended" and (not is_step.size or is_step[-1]):
+            raise SpecError("is_step: an episode ends with the row of its last observation; send it, or cut it")
+        ends = (np.asarray(chunk.columns["terminated"][rows]) | np.asarray(chunk.columns["truncated"][rows]))[is_step]
+        if ends[:-1].any():
+            raise SpecError("terminated: only the last step of an episode may be; end the episode there")
         sources = np.asarray(chunk.columns["source"][rows])[is_step]
         counts = np.bincount(sources, minlength=len(Source))
-        reward = np.asarray(chunk.columns["reward"][rows], np.float64)[is_step].sum()
+        with np.errstate(over="ignore", invalid="ignore"):
+            reward = np.asarray(chunk.columns["reward"][rows], np.float64)[is_step].sum()
+        if not math.isfinite(episode.total_reward + float(reward)):
+            raise SpecError("reward: the sum over the episode is too large for a float64; scale the rewards")
         num_human = episode.num_human + int(counts[Source.HUMAN])
         info = replace(
             part.info,

@@ -211,7 +211,7 @@ def _check_new(directory: Path, ledger: _Ledger, report: CrashReport, since: int
 def _check_rows(reader: Reader, record: Any, ledger: _Ledger, report: CrashReport) -> None:
     _, columns = reader.rows(record.id)
     for index in range(record.num_rows):
-        if not _row_equals(columns, index, record.info.seed, last=not columns["is_step"][index]):
+        if not row_equals(columns, index, record.info.seed, last=not columns["is_step"][index]):
             report.different += 1
     if record.num_rows < ledger.rows.get(record.info.seed, 0):
         report.lost += ledger.rows[record.info.seed] - record.num_rows
@@ -362,7 +362,7 @@ def observation_of(seed: int, index: int) -> dict[str, Any]:
     return {"camera": rng.integers(0, 256, (24, 24, 3), np.uint8), "note": f"episode {seed}, row {index}"[: 5 + index]}
 
 
-def _row_equals(columns: dict[str, Any], index: int, seed: int, *, last: bool) -> bool:
+def row_equals(columns: dict[str, Any], index: int, seed: int, *, last: bool) -> bool:
     """Whether a stored row is what the child wrote."""
     wanted = trees.flatten(observation_of(seed, index), "observation")
     if not last:

@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -111,13 +111,16 @@ def sync_directory(directory: Path) -> None:
             os.close(fd)
 
 
-def replace_durably(path: Path, data: bytes) -> None:
-    """Write a small file so that after a crash it is either the old one or the new one, whole."""
+def replace_durably(path: Path, data: bytes | Sequence[bytes]) -> None:
+    """Write a file, given whole or in pieces, so that after a crash it is either the old one or the new one, whole."""
     new = path.with_name(path.name + ".new")
     with naming(new, "write"):
         fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
-            write_at(fd, data, 0, new)
+            offset = 0
+            for piece in (data,) if isinstance(data, bytes) else data:
+                write_at(fd, piece, offset, new)
+                offset += len(piece)
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -9,6 +9,7 @@ All other bytes of a row, those checksums included, are covered by the tensor `r
 from __future__ import annotations
 
 import json
+import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,7 +26,7 @@ MAX_HEAP_BYTES = 2**32 - 1  # offsets are uint32
 HEADER_ALIGN = 4096
 ROW_ALIGN = 64  # capacities are multiples of this, so every column starts aligned for its dtype
 
-_SAFETENSORS_DTYPE = {
+SAFETENSORS_DTYPES = {
     "bool": "BOOL", "uint8": "U8", "int8": "I8", "uint16": "U16", "int16": "I16", "uint32": "U32", "int32": "I32",
     "uint64": "U64", "int64": "I64", "float16": "F16", "float32": "F32", "float64": "F64",
 }  # fmt: skip
@@ -108,7 +109,7 @@ class Layout:
         tensors = {name: (dtype, (self.capacity, *shape)) for name, (dtype, shape) in tensors_of(self.spec).items()}
         for name, (dtype, shape) in {**tensors, "heap": (np.dtype("uint8"), (self.heap_bytes,))}.items():
             stop = start + _size(dtype, shape)
-            kind = _SAFETENSORS_DTYPE[str(dtype)]
+            kind = SAFETENSORS_DTYPES[str(dtype)]
             content[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, stop]}
             start = stop
         body = json.dumps(content, separators=(",", ":")).encode()
@@ -171,4 +172,4 @@ def parse_header(header: bytes) -> tuple[dict[str, str], dict[str, Any]]:
 
 
 def _size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    return int(dtype.itemsize * np.prod(shape, dtype=np.int64))
+    return dtype.itemsize * math.prod(shape)

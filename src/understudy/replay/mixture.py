@@ -4,10 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
-from understudy.core import StoreError
-from understudy.replay.sampler import Sampler
+from understudy.core import StepSpec, StoreError
+
+
+class Samples(Protocol):
+    """A Sampler, here or on a server."""
+
+    @property
+    def shape(self) -> Any: ...
+
+    @property
+    def spec(self) -> StepSpec: ...
+
+    @property
+    def world_size(self) -> int: ...
+
+    def follow(self) -> int: ...
+
+    def sample(
+        self, out: Any = None, *, at: slice | None = None, size: int | None = None, part: slice | None = None
+    ) -> Any: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Mixture:
@@ -17,7 +39,7 @@ class Mixture:
     """
 
     def __init__(
-        self, samplers: Mapping[str, Sampler], weights: Mapping[str, int], *, batch_size: int, rank: int = 0,
+        self, samplers: Mapping[str, Samples], weights: Mapping[str, int], *, batch_size: int, rank: int = 0,
         world_size: int = 1,
     ):  # fmt: skip
         if not samplers or samplers.keys() != weights.keys():

@@ -59,6 +59,7 @@ class Uniform(_Stateless):
         if last_steps is not None and last_steps < 1:
             raise StoreError(f"last_steps: expected None or a number from 1, got {last_steps}")
         self._last_steps = last_steps
+        self.options = {"last_steps": last_steps}
 
     def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn:
         total = len(index)
@@ -81,6 +82,7 @@ class UniformEpisodes(_Stateless):
         self._last_episodes = last_episodes
         self._by_steps = by_steps
         self._from_start = from_start
+        self.options = {"last_episodes": last_episodes, "by_steps": by_steps, "from_start": from_start}
 
     def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn:
         episodes = index.episodes()
@@ -105,6 +107,7 @@ class OldestOnce:
         if times < 1:
             raise StoreError(f"times: expected a number from 1, got {times}")
         self._times = times
+        self.options = {"times": times}
         self._next_row = 0  # of all rows, in the order of the log
         self._given = 0  # how often the step there was given already
 

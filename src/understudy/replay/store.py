@@ -23,6 +23,7 @@ from types import TracebackType
 
 from understudy.core import (
     DamageError,
+    FencedError,
     StepSpec,
     StoreClosedError,
     StoreError,
@@ -30,7 +31,6 @@ from understudy.core import (
     StoreFormatError,
     UnderstudyError,
 )
-from understudy.core.errors import SequenceError
 from understudy.replay import files
 from understudy.replay.catalog import CATALOG_FILE, Catalog
 from understudy.replay.chunk import Chunk
@@ -78,6 +78,8 @@ class Store:
         self._queue_lock = threading.Lock()
         self._queue: list[_Waiting] = []
         self.state = self._load_state()
+
+    keeps_columns = False  # a chunk is written when `commit` returns
 
     # ---- opening and closing
 
@@ -153,14 +155,9 @@ class Store:
     def begin_writer(self, name: str, incarnation: str) -> WriterRecord:
         """Register an incarnation of a writer, or find it again: `last_seq` says where it stopped."""
         with self.changing() as commit:
-            known = self.state.writers.get(name)
+            known = self._find_writer(name, incarnation)
             if known is not None and known.incarnation == incarnation:
                 return known
-            if self.catalog.has_writer(name, incarnation):
-                raise SequenceError(
-                    f"writer {name!r} was replaced by a newer process of the same name; stop this process, or begin a "
-                    f"writer with another name"
-                )
             left = [e for e in self.state.episodes.values() if known is not None and e.writer == known.id]
             with self.catalog.transaction(write=True):
                 record = self.catalog.add_writer(name, incarnation)
@@ -173,6 +170,26 @@ class Store:
             for episode in left:
                 del self.state.episodes[episode.writer, episode.number]
             return record
+
+    def last_seq(self, name: str, incarnation: str) -> int:
+        """The last chunk of an incarnation that is stored; -1 if there is none. Registers nothing."""
+        with self.changing():
+            known = self._find_writer(name, incarnation)
+        return known.last_seq if known is not None and known.incarnation == incarnation else -1
+
+    def _find_writer(self, name: str, incarnation: str) -> WriterRecord | None:
+        """The newest incarnation of a writer; an error if this one is an older one."""
+        known = self.state.writers.get(name)
+        if known is None or known.incarnation == incarnation:
+            return known
+        last_seq = self.catalog.last_seq(name, incarnation)
+        if last_seq is not None:
+            raise FencedError(
+                f"writer {name!r} was replaced by a newer process of the same name; stop this process, or begin a "
+                f"writer with another name",
+                last_seq=last_seq,
+            )
+        return known
 
     def commit(self, chunk: Chunk) -> int:
         """Store a chunk durably and return the number of its commit; one that is stored already is not stored again.

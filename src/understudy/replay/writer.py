@@ -13,18 +13,25 @@ has taken it: every `commit_steps` rows, at `flush`, and at the end of each epis
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
 
-from understudy.core import EpisodeError, EpisodeInfo, Step, StepSpec
+from understudy.core import EpisodeError, EpisodeInfo, Step, StepSpec, UnderstudyError
 from understudy.core.tree import Tree
 from understudy.replay.chunk import Chunk, Part, State
 
 
 class TakesChunks(Protocol):
     """Where a writer's chunks go."""
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether it goes on reading a chunk's columns after `commit` has returned."""
+        ...
 
     def commit(self, chunk: Chunk) -> int: ...
 
@@ -43,8 +50,9 @@ class Writer:
         self.spec = spec
         self._store = store
         self._flush_each_episode = flush_each_episode
-        self._buffer = _Rows(spec, commit_steps + 1)
         self._commit_rows = commit_steps
+        self._buffer = self._new_rows()
+        self._spare: deque[_Rows] = deque(maxlen=2)  # given back by whoever keeps columns; a thread may do so
         self._parts: list[Part] = []  # ended parts that are not committed yet
         self._seq = 0
         self._number = -1  # of the current episode
@@ -52,6 +60,7 @@ class Writer:
         self._index = 0  # of the next row in its episode
         self._part_start = 0  # in the buffer: where the current episode's uncommitted rows begin
         self._ended = False  # the last step appended was terminated or truncated
+        self._num_refused = 0  # steps of the current episode, since the last one that was taken
         self._in_doubt = False  # a commit failed, and the store may have it all the same: the same chunk goes first
         self._last_commit = 0
 
@@ -69,13 +78,14 @@ class Writer:
         self._index = 0
         self._part_start = len(self._buffer)
         self._ended = False
+        self._num_refused = 0
         return self._number
 
     def append(self, step: Step) -> None:
         """Take a step. A step that does not fit the spec is refused and changes nothing.
 
         If the commit that it brings about fails, the step is kept, and the next call first tries that commit again and
-        takes nothing while it fails.
+        takes nothing while it fails. Steps that follow such a gap are an episode of their own.
         """
         self._check_open("append")
         if self._ended:
@@ -84,16 +94,27 @@ class Writer:
             )
         row = self.spec.row(step)
         if self._in_doubt:
-            self.flush()
+            try:
+                self._commit()
+            except UnderstudyError:
+                self._num_refused += 1
+                raise
+        if self._num_refused:
+            self._begin_behind_gap()
         self._buffer.append(row)
         self._index += 1
         self._ended = step.last
         if len(self._buffer) >= self._commit_rows:
-            self.flush()
+            self._commit()
 
     def end(self, last_observation: Tree, **attributes: Any) -> int:
-        """End the episode with what its last action led to; `success` and other attributes may be set now."""
+        """End the episode with what its last action led to; `success` and other attributes may be set now.
+
+        An episode whose last steps were refused is cut instead.
+        """
         info = self._check_open("end")
+        if self._num_refused:
+            return self.cut(**attributes)
         if not self._ended:
             raise EpisodeError(
                 f"writer {self.name!r}: the last step is neither terminated nor truncated; mark it, or call cut() to "
@@ -107,37 +128,58 @@ class Writer:
         if self._index == 0:  # nothing was written: there is no episode
             self._info = None
             return self._last_commit
+        if self._num_refused:  # it is not what the last step that was taken led to
+            last_observation = None
         return self._finish("cut", replace(info, **attributes), last_observation)
 
     def flush(self) -> int:
         """Commit all that was appended; returns the number of the commit when it is durable."""
+        return self._commit()
+
+    def _commit(self) -> int:
         if self._info is not None:
             self._close_part("open", self._info)
         if self._parts:
             chunk = Chunk(
                 writer=self.name, incarnation=self.incarnation, seq=self._seq, spec=self.spec,
                 columns=self._buffer.columns(), parts=tuple(self._parts),
+                done=partial(self._spare.append, self._buffer),
             )  # fmt: skip
             self._in_doubt = True
             self._last_commit = self._store.commit(chunk)
             self._in_doubt = False
             self._seq += 1
             self._parts.clear()
+            if self._store.keeps_columns:
+                self._buffer = self._spare.pop() if self._spare else self._new_rows()
             self._buffer.clear()
             self._part_start = 0
         return self._last_commit
 
     def _finish(self, state: State, info: EpisodeInfo, last_observation: Tree | None) -> int:
         if self._in_doubt:
-            self.flush()
+            self._commit()
         if last_observation is not None:
             self._buffer.append(self.spec.last_row(last_observation))
             self._index += 1
         self._close_part(state, info)
         self._info = None
         if self._flush_each_episode or len(self._buffer) >= self._commit_rows:
-            return self.flush()
+            return self._commit()
         return self._last_commit
+
+    def _begin_behind_gap(self) -> None:
+        """Cut the episode where steps were refused; what follows did not follow the last step that was taken."""
+        info = self._check_open("append")
+        if self._index:
+            self._close_part("cut", info)
+            self._number += 1
+            self._index = 0
+        self._info = behind_gap(info, self._num_refused)
+        self._num_refused = 0
+
+    def _new_rows(self) -> _Rows:
+        return _Rows(self.spec, self._commit_rows + 1)
 
     def _close_part(self, state: State, info: EpisodeInfo) -> None:
         num_rows = len(self._buffer) - self._part_start
@@ -155,12 +197,17 @@ class Writer:
         return self._info
 
 
+def behind_gap(info: EpisodeInfo, num_steps: int) -> EpisodeInfo:
+    """The attributes of the rest of an episode from whose middle steps are missing."""
+    return replace(info, labels={**info.labels, "steps_missing_before": str(num_steps)})
+
+
 class _Rows:
     """Rows waiting to be committed, as columns that are used again and again."""
 
     def __init__(self, spec: StepSpec, capacity: int):
         self._fixed = {
-            path: np.zeros((capacity, *leaf.fixed_shape), leaf.dtype)
+            path: np.empty((capacity, *leaf.fixed_shape), leaf.dtype)
             for path, leaf in spec.columns.items() if not leaf.ragged
         }  # fmt: skip
         self._ragged: dict[str, list[Any]] = {path: [] for path, leaf in spec.columns.items() if leaf.ragged}

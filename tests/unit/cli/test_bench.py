@@ -3,7 +3,10 @@ from pathlib import Path
 import pytest
 
 from understudy.cli.main import main
-from understudy.replay import bench
+from understudy.core.examples import robot_spec
+from understudy.replay import Store, bench
+from understudy.service import bench as delivery
+from understudy.service import bench_control
 
 
 @pytest.fixture(autouse=True)
@@ -88,4 +91,86 @@ def test_the_place_is_chosen(capsys, tmp_path):
 )
 def test_what_makes_no_sense_is_refused(capsys, options, message):
     assert main(["bench", "store", *options]) == 1
+    assert capsys.readouterr().err.strip() == message
+
+
+# ---- delivery
+
+
+def rows_of(text):
+    """The cells of each line of a table, by their first one."""
+    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
+    return {name: values for name, *values in cells}
+
+
+def test_deliver_shows_each_way_beside_bare_grpc(capsys, tmp_path):
+    assert main(["bench", "deliver", "--rounds", "1", "--chunks", "2", "--chunk-steps", "3"]) == 0
+    text = capsys.readouterr().out
+    rows = rows_of(text)
+    assert list(rows) == ["bare gRPC", "RemoteWriter, no spool", "RemoteWriter, disk spool"]
+    assert rows["bare gRPC"][2] == "1.00"
+    assert all(float(rows[way][0]) > 0 for way in rows)
+    assert "2 chunks of 3 steps (0.30 MB), median of 1 rounds" in text
+    assert "agentlace" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_deliver_shows_how_many_writers_share(capsys, tmp_path):
+    options = ["--rounds", "1", "--chunks", "2", "--chunk-steps", "3", "--writers", "3"]
+    assert main(["bench", "deliver", *options]) == 0
+    text = capsys.readouterr().out
+    rows = rows_of(text)
+    assert list(rows) == ["RemoteWriter, no spool", "RemoteWriter, disk spool"]
+    assert all(0 < float(rows[way][2]) <= 1 for way in rows)
+    assert "3 writers at once, each 2 chunks of 3 steps (1 MB), median of 1 rounds" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_slowest_writer_is_seen_beside_the_mean():
+    result = delivery.ManyWritersResult(
+        writer_bytes=3_000_000, writer_steps=30, rounds={delivery.SPOOL: ((1.0, 1.0, 4.0), (2.0, 2.0, 2.0))}
+    )
+    assert result.fairness(delivery.SPOOL) == pytest.approx((1 / 3 + 1) / 2)  # 0.25 of a mean of 0.75
+    assert result.megabytes_per_s(delivery.SPOOL) == pytest.approx((9 / 4 + 9 / 2) / 2)
+
+
+def test_control_loop_shows_each_phase_and_loses_nothing(capsys, tmp_path, monkeypatch):
+    for name in ("STOPPED_S", "RUNNING_S", "AWAY_S", "THERE_S"):
+        monkeypatch.setattr(bench_control, name, 0.3)
+    assert main(["bench", "control-loop", "--seconds", "1.5"]) == 0
+    text = capsys.readouterr().out
+    rows = rows_of(text)
+    assert list(rows) == ["healthy", "slow", "dead", "restarting"]
+    for values in rows.values():
+        p50, p99, p999, longest = (float(value) for value in values[:4])
+        assert 0 < p50 <= p99 <= p999 <= longest
+        assert values[5] == "0"
+    assert "600 steps, lost 0, different or twice 0" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_step_that_is_not_in_the_store_is_counted(tmp_path):
+    frames = bench_control._frames()
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("loop", robot_spec())
+        writer.begin()
+        for number in (0, 1, 3, 3):
+            writer.append(bench_control._step(number, 10, frames))
+        writer.cut()
+    assert bench_control._compare(tmp_path / "store", 5) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["deliver", "--writers", "0"], "error: writers: expected at least 1, got 0"),
+        (["deliver", "--chunks", "0"], "error: chunks: expected at least 1, got 0"),
+        (
+            ["control-loop", "--seconds", "0"],
+            "error: control-loop: expected seconds and rate above 0 and at least one step, got 0.0 s at 100.0 Hz",
+        ),
+    ],
+)
+def test_a_delivery_that_makes_no_sense_is_refused(capsys, words, message):
+    assert main(["bench", *words]) == 1
     assert capsys.readouterr().err.strip() == message

@@ -1,13 +1,15 @@
 """Writer: the order of calls, and when rows are committed."""
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from understudy.core import EpisodeError, StoreFailedError
 from understudy.core.examples import random_steps, small_spec
-from understudy.replay import Reader, Store
+from understudy.replay import Reader, Store, verify
 from understudy.replay.chunk import Chunk
 from understudy.replay.writer import Writer
 
@@ -17,6 +19,8 @@ STEPS, LAST = random_steps(SPEC, 9, 1)
 
 class Taker:
     """Takes chunks, or fails as a disk would."""
+
+    keeps_columns = False
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
@@ -128,3 +132,181 @@ def test_a_cut_may_have_a_last_observation(tmp_path: Path) -> None:
             writer.cut(last)
         assert [(r.state, r.num_rows, r.num_steps) for r in reader.episodes()] == [("cut", 2, 2), ("cut", 3, 2)]
         assert [len(reader.read(n)) for n in (1, 2)] == [1, 2]
+
+
+# ---- gaps: what follows steps that were refused is an episode of its own
+
+
+def append_all(writer: Writer, indices: range, *, refused: bool = False) -> None:
+    for index in indices:
+        if refused:
+            with pytest.raises(StoreFailedError):
+                writer.append(STEPS[index])
+        else:
+            writer.append(STEPS[index])
+
+
+def parts_of(taker: Taker) -> list[tuple[int, int, int, str, dict[str, str]]]:
+    return [(p.episode, p.first_index, p.num_rows, p.state, dict(p.info.labels)) for c in taker.chunks for p in c.parts]
+
+
+def test_steps_behind_refused_ones_are_an_episode_of_their_own() -> None:
+    taker = Taker()
+    writer = Writer(taker, "w", "one", SPEC, commit_steps=2)
+    writer.begin(task="pick", labels={"colour": "red"})
+    append_all(writer, range(2))
+    append_all(writer, range(2, 3))
+    taker.broken = True
+    append_all(writer, range(3, 4), refused=True)  # it is kept: only the commit that it brought about failed
+    append_all(writer, range(4, 7), refused=True)  # these are not taken
+    assert writer.num_uncommitted == 2
+    taker.broken = False
+    append_all(writer, range(7, 9))
+    writer.end(LAST, success=True)
+    assert parts_of(taker) == [
+        (0, 0, 2, "open", {"colour": "red"}),
+        (0, 2, 2, "open", {"colour": "red"}),
+        (0, 4, 0, "cut", {"colour": "red"}),
+        (1, 0, 2, "open", {"colour": "red", "steps_missing_before": "3"}),
+        (1, 2, 1, "ended", {"colour": "red", "steps_missing_before": "3"}),
+    ]
+    assert [chunk.seq for chunk in taker.chunks] == [0, 1, 2, 3]
+    last = taker.chunks[-1].parts[-1].info
+    assert (last.task, last.success) == ("pick", True)
+
+
+def test_the_first_steps_of_an_episode_may_be_the_ones_that_are_missing() -> None:
+    taker = Taker()
+    writer = Writer(taker, "w", "one", SPEC, commit_steps=2)
+    writer.begin(seed=0)
+    taker.broken = True
+    append_all(writer, range(1))
+    append_all(writer, range(1, 2), refused=True)
+    with pytest.raises(StoreFailedError):
+        writer.cut()
+    taker.broken = False
+    writer.cut()
+    taker.broken = True
+    assert writer.begin(seed=1) == 1
+    append_all(writer, range(1))
+    append_all(writer, range(1, 2), refused=True)
+    with pytest.raises(StoreFailedError):
+        writer.flush()
+    append_all(writer, range(2, 4), refused=True)
+    taker.broken = False
+    append_all(writer, range(4, 9))
+    writer.end(LAST)
+    assert parts_of(taker) == [
+        (0, 0, 2, "open", {}), (0, 2, 0, "cut", {}), (1, 0, 2, "open", {}), (1, 2, 0, "cut", {}),
+        (2, 0, 2, "open", {"steps_missing_before": "2"}), (2, 2, 2, "open", {"steps_missing_before": "2"}),
+        (2, 4, 2, "ended", {"steps_missing_before": "2"}),
+    ]  # fmt: skip
+
+
+def test_two_gaps_in_one_episode_are_counted_apart() -> None:
+    taker = Taker()
+    writer = Writer(taker, "w", "one", SPEC, commit_steps=1)
+    writer.begin()
+    for good, gone in ((range(1), range(2, 3)), (range(3, 4), range(5, 7))):
+        append_all(writer, good)
+        taker.broken = True
+        append_all(writer, range(good[-1] + 1, good[-1] + 2), refused=True)  # kept
+        append_all(writer, gone, refused=True)
+        taker.broken = False
+    append_all(writer, range(7, 9))
+    writer.end(LAST)
+    ended = [p.info.labels.get("steps_missing_before") for c in taker.chunks for p in c.parts if p.state != "open"]
+    assert ended == [None, "1", "2"]
+    assert sum(chunk.num_rows for chunk in taker.chunks) == 10 - 3
+
+
+def test_an_episode_whose_last_steps_were_refused_is_cut() -> None:
+    taker = Taker()
+    writer = Writer(taker, "w", "one", SPEC, commit_steps=2)
+    writer.begin()
+    append_all(writer, range(3))
+    taker.broken = True
+    append_all(writer, range(3, 9), refused=True)  # the fourth is kept; the last, which is terminated, is not
+    with pytest.raises(StoreFailedError):
+        writer.end(LAST, success=True)
+    taker.broken = False
+    writer.end(LAST, success=True)
+    assert parts_of(taker) == [(0, 0, 2, "open", {}), (0, 2, 2, "open", {}), (0, 4, 0, "cut", {})]
+    assert taker.chunks[-1].parts[-1].info.success is True
+    writer.begin()
+    append_all(writer, range(8, 9))
+    writer.end(LAST)
+    assert parts_of(taker)[-1] == (1, 0, 2, "ended", {})  # the next episode has no gap
+
+
+def test_an_episode_of_which_every_step_was_refused_never_was() -> None:
+    taker = Taker()
+    writer = Writer(taker, "w", "one", SPEC, commit_steps=1)
+    writer.begin()
+    taker.broken = True
+    append_all(writer, range(1), refused=True)  # kept
+    with pytest.raises(StoreFailedError):
+        writer.cut()
+    taker.broken = False
+    writer.cut()
+    taker.broken = True
+    writer.begin()
+    append_all(writer, range(1), refused=True)  # kept, so this one is
+    append_all(writer, range(1, 9), refused=True)
+    taker.broken = False
+    writer.end(LAST)
+    assert [part[:4] for part in parts_of(taker)] == [
+        (0, 0, 1, "open"), (0, 1, 0, "cut"), (1, 0, 1, "open"), (1, 1, 0, "cut"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("last", [None, LAST], ids=["without", "with"])
+def test_the_observation_of_a_cut_behind_a_gap_is_not_stored(last: Any) -> None:
+    """It is not what the last step that was taken led to."""
+    taker = Taker()
+    writer = Writer(taker, "w", "one", SPEC, commit_steps=2)
+    writer.begin()
+    append_all(writer, range(1))
+    taker.broken = True
+    append_all(writer, range(1, 4), refused=True)
+    taker.broken = False
+    writer.cut(last)
+    assert [part[:4] for part in parts_of(taker)] == [(0, 0, 2, "open"), (0, 2, 0, "cut")]
+
+
+def test_a_store_takes_what_stands_around_gaps(tmp_path: Path) -> None:
+    """Against a real store, with steps refused at every place in turn."""
+
+    class Moody:
+        keeps_columns = False
+
+        def __init__(self, store: Store) -> None:
+            self.store = store
+            self.broken = False
+
+        def commit(self, chunk: Chunk) -> int:
+            if self.broken:
+                raise StoreFailedError("not now")
+            return self.store.commit(chunk)
+
+    with Store.open(tmp_path / "store") as store:
+        store.begin_writer("w", "one")
+        moody = Moody(store)
+        writer = Writer(moody, "w", "one", SPEC, commit_steps=2)
+        for first in range(9):
+            writer.begin(seed=first)
+            for index, step in enumerate(STEPS):
+                moody.broken = first <= index < first + 4
+                with suppress(StoreFailedError):
+                    writer.append(step)
+            moody.broken = False
+            writer.end(LAST)
+    rewards = [step.reward for step in STEPS]
+    with Reader(tmp_path / "store") as reader:
+        for record in reader.episodes():
+            _, columns = reader.rows(record.id)
+            found = columns["reward"][columns["is_step"]].tolist()
+            at = rewards.index(found[0])
+            assert found == rewards[at : at + len(found)]
+            assert ("steps_missing_before" in record.info.labels) == (at > 0)
+    assert verify(tmp_path / "store").ok

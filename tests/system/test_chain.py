@@ -1,0 +1,61 @@
+"""Two actors, a server and a reader, killed at random, over a link that does what links do."""
+
+from pathlib import Path
+
+import pytest
+
+from understudy.cli import main
+from understudy.service import chain_test
+from understudy.service.chain_test import KINDS, run_chain_test
+
+pytestmark = pytest.mark.serial  # it starts many processes, and measures none of them
+
+
+def test_twenty_events_lose_nothing(tmp_path: Path) -> None:
+    report = run_chain_test(tmp_path, events=20, seed=1)
+    assert report.ok, report
+    assert report.num_events == 20
+    assert report.durable == report.recorded > 300
+    assert report.consumed > 300
+
+
+@pytest.mark.slow
+def test_three_hundred_events_lose_nothing(tmp_path: Path) -> None:
+    report = run_chain_test(tmp_path, events=300, seed=2)
+    assert report.ok, report
+    assert set(report.events) == set(KINDS)
+
+
+def test_the_command_prints_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crash-test", "--chain", "--kills", "2", "--directory", str(tmp_path), "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "2 events" in out
+    assert "lost 0, duplicated 0, out of order 0" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_actors_that_tell_too_early_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The chain test can fail: it counts what was said to be recorded and was not."""
+    monkeypatch.setattr(chain_test, "KINDS", {"kill actor-1": 1, "kill actor-2": 1})
+    report = run_chain_test(tmp_path, events=8, seed=4, tell_early=True)
+    assert report.lost > 0
+    assert not report.ok
+
+
+def test_a_spool_that_loses_a_file_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All chunks of a killed actor that the server does not have yet are gone; the link is down, so there are some."""
+    start = chain_test._Chain._start
+
+    def lose_and_start(chain: chain_test._Chain, name: str) -> None:
+        for path in (tmp_path / "spool" / name).glob("*/*.safetensors"):
+            path.unlink()
+        start(chain, name)
+
+    def never(chain: chain_test._Chain, seconds: float, undo: object) -> None: ...
+
+    monkeypatch.setattr(chain_test._Chain, "_start", lose_and_start)
+    monkeypatch.setattr(chain_test._Chain, "_undo_after", never)
+    monkeypatch.setattr(chain_test, "KINDS", {"refuse": 1, "kill actor-1": 1, "kill actor-2": 1})
+    report = run_chain_test(tmp_path, events=8, seed=5)
+    assert report.lost > 0
+    assert report.duplicated == report.out_of_order == report.different == 0
