@@ -104,11 +104,14 @@ def _print_many(console: Console, config: DeliveryBenchConfig, result: ManyWrite
 
 
 def _phase_table(config: ControlLoopConfig, phases: Sequence[PhaseResult]) -> Table:
-    table = Table(title=f"append at {config.rate_hz:g} Hz, {config.seconds:g} s of each phase", title_justify="left")
-    table.add_column("server")
-    for name in ("p50 ms", "p99 ms", "p99.9 ms", "max ms", "late ticks", "lost", "client RSS MB", "spool MB",
-                 "caught up s"):  # fmt: skip
-        table.add_column(name, justify="right")
+    table = Table(
+        title=f"append at {config.rate_hz:g} Hz, {config.seconds:g} s of each phase; times of append in ms",
+        title_justify="left",
+        padding=0,  # so that it fits into 80 columns
+    )
+    table.add_column("server", no_wrap=True)
+    for name in ("p50", "p99", "p99.9", "max", "late", "lost", "RSS, MB", "spool, MB", "behind, s"):
+        table.add_column(name, justify="right", no_wrap=True)
     for p in phases:
         table.add_row(
             p.name, f"{p.p50_ms:.3f}", f"{p.p99_ms:.3f}", f"{p.p999_ms:.3f}", f"{p.max_ms:.3f}", str(p.num_late),

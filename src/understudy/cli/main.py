@@ -26,6 +26,8 @@ from understudy import __version__
 
 COMMANDS: dict[str, str] = {
     "info": "Show what a store holds.",
+    "record": "Record demonstrations of a task, until enough have succeeded.",
+    "film": "Make a moving picture of an episode.",
     "serve": "Serve a store over the network, to writers and learners.",
     "verify": "Check that every byte of a store is what was written.",
     "repair": "Bring a damaged store back to its last sound state.",

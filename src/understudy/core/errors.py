@@ -1,4 +1,4 @@
-"""Every error Understudy raises on purpose; each message says what, got, wanted and what to do next."""
+"""The errors that several packages know; each message says what, got, wanted and what to do next."""
 
 from __future__ import annotations
 

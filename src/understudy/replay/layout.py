@@ -145,11 +145,14 @@ def row_bytes_of(spec: StepSpec) -> int:
     return _row_bytes(spec.json_text, spec)
 
 
+MAX_KNOWN_SPECS = 100  # a server is shown specs by strangers
 _row_bytes_known: dict[str, int] = {}
 
 
 def _row_bytes(key: str, spec: StepSpec) -> int:
     if key not in _row_bytes_known:
+        if len(_row_bytes_known) >= MAX_KNOWN_SPECS:
+            _row_bytes_known.clear()
         _row_bytes_known[key] = sum(_size(dtype, shape) for dtype, shape in tensors_of(spec).values())
     return _row_bytes_known[key]
 

@@ -114,7 +114,7 @@ class Sampler:
         With `out`, a batch that `make` made, it is written there (to the part `at`, if given) and nothing is allocated.
         """
         size = self.batch_size if size is None else size
-        mine = self._part(size) if part is None else part
+        mine = self.part(size) if part is None else part
         batch = self.make(size) if out is None else out
         at = slice(0, mine.stop - mine.start) if at is None else at
         drawn = self._draw(size)
@@ -146,10 +146,11 @@ class Sampler:
 
     def make(self, size: int | None = None) -> Any:
         """A batch to be used again and again; of this rank's part."""
-        part = self._part(self.batch_size if size is None else size)
+        part = self.part(self.batch_size if size is None else size)
         return self.shape.make(self.spec, part.stop - part.start)
 
-    def _part(self, size: int) -> slice:
+    def part(self, size: int) -> slice:
+        """Which items of a batch of `size` are this rank's."""
         return slice(size * self.rank // self.world_size, size * (self.rank + 1) // self.world_size)
 
     def _draw(self, size: int) -> Drawn:

@@ -421,10 +421,16 @@ def _answer() -> None:
         async for _ in requests:
             yield b"ok"
 
+    serve_bare("Take", grpc.stream_stream_rpc_method_handler(take))
+
+
+def serve_bare(name: str, handler: grpc.RpcMethodHandler) -> None:
+    """A gRPC server with one call, `/bench/NAME`, and nothing else; until standard input ends."""
+
     async def run() -> None:
-        server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-        handler = grpc.method_handlers_generic_handler("bench", {"Take": grpc.stream_stream_rpc_method_handler(take)})
-        server.add_generic_rpc_handlers((handler,))
+        options = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+        server = grpc.aio.server(options=options)
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {name: handler}),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         tell({"address": f"127.0.0.1:{port}"})

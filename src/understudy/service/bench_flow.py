@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import statistics
 import sys
 import threading
@@ -29,7 +28,7 @@ from understudy.core.examples import random_episode, robot_spec
 from understudy.replay.store import Store
 from understudy.replay.view import EVERYTHING
 from understudy.service.batches import num_bytes_of
-from understudy.service.bench import Child, serve_new, tell
+from understudy.service.bench import Child, serve_bare, serve_new, tell
 from understudy.service.remote import connect
 from understudy.service.wire import PIECE_BYTES
 
@@ -193,17 +192,7 @@ def _give() -> None:
         for _ in range(messages):
             await context.write(message)
 
-    async def run() -> None:
-        server = grpc.aio.server(options=[("grpc.max_send_message_length", -1)])
-        handler = grpc.method_handlers_generic_handler("bench", {"Give": grpc.unary_stream_rpc_method_handler(give)})
-        server.add_generic_rpc_handlers((handler,))
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        tell({"address": f"127.0.0.1:{port}"})
-        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
-        await server.stop(None)
-
-    asyncio.run(run())
+    serve_bare("Give", grpc.unary_stream_rpc_method_handler(give))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from understudy.core.spec import ArraySpec, describe
 from understudy.replay.chunk import Chunk, Part
 from understudy.replay.records import info_from_json, info_to_json
 from understudy.replay.segment import from_bytes, to_bytes
-from understudy.service.wire import Buffer, pack, unpack
+from understudy.service.wire import Buffer, pack, parse_json, unpack
 
 Array = np.ndarray[Any, Any]
 
@@ -37,7 +37,7 @@ def decode_chunk(message: Buffer, *, writer: str, incarnation: str, spec: StepSp
     metadata, arrays = unpack(message)
     try:
         seq = int(metadata["seq"])
-        parts = tuple(_part(*entry) for entry in json.loads(metadata["parts"]))
+        parts = tuple(_part(*entry) for entry in parse_json(metadata["parts"]))
     except UnderstudyError:
         raise
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -16,7 +16,7 @@ import json
 import logging
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +32,7 @@ from understudy.replay import files
 from understudy.replay.layout import SAFETENSORS_DTYPES
 from understudy.service.connection import Connection
 from understudy.service.protocol import PUBLISH, SUBSCRIBE, from_json, to_json
-from understudy.service.wire import Assembly, Buffer, pack, pieces, to_bfloat16
+from understudy.service.wire import Assembly, Buffer, gather, pack, pieces, to_bfloat16
 
 logger = logging.getLogger(__name__)
 InThread: TypeAlias = Callable[..., Awaitable[Any]]
@@ -74,12 +74,6 @@ def _refuse_empty(tree: Tree, path: str) -> None:
             raise StoreError(f"{path}: expected at least one array, got none; leave the empty dict out")
         for name, child in tree.items():
             _refuse_empty(child, f"{path}/{name}")
-
-
-def decode_parameters(assembly: Assembly) -> Parameters:
-    """What a publication holds; its version is told last."""
-    said = json.loads(assembly.header.metadata.get("said", "{}"))
-    return Parameters(version=NO_PARAMETERS, tree=trees.unflatten(assembly.arrays()), metadata=said)
 
 
 # ---- the server's side
@@ -297,6 +291,8 @@ class Subscription:
             before = self._latest
             try:
                 self._listen()
+            except StopIteration:  # the server ended the stream; it is stopping
+                pass
             except (UnavailableError, WireError) as error:
                 with self._changed:
                     self._problem = error
@@ -316,14 +312,11 @@ class Subscription:
             self._stream = stream
             if self._closed:
                 stream.cancel()
-        for message in stream:
-            self._problem = None
-            assembly = Assembly(message, max_bytes=self._max_bytes)
-            while not assembly.complete:
-                assembly.add(next(stream))
-            tree = decode_parameters(assembly)
+        while True:
+            metadata, arrays = gather(stream, max_bytes=self._max_bytes)
             news = from_json(next(stream))
-            found = replace(tree, version=int(news["version"]))
+            said = json.loads(metadata.get("said", "{}"))
+            found = Parameters(version=int(news["version"]), tree=trees.unflatten(arrays), metadata=said)
             with self._changed:
-                self._latest, self._store = found, str(news["store"])
+                self._latest, self._store, self._problem = found, str(news["store"]), None
                 self._changed.notify_all()

@@ -23,6 +23,7 @@ from understudy.core import (
     UnderstudyError,
     WireError,
 )
+from understudy.service.wire import parse_json
 
 VERSION = 1
 SERVICE = "understudy.Delivery"
@@ -55,7 +56,7 @@ def from_json(message: bytes) -> dict[str, Any]:
     if len(message) > MAX_JSON_BYTES:
         raise WireError(f"a small message of {len(message)} bytes, and {MAX_JSON_BYTES} is the most; send less at once")
     try:
-        value = json.loads(message)
+        value = parse_json(message)
     except (ValueError, RecursionError):
         raise WireError(f"expected JSON, got {bytes(message[:40])!r}; is it an understudy client?") from None
     if not isinstance(value, dict):

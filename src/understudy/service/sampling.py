@@ -58,6 +58,7 @@ class Drawing:
         self._reader = Reader(store)
         self._sampler: Sampler | None = None
         self._closed = False
+        self._batch: Any = None
         try:
             self._try_to_begin()
         except BaseException:
@@ -113,7 +114,11 @@ class Drawing:
         if sampler is None:
             raise StoreError("there is nothing to draw: the store is empty; record something, then call follow()")
         self._check_size(sampler, size)
-        batch = sampler.sample(size=size, part=_part(request.get("part"), size))
+        part = _part(request.get("part"), size)
+        num_items = sampler.part(size).stop - sampler.part(size).start if part is None else part.stop - part.start
+        if self._batch is None or len(self._batch) != num_items:
+            self._batch = sampler.shape.make(sampler.spec, num_items)  # used again: what is sent is a copy
+        batch = sampler.sample(self._batch, size=size, part=part)
         record = asdict(sampler.last_record) if sampler.last_record else None
         return [to_json({**self._said(), "record": record}), *pieces(encode_batch(batch, {}))]
 

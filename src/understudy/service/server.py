@@ -316,13 +316,13 @@ class Server:
             totals = [asdict(total) for total in reader.catalog.episode_totals()]
             runs = Runs(reader)
             runs.follow(commit)
-            steps = {}
+            steps, episodes = {}, {}
             for view in views:
                 index = ViewIndex(runs, view)
                 index.follow()
-                steps[view.name] = len(index)
+                steps[view.name], episodes[view.name] = len(index), len(index.episodes())
         return {"version": VERSION, "store": self.board.store_id, "commit": commit, "totals": totals, "steps": steps,
-                "parameters_version": self.board.version}  # fmt: skip
+                "episodes": episodes, "parameters_version": self.board.version}  # fmt: skip
 
     async def _request(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
         """A question for whoever started the server. What its answer raises, the asker is told, and nobody else."""
@@ -377,21 +377,19 @@ class Server:
         """Chunks in, acknowledgements out, each after its commit is durable."""
         hello = from_json(await _first(requests))
         writer, incarnation, spec = self._parse_hello(hello)
-        # It begins with its first chunk: a hello may be late, its process dead and another at work, and it must not
-        # take the name from that. Who sends a chunk has got the answer to the hello, so it was alive.
+        # It begins with its first good chunk: a hello may be late, its process dead and another at work, and it must
+        # not take the name from that. Who sends a chunk has got the answer to the hello, so it was alive.
         last_seq = await self.in_thread(self.store.last_seq, writer, incarnation)
-        begin: Callable[[], Any] | None = partial(self.store.begin_writer, writer, incarnation)
+        begun = False
         with self.metrics.stream("write"):
             await context.write(to_json({"last_seq": last_seq, "max_message_bytes": self.config.max_message_bytes}))
             ahead = asyncio.ensure_future(_next(requests))
             try:
                 while (message := await ahead) is not None:
                     ahead = asyncio.ensure_future(_next(requests))
-                    if begin is not None:
-                        await self.in_thread(begin)
-                        begin = None
                     decode = partial(decode_chunk, message, writer=writer, incarnation=incarnation, spec=spec)
-                    seq, commit = await self.in_thread(self._commit, decode, len(message), last_seq)
+                    seq, commit = await self.in_thread(self._commit, decode, len(message), last_seq, begun)
+                    begun = True
                     last_seq = max(last_seq, seq)
                     await context.write(to_json({"seq": seq, "commit": commit}))
             finally:
@@ -427,9 +425,11 @@ class Server:
             raise SpecError(f"spec: the store has {MAX_SPECS} specs already; write another store")
         return spec
 
-    def _commit(self, decode: Callable[[], Chunk], num_bytes: int, last_seq: int) -> tuple[int, int]:
+    def _commit(self, decode: Callable[[], Chunk], num_bytes: int, last_seq: int, begun: bool) -> tuple[int, int]:
         started = time.monotonic()
         chunk = decode()
+        if not begun:
+            self.store.begin_writer(chunk.writer, chunk.incarnation)
         commit = self.store.commit(chunk)
         self.metrics.committed(chunk, num_bytes, time.monotonic() - started, again=chunk.seq <= last_seq)
         return chunk.seq, commit

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,10 +26,13 @@ Buffer: TypeAlias = bytes | memoryview
 
 PIECE_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 20
+MAX_JSON_DEPTH = 64
+_JSON_MARKS = re.compile(rb'[\\"\[\]{}]')
 CHECK = "check"
 _CHECK_BYTES = 8
 _DTYPES = {kind: np.dtype(name) for name, kind in SAFETENSORS_DTYPES.items()}
 _BFLOAT16 = "BF16"
+_CHANGED = "the checksum of a message does not hold: it was changed on its way; send it again"
 
 
 @dataclass(frozen=True)
@@ -48,6 +52,34 @@ class Header:
     tensors: tuple[Tensor, ...]  # in the order of the bytes, `check` left out
     num_bytes: int  # of the header itself
     body_bytes: int  # of all that follows it
+
+
+def parse_json(text: bytes | str) -> Any:
+    """The value of a JSON text; a ValueError if it is none, or is deeper than anything that is sent here.
+
+    Depth is looked at first, because the parser's own limit is the stack: what runs by chance at its end, such as the
+    collection of garbage, fails there too.
+    """
+    data = text.encode() if isinstance(text, str) else text
+    if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH:
+        _refuse_deep(data)
+    return json.loads(data)
+
+
+def _refuse_deep(data: bytes) -> None:
+    depth, in_text, skipped = 0, False, -1
+    for found in _JSON_MARKS.finditer(data):
+        mark = found[0]
+        if found.start() == skipped:
+            continue
+        if mark == b"\\":
+            skipped = found.end()  # what stands behind it is no mark
+        elif mark == b'"':
+            in_text = not in_text
+        elif not in_text:
+            depth += 1 if mark in b"[{" else -1
+            if depth > MAX_JSON_DEPTH:
+                raise ValueError(f"more than {MAX_JSON_DEPTH} levels of JSON")
 
 
 # ---- making a message
@@ -115,7 +147,7 @@ def unpack(message: Buffer) -> tuple[dict[str, str], dict[str, Array]]:
             f"a message of {len(view)} bytes whose header says {header.num_bytes + header.body_bytes}; send it whole"
         )
     if _checksum([view[:-_CHECK_BYTES]]) != view[-_CHECK_BYTES:]:
-        raise WireError("the checksum of a message does not hold: it was changed on its way; send it again")
+        raise WireError(_CHANGED)
     return header.metadata, {t.name: _array(view, header, t) for t in header.tensors}
 
 
@@ -130,7 +162,7 @@ def parse_header(message: Buffer) -> Header:
             f"a header of {length} bytes in a message of {len(view)}; it is at most {MAX_HEADER_BYTES} and in one piece"
         )
     try:
-        content = json.loads(bytes(view[8 : 8 + length]))
+        content = parse_json(bytes(view[8 : 8 + length]))
         metadata = content.pop("__metadata__")
         if not all(isinstance(value, str) for value in metadata.values()):
             raise ValueError("metadata that is not text")
@@ -177,14 +209,10 @@ def typed(data: Array, tensor: Tensor) -> Array:
 
 
 class Assembly:
-    """A message put together again from its pieces, in memory taken once and only as far as the header allows."""
+    """The pieces of a message, kept as they came; no more than the header has announced."""
 
     def __init__(self, first: bytes, *, max_bytes: int):
-        self.header = parse_header(first)
-        if self.header.num_bytes != len(first):
-            raise WireError("the first piece of a message is its header and nothing else")
-        if self.header.body_bytes > max_bytes:
-            raise WireError(f"a message of {self.header.body_bytes} bytes, and {max_bytes} is the most here")
+        self.header = _whole_header(first, max_bytes)
         self._pieces = [first]
         self._missing = self.header.body_bytes
 
@@ -193,8 +221,7 @@ class Assembly:
         return self._missing == 0
 
     def add(self, piece: bytes) -> None:
-        if len(piece) != min(self._missing, PIECE_BYTES):
-            raise WireError(f"expected a piece of {min(self._missing, PIECE_BYTES)} bytes, got {len(piece)}")
+        _check_piece(piece, self._missing)
         self._pieces.append(piece)
         self._missing -= len(piece)
 
@@ -204,14 +231,8 @@ class Assembly:
         if len(check) < _CHECK_BYTES:  # the checksum itself was cut in two
             body, check = self._pieces[:-2], self._pieces[-2] + check
         if _checksum([*body, memoryview(check)[:-_CHECK_BYTES]]) != check[-_CHECK_BYTES:]:
-            raise WireError("the checksum of a message does not hold: it was changed on its way; send it again")
+            raise WireError(_CHANGED)
         return self._pieces
-
-    def arrays(self) -> dict[str, Array]:
-        """New arrays with the contents of the message."""
-        out: dict[str, Array] = {t.name: np.empty(t.num_bytes, np.uint8) for t in self.header.tensors}
-        self.scatter([out[t.name] for t in self.header.tensors])
-        return {t.name: typed(out[t.name], t) for t in self.header.tensors}
 
     def scatter(self, targets: Sequence[Array]) -> None:
         """Copy the tensors, in their order, into flat arrays of bytes."""
@@ -226,6 +247,39 @@ class Assembly:
                 target[filled : filled + part.size] = part
                 filled += part.size
                 piece = piece[part.size :]
+
+
+def gather(pieces: Iterator[bytes], *, max_bytes: int) -> tuple[dict[str, str], dict[str, Array]]:
+    """The metadata and the arrays of a message that comes in pieces; each piece is copied into place as it comes."""
+    first = next(pieces)
+    header = _whole_header(first, max_bytes)
+    body = np.empty(header.body_bytes, np.uint8)
+    digest = xxhash.xxh3_64(first)
+    at = 0
+    while at < body.size:
+        piece = next(pieces)
+        _check_piece(piece, body.size - at)
+        body[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
+        digest.update(body[at : min(at + len(piece), body.size - _CHECK_BYTES)].data)
+        at += len(piece)
+    if int(digest.intdigest()).to_bytes(_CHECK_BYTES, "little") != body[-_CHECK_BYTES:].tobytes():
+        raise WireError(_CHANGED)
+    return header.metadata, {t.name: typed(body[t.start : t.start + t.num_bytes], t) for t in header.tensors}
+
+
+def _whole_header(first: bytes, max_bytes: int) -> Header:
+    """The header that a first piece is; refused if what it announces is too much."""
+    header = parse_header(first)
+    if header.num_bytes != len(first):
+        raise WireError("the first piece of a message is its header and nothing else")
+    if header.body_bytes > max_bytes:
+        raise WireError(f"a message of {header.body_bytes} bytes, and {max_bytes} is the most here")
+    return header
+
+
+def _check_piece(piece: bytes, missing: int) -> None:
+    if len(piece) != min(missing, PIECE_BYTES):
+        raise WireError(f"expected a piece of {min(missing, PIECE_BYTES)} bytes, got {len(piece)}")
 
 
 def _checksum(buffers: Iterable[Buffer]) -> bytes:

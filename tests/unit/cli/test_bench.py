@@ -174,3 +174,24 @@ def test_a_step_that_is_not_in_the_store_is_counted(tmp_path):
 def test_a_delivery_that_makes_no_sense_is_refused(capsys, words, message):
     assert main(["bench", *words]) == 1
     assert capsys.readouterr().err.strip() == message
+
+
+def test_remote_sample_shows_both_bare_ways(capsys, tmp_path):
+    options = ["--steps", "200", "--batch-size", "16", "--batches", "2", "--rounds", "1"]
+    assert main(["bench", "remote-sample", *options]) == 0
+    text = capsys.readouterr().out
+    rows = rows_of(text)
+    assert list(rows) == ["RemoteSampler", "bare gRPC, one message", "bare gRPC, pieces of 1 MiB"]
+    assert all(float(values[1]) > 0 for values in rows.values())
+    assert "batches of 16 transitions (3 MB), median of 1 rounds" in text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parameters_shows_when_all_readers_have_them(capsys, tmp_path):
+    assert main(["bench", "parameters", "--megabytes", "2", "--readers", "2", "--rounds", "1"]) == 0
+    text = capsys.readouterr().out
+    rows = rows_of(text)
+    assert next(iter(rows)) == "publish, until all 2 have it"
+    assert all(float(values[0]) > 0 for values in rows.values())
+    assert "2 MB to 2 readers, median of 1 rounds" in text
+    assert list(tmp_path.iterdir()) == []

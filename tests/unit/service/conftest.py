@@ -40,3 +40,20 @@ def remote_to(cleanup: ExitStack) -> Callable[..., Remote]:
         return cleanup.enter_context(connect(where if isinstance(where, str) else where.address, **options))
 
     return to
+
+
+@pytest.fixture
+def store(tmp_path: Path, cleanup: ExitStack) -> Store:
+    return cleanup.enter_context(Store.open(tmp_path / "store"))
+
+
+@pytest.fixture
+def server(store: Store, cleanup: ExitStack) -> Server:
+    """Serves `store`."""
+    return cleanup.enter_context(Server(store, ServerConfig(port=0)))
+
+
+@pytest.fixture
+def remote(server: Server, cleanup: ExitStack) -> Remote:
+    """A client of `server`."""
+    return cleanup.enter_context(connect(server.address))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,24 +15,6 @@ from understudy.replay import Store
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.protocol import PUBLISH, to_json
 from understudy.service.wire import pieces
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture
-def server(store: Store) -> Iterator[Server]:
-    with Server(store, ServerConfig(port=0)) as running:
-        yield running
-
-
-@pytest.fixture
-def remote(server: Server) -> Iterator[Remote]:
-    with connect(server.address) as connected:
-        yield connected
 
 
 def weights(seed: int, size: int = 1000) -> dict[str, object]:

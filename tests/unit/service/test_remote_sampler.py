@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -45,24 +43,6 @@ def fill(store: Store, spec: StepSpec, *, episodes: int = 5, steps: int = 20, na
         for step in episode.steps():
             writer.append(step)
         writer.end(episode.last_observation)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(tmp_path / "store") as opened:
-        yield opened
-
-
-@pytest.fixture
-def server(store: Store) -> Iterator[Server]:
-    with Server(store, ServerConfig(port=0)) as running:
-        yield running
-
-
-@pytest.fixture
-def remote(server: Server) -> Iterator[Remote]:
-    with connect(server.address) as connected:
-        yield connected
 
 
 def assert_same(a: Any, b: Any) -> None:

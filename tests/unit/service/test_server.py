@@ -14,11 +14,11 @@ from typing import Any
 import grpc
 import pytest
 
-from understudy.core import RefusedError, UnavailableError
-from understudy.core.examples import CANONICAL, random_episode, small_spec
-from understudy.replay import Reader, Store
+from understudy.core import ArraySpec, RefusedError, Spec, StepSpec, UnavailableError, WireError
+from understudy.core.examples import CANONICAL, random_episode, random_steps, small_spec
+from understudy.replay import Reader, Store, layout
 from understudy.service import Remote, Server, ServerConfig, connect
-from understudy.service.protocol import ERROR_KEY, STATUS, TOKEN_KEY, VERSION, WRITE, method
+from understudy.service.protocol import ERROR_KEY, STATUS, TOKEN_KEY, VERSION, WRITE, method, to_json
 from understudy.service.server import is_loopback
 
 SPEC = small_spec()
@@ -329,7 +329,7 @@ def test_what_is_no_chunk_ends_its_stream_and_says_why(serve: Serve) -> None:
     assert answers[0]["last_seq"] == -1
     assert (code, name) == (grpc.StatusCode.INVALID_ARGUMENT, "WireError")
     assert "a header of " in text
-    assert server.store.last_commit == 1  # the writer's beginning and nothing else
+    assert server.store.last_commit == 0  # not even the writer's beginning
 
 
 def test_a_stream_that_says_nothing_is_refused(serve: Serve) -> None:
@@ -382,3 +382,25 @@ class Stream:
     def close(self) -> None:
         self._ended = True
         self._call.cancel()
+
+
+def test_a_bad_first_chunk_takes_no_name_from_a_writer_at_work(serve: Callable[..., Server], remote_to: To) -> None:
+    server = serve()
+    remote = remote_to(server)
+    with remote.writer("arm", small_spec()) as writer:
+        writer.begin()
+        writer.append(random_steps(small_spec(), 2, 1)[0][0])
+        assert writer.wait_delivered(20)
+        connection = next(iter(remote._connections.values()))
+        hello = {"version": 1, "writer": "arm", "incarnation": "a stranger", "spec": small_spec().to_json()}
+        with pytest.raises(WireError):
+            list(connection.exchange("Write", iter([to_json(hello), b"not a chunk at all"])))
+        writer.append(random_steps(small_spec(), 2, 1)[0][1])
+        assert writer.wait_delivered(20)
+
+
+def test_specs_of_strangers_are_not_remembered_without_end() -> None:
+    for size in range(1, 3 * layout.MAX_KNOWN_SPECS):
+        action = Spec(ArraySpec(shape=(size,), dtype="float32"))
+        layout.row_bytes_of(StepSpec(observation=action, action=action))
+    assert len(layout._row_bytes_known) <= layout.MAX_KNOWN_SPECS

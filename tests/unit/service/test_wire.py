@@ -21,7 +21,9 @@ from understudy.service.wire import (
     PIECE_BYTES,
     Assembly,
     from_bfloat16,
+    gather,
     pack,
+    parse_json,
     pieces,
     size_of,
     to_bfloat16,
@@ -267,7 +269,12 @@ def test_pieces_are_put_together_again(num_bytes: int) -> None:
         assert not assembly.complete
         assembly.add(piece)
     assert assembly.complete
-    assert_same(assembly.arrays(), arrays)
+    metadata, found = gather(iter([first, *rest]), max_bytes=num_bytes)
+    assert metadata == {"n": str(num_bytes)}
+    assert_same(found, arrays)
+    scattered = {name: np.zeros_like(array) for name, array in found.items()}
+    assembly.scatter(list(scattered.values()))
+    assert_same(scattered, arrays)
     assert b"".join(assembly.pieces()) == b"".join(buffers)
 
 
@@ -282,7 +289,9 @@ def test_a_flipped_byte_in_any_piece_is_refused(num_bytes: int) -> None:
             for other in [*rest[:number], bytes(damaged), *rest[number + 1 :]]:
                 assembly.add(other)
             with pytest.raises(WireError, match="checksum of a message does not hold"):
-                assembly.arrays()
+                assembly.pieces()
+            with pytest.raises(WireError, match="checksum of a message does not hold"):
+                gather(iter([first, *rest[:number], bytes(damaged), *rest[number + 1 :]]), max_bytes=num_bytes)
 
 
 def test_pieces_of_the_wrong_size_are_refused() -> None:
@@ -297,13 +306,17 @@ def test_pieces_of_the_wrong_size_are_refused() -> None:
     assembly.add(rest[1])
     with pytest.raises(WireError, match="expected a piece of 0 bytes, got 1"):
         assembly.add(b"x")
-    assert assembly.arrays().keys() == {"a", "b"}
+    assert len(assembly.pieces()) == 3
+    with pytest.raises(WireError, match="expected a piece of"):
+        gather(iter([first, rest[0][:-1]]), max_bytes=2**30)
 
 
 def test_the_first_piece_is_the_header_alone_and_says_no_more_than_is_allowed() -> None:
     first, second = pieces(message_with_body(100)[0])
     with pytest.raises(WireError, match="the first piece of a message is its header and nothing else"):
         Assembly(first + second, max_bytes=1000)
+    with pytest.raises(WireError, match="a message of 100 bytes, and 99 is the most here"):
+        gather(iter([first, second]), max_bytes=99)
     with pytest.raises(WireError, match="a message of 100 bytes, and 99 is the most here"):
         Assembly(first, max_bytes=99)
     with pytest.raises(WireError, match="a header of"):
@@ -359,3 +372,22 @@ def test_bfloat16_keeps_the_shape_on_its_way(shape: tuple[int, ...]) -> None:
     _, found = unpack(b"".join(pack({}, {"w": halves}, bfloat16=frozenset({"w"}))))
     assert (found["w"].dtype, found["w"].shape) == (np.float32, shape)
     np.testing.assert_allclose(found["w"], numbers, rtol=2**-8)
+
+
+# ---- JSON from strangers
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, '{"a":' * 65 + "1" + "}" * 65, "[" * 65 + "]" * 65, '["\\"",' + "[" * 65, '["\\\\",' + "[" * 65],
+)
+def test_json_that_is_too_deep_is_refused_before_it_is_parsed(text: str) -> None:
+    with pytest.raises(ValueError, match="more than 64 levels of JSON"):
+        parse_json(text)
+
+
+@pytest.mark.parametrize(
+    "value", [[[1]] * 500, {"a": {"b": ["[" * 1000, '"[{\\', "\\" * 99]}}, "[" * 200, [["\\"] * 3, "{" * 100, '"' * 70]]
+)
+def test_json_that_only_looks_deep_is_taken(value: object) -> None:
+    assert parse_json(json.dumps(value)) == value

@@ -1,0 +1,36 @@
+"""The code of docs/worlds.md is run as it stands; its example of a world is short and passes check_env."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from understudy.envs.toy import STATE_NAMES, TASKS
+
+PAGE = Path(__file__).parents[2] / "docs" / "worlds.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for number, block in enumerate(BLOCKS):
+        exec(compile(block, f"{PAGE.name} block {number}", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "stack the red block on the blue block\nsuccess: True" in printed
+    assert "['pick_red', 'pick_blue', 'red_on_plate']\n[40, 41, 42, 43, 44, 45, 46, 47, 48, 49]\n" in printed
+    assert "Reach: 11 checks passed" in printed
+    assert printed.count(": True") == 1 + len(TASKS)
+    assert len(BLOCKS) == 5
+
+
+def test_the_example_is_short() -> None:
+    (example,) = (block for block in BLOCKS if "class Reach" in block)
+    assert len(example.splitlines()) < 60
+
+
+def test_the_page_knows_every_task() -> None:
+    text = PAGE.read_text()
+    assert all(f"`{name}`" in text for name in TASKS)
+    assert f"`float32 [{len(STATE_NAMES)}]`" in text
+    assert (PAGE.parent / "images" / "toy_table.png").stat().st_size < 60_000
