@@ -117,7 +117,8 @@ def test_what_actors_send_is_kept_to_the_capacity(serve, connect):
     for first in range(0, 600, 100):
         insert(queue, *range(first, first + 100))
         assert client.update()
-    wait_for(lambda: len(Reader(buffer.path).catalog.select("select 1 from episodes where deleted is null")) < 10)
+    with Reader(buffer.path) as reader:
+        wait_for(lambda: len(reader.catalog.select("select 1 from episodes where deleted is null")) < 10)
     assert len(buffer) == 60
     assert sweep(buffer, 20) == {(1, number) for number in range(540, 600)}
 
