@@ -1,9 +1,27 @@
-"""Hypothesis profiles: `ci`, the default, and `long`, chosen with HYPOTHESIS_PROFILE=long."""
+"""Hypothesis profiles: `ci`, the default, and `long`, chosen with HYPOTHESIS_PROFILE=long; and a certificate."""
 
 import os
+import shutil
+import subprocess
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("ci", max_examples=200, deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.register_profile("long", max_examples=2000, deadline=None, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    openssl = shutil.which("openssl")
+    if openssl is None:
+        pytest.skip("there is no openssl to make a certificate with")
+    place = tmp_path_factory.mktemp("tls")
+    subprocess.run(
+        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
+         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", place / "key.pem", "-out",
+         place / "cert.pem"], check=True, capture_output=True,
+    )  # fmt: skip
+    return place / "cert.pem", place / "key.pem"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 import tyro
@@ -23,8 +23,6 @@ def command(
     *,
     task: str = "pick_red",
     successes: int = 20,
-    world: Literal["toy"] = "toy",
-    human: Literal["script"] = "script",
     noise: float = 0.1,
     operator: str | None = None,
     max_episodes: int | None = None,
@@ -33,7 +31,7 @@ def command(
     token_file: Path | None = None,
     tls_cert: Path | None = None,
 ) -> int:
-    """Record demonstrations of a task until enough of them have succeeded.
+    """Record demonstrations of a task until enough of them have succeeded, by a script in the toy world.
 
     Failures are kept and marked, and are not in the view `demo`. What was recorded before counts, so an interrupted
     recording goes on where it stopped. Exit code 1 if the successes were not reached.
@@ -42,8 +40,6 @@ def command(
         target: Directory of a store (made if it is not there), or the address of a server (host:port).
         task: Task of the world; a wrong name lists them.
         successes: Successful demonstrations wanted, those already there included.
-        world: World to record in.
-        human: Who demonstrates.
         noise: Spread of what is added to the script's speeds, so that no two demonstrations are alike.
         operator: Name of who demonstrates, kept with each episode.
         max_episodes: Give up after so many; by default three times the successes.

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 from understudy.core import StepSpec, StoreError
+from understudy.replay.sampler import part_of
 
 
 class Samples(Protocol):
@@ -55,7 +56,7 @@ class Mixture:
         self.weights = {name: weights[name] for name in samplers}
         self.batch_size = batch_size
         self.num_batches = 0
-        self._part = slice(batch_size * rank // world_size, batch_size * (rank + 1) // world_size)
+        self._part = part_of(batch_size, rank, world_size)
 
     def follow(self) -> dict[str, int]:
         """Take in new commits; returns how many steps each sampler can draw."""

@@ -151,7 +151,7 @@ class Sampler:
 
     def part(self, size: int) -> slice:
         """Which items of a batch of `size` are this rank's."""
-        return slice(size * self.rank // self.world_size, size * (self.rank + 1) // self.world_size)
+        return part_of(size, self.rank, self.world_size)
 
     def _draw(self, size: int) -> Drawn:
         if size and len(self) == 0:
@@ -201,6 +201,11 @@ class Sampler:
         self.restore({"seed": record.seed, "num_batches": record.batch, "commit": record.commit, "view": record.view,
                       "selector": self.selector.state()})  # fmt: skip
         return self.sample(size=record.size)
+
+
+def part_of(size: int, rank: int, world_size: int) -> slice:
+    """Which items of a batch are a rank's; the parts of all ranks are the batch."""
+    return slice(size * rank // world_size, size * (rank + 1) // world_size)
 
 
 def _one_spec(reader: Reader, spec: int | None) -> int:

@@ -63,6 +63,8 @@ class Store:
     `catalog`, `state` and `changing` are for the modules beside this one.
     """
 
+    keeps_columns = False  # a chunk is written when `commit` returns
+
     def __init__(
         self, path: Path, catalog: Catalog, lock: files.WriterLock, *, segment_bytes: int, clock: Callable[[], float]
     ):
@@ -78,8 +80,6 @@ class Store:
         self._queue_lock = threading.Lock()
         self._queue: list[_Waiting] = []
         self.state = self._load_state()
-
-    keeps_columns = False  # a chunk is written when `commit` returns
 
     # ---- opening and closing
 

@@ -12,12 +12,13 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from understudy.core import Source, StoreError
 from understudy.replay.catalog import Catalog
+from understudy.replay.reader import Reader
 from understudy.replay.records import ATTRIBUTE_COLUMNS, attribute_values, info_from_json
 from understudy.replay.runs import NONE, Column, Runs
 
@@ -78,6 +79,25 @@ DEMO = View(
 )
 ONLINE = View(name="online", clauses=(Clause(where="split = 'train' and kind != 'demonstration'"),))
 EVERYTHING = View(name="everything", clauses=(Clause(where="split = 'train'"),))
+
+
+class Count(NamedTuple):
+    """How much a view has."""
+
+    steps: int
+    episodes: int
+
+
+def count(reader: Reader, views: Sequence[View], until: int | None = None) -> list[Count]:
+    """How many steps, and of how many episodes, each view has, as of a commit or now. Reads the whole index."""
+    runs = Runs(reader)
+    runs.follow(until)
+    found = []
+    for view in views:
+        index = ViewIndex(runs, view)
+        index.follow()
+        found.append(Count(len(index), len(index.episodes())))
+    return found
 
 
 class ViewIndex:

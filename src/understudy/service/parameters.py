@@ -30,14 +30,13 @@ from understudy.core.spec import describe
 from understudy.core.tree import Tree
 from understudy.replay import files
 from understudy.replay.layout import SAFETENSORS_DTYPES
-from understudy.service.connection import Connection
+from understudy.service.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Connection
 from understudy.service.protocol import PUBLISH, SUBSCRIBE, from_json, to_json
 from understudy.service.wire import Assembly, Buffer, gather, pack, pieces, to_bfloat16
 
 logger = logging.getLogger(__name__)
 InThread: TypeAlias = Callable[..., Awaitable[Any]]
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 NO_PARAMETERS = 0  # versions count from 1
 
 

@@ -20,18 +20,17 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from understudy.core import StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
-from understudy.replay.sampler import BatchRecord, Shape
+from understudy.replay.sampler import BatchRecord, Shape, part_of
 from understudy.replay.selectors import Selector, Uniform
 from understudy.replay.shapes import Transitions
 from understudy.replay.view import View
-from understudy.service.batches import fill_batch, selector_to_json, shape_to_json, view_to_json
+from understudy.service.batches import MAX_MESSAGE_BYTES, fill_batch, selector_to_json, shape_to_json, view_to_json
 from understudy.service.connection import Connection
 from understudy.service.protocol import SAMPLE, VERSION, from_json, to_json
 from understudy.service.wire import Assembly
 
 T = TypeVar("T")
 
-MAX_BATCH_BYTES = 2**30 + 2**20
 PAUSE_S = 0.1
 
 
@@ -102,11 +101,8 @@ class RemoteSampler:
 
     def make(self, size: int | None = None) -> Any:
         """A batch to be used again and again; of this rank's part."""
-        part = self._part(self.batch_size if size is None else size)
+        part = part_of(self.batch_size if size is None else size, self.rank, self.world_size)
         return self.shape.make(self.spec, part.stop - part.start)
-
-    def _part(self, size: int) -> slice:
-        return slice(size * self.rank // self.world_size, size * (self.rank + 1) // self.world_size)
 
     # ---- drawing
 
@@ -115,7 +111,7 @@ class RemoteSampler:
     ) -> Any:
         """The next batch, or this rank's part of it; see Sampler."""
         size = self.batch_size if size is None else size
-        mine = self._part(size) if part is None else part
+        mine = part_of(size, self.rank, self.world_size) if part is None else part
         batch = self.make(size) if out is None else out
         wanted = (size, None if part is None else [part.start, part.stop])
         if self._asked and self._asked[0] != wanted:
@@ -246,7 +242,7 @@ class _Stream:
                 answer = from_json(message)
                 assembly = None
                 if answer.get("record") is not None:
-                    assembly = Assembly(next(self._exchange), max_bytes=MAX_BATCH_BYTES)
+                    assembly = Assembly(next(self._exchange), max_bytes=MAX_MESSAGE_BYTES)
                     while not assembly.complete:
                         assembly.add(next(self._exchange))
                 self._arrived.put((answer, assembly))

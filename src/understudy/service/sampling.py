@@ -18,6 +18,7 @@ from understudy.core import StoreError, WireError
 from understudy.replay.reader import Reader
 from understudy.replay.sampler import Sampler
 from understudy.service.batches import (
+    MAX_BATCH_BYTES,
     encode_batch,
     num_bytes_of,
     selector_from_json,
@@ -30,7 +31,6 @@ from understudy.service.wire import pieces
 _HELLO = {
     "version", "view", "shape", "selector", "batch_size", "seed", "spec", "rank", "world_size", "state",
 }  # fmt: skip
-MAX_BATCH_BYTES = 2**30
 
 
 class Drawing:

@@ -41,8 +41,7 @@ from understudy.core import (
 from understudy.replay import Reader, Store
 from understudy.replay.chunk import Chunk
 from understudy.replay.layout import row_bytes_of
-from understudy.replay.runs import Runs
-from understudy.replay.view import ViewIndex
+from understudy.replay.view import count
 from understudy.service.batches import view_from_json
 from understudy.service.chunks import decode_chunk
 from understudy.service.metrics import Metrics
@@ -73,6 +72,7 @@ MIN_TOKEN_LENGTH = 16
 MAX_SPECS = 256  # in one store; each has a segment of its own
 MAX_NAME_LENGTH = 200
 MAX_VIEWS = 16  # in one question
+NUM_THREADS = 16  # that commit, and as many that draw; a commit of many chunks costs hardly more than of one
 PARAMETERS_DIRECTORY = "parameters"  # in the store's
 _HEALTH_SERVING, _HEALTH_NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
 
@@ -89,7 +89,6 @@ class ServerConfig:
     max_message_bytes: int = 64 * 2**20
     max_parameters_bytes: int = 4 * 2**30
     max_streams: int = 4096
-    num_threads: int = 16
 
     def __post_init__(self) -> None:
         if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
@@ -140,8 +139,8 @@ class Server:
         self.address = ""
         self.failed = threading.Event()  # the store has failed, or the server is stopped: end the process
         self.failure: StoreFailedError | None = None
-        self._workers = ThreadPoolExecutor(self.config.num_threads, thread_name_prefix="serve")
-        self._drawers = ThreadPoolExecutor(self.config.num_threads, thread_name_prefix="draw")  # keep no commit waiting
+        self._workers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="serve")
+        self._drawers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="draw")  # keep no commit waiting
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
         self._grpc: grpc.aio.Server | None = None
@@ -314,13 +313,9 @@ class Server:
         with Reader(self.store.path) as reader:
             commit = reader.last_commit()
             totals = [asdict(total) for total in reader.catalog.episode_totals()]
-            runs = Runs(reader)
-            runs.follow(commit)
-            steps, episodes = {}, {}
-            for view in views:
-                index = ViewIndex(runs, view)
-                index.follow()
-                steps[view.name], episodes[view.name] = len(index), len(index.episodes())
+            counts = {view.name: found for view, found in zip(views, count(reader, views, commit), strict=True)}
+        steps = {name: found.steps for name, found in counts.items()}
+        episodes = {name: found.episodes for name, found in counts.items()}
         return {"version": VERSION, "store": self.board.store_id, "commit": commit, "totals": totals, "steps": steps,
                 "episodes": episodes, "parameters_version": self.board.version}  # fmt: skip
 

@@ -212,6 +212,11 @@ class Spool:
     def num_rows(self) -> int:
         return sum(stretch.num_rows for stretch in self.stretches)
 
+    @property
+    def num_chunks(self) -> int:
+        """Some have no rows, and only end an episode."""
+        return sum(len(stretch) for stretch in self.stretches)
+
     def close(self) -> None:
         """Give the directory back; stretches of which nothing is left go away."""
         for stretch in self.stretches:

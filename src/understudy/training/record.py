@@ -16,8 +16,7 @@ from understudy.core import StepSpec, StoreError
 from understudy.envs.takeover import Takeover
 from understudy.envs.world import World
 from understudy.replay import Reader, Store, View
-from understudy.replay.runs import Runs
-from understudy.replay.view import Clause, ViewIndex
+from understudy.replay.view import Clause, count
 from understudy.replay.writer import Writer
 from understudy.training.rollout import Rolled, run_episode
 
@@ -117,11 +116,7 @@ class _Local:
 
     def num_episodes(self, view: View) -> int:
         with Reader(self._store.path) as reader:
-            runs = Runs(reader)
-            runs.follow()
-            index = ViewIndex(runs, view)
-            index.follow()
-            return len(index.episodes())
+            return count(reader, [view])[0].episodes
 
 
 class _Remote:

@@ -69,3 +69,12 @@ def test_max_episodes_ends_what_cannot_be_done(tmp_path: Path, capsys: pytest.Ca
     options = ["--successes", "5", "--max-episodes", "2", "--noise", "0"]
     assert main(["record", str(tmp_path / "store"), *options]) == 1
     assert "2 successes in 2 episodes" in capsys.readouterr().out
+
+
+def test_it_records_to_a_server_with_a_certificate(tmp_path: Path, certificate: tuple[Path, Path]) -> None:
+    cert, key = certificate
+    config = ServerConfig(port=0, tls_cert=cert, tls_key=key)
+    with Store.open(tmp_path / "store") as store, Server(store, config) as server:
+        assert main(["record", server.address, "--successes", "1", "--tls-cert", str(cert)]) == 0
+    with Reader(tmp_path / "store") as reader:
+        assert len(list(reader.episodes())) == 1

@@ -127,3 +127,12 @@ def test_without_grpc_it_says_what_to_install(
     monkeypatch.delattr(sys.modules["understudy"], "service", raising=False)
     assert main(["serve", str(tmp_path / "store")]) == 1
     assert "pip install 'understudy[remote]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_verbose_logs_each_refusal(verbose: bool, tmp_path: Path) -> None:
+    with serving(str(tmp_path / "store"), *["--verbose"] * verbose) as (address, process):
+        with connect(address) as remote, pytest.raises(RefusedError):
+            remote.request("anything")
+        process.send_signal(signal.SIGINT)
+        assert ("RefusedError" in process.communicate(timeout=20)[1]) == verbose

@@ -118,10 +118,16 @@ def test_a_scripted_human_leaves_a_policy_alone_that_gets_on() -> None:
     assert not any(drive(human, [0.1 * step for step in range(20)]))
 
 
+def test_progress_below_the_margin_is_none() -> None:
+    slow = [0.01 * step for step in range(6)]
+    for margin, acts in ((0.005, False), (0.5, True)):
+        human = ScriptedHuman(lambda: HUMAN, lambda: 0.0, patience_steps=3, margin=margin)
+        assert any(drive(human, slow)) == acts
+
+
 def test_a_scripted_human_may_drive_to_the_end() -> None:
     human = ScriptedHuman(lambda: HUMAN, lambda: 0.0, patience_steps=2, burst_steps=None)
     assert drive(human, [0] * 6) == [0, 0, 1, 1, 1, 1]
-    assert human.read.__self__ is human
 
 
 def test_a_scripted_human_is_refused_what_makes_no_sense() -> None:

@@ -30,7 +30,8 @@ from understudy.core import (
 )
 from understudy.core.examples import CANONICAL, robot_spec, small_spec
 from understudy.replay import Reader, Store, Writer, verify
-from understudy.service import OutboxConfig, Remote, RemoteWriter, Server, ServerConfig, connect
+from understudy.service import OutboxConfig, Remote, RemoteWriter, Server, ServerConfig, connect, session
+from understudy.service.proxy import Proxy, free_port
 
 SPEC = small_spec()
 Serve = Callable[..., Server]
@@ -685,3 +686,37 @@ def test_what_was_queued_when_a_writer_was_fenced_is_recorded_all_the_same(
     with Reader(server.store.path) as reader:
         assert sum(record.num_rows for record in reader.episodes()) == taken
     assert old.delivery.queued == 0
+
+
+def test_what_only_ends_an_episode_is_waited_for_too(serve: Serve, remote_to: To, tmp_path: Path) -> None:
+    server = serve()
+    remote = remote_to(server)
+    with remote.writer("arm", SPEC, spool=tmp_path / "spool", commit_steps=2) as writer:
+        writer.begin(seed=1)
+        writer.append(step(1, 0))
+        writer.append(step(1, 1))
+        assert writer.wait_delivered(20)
+        writer.cut()  # a chunk without rows
+        assert writer.wait_delivered(20)
+        with Reader(server.store.path) as reader:
+            assert [record.state for record in reader.episodes()] == ["cut"]
+
+
+@pytest.mark.parametrize(("bytes_per_s", "delivered"), [(200.0, True), (1e12, False)])
+def test_a_slow_link_gets_the_time_that_its_bytes_take(
+    bytes_per_s: float, delivered: bool, serve: Serve, remote_to: To, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "ANSWER_TIMEOUT_S", 0.6)
+    monkeypatch.setattr(session, "SLOWEST_LINK_BYTES_PER_S", bytes_per_s)
+    server = serve()
+    with Proxy(port_of(server.address), port=free_port(), seed=1) as proxy:
+        writer = remote_to(proxy.address).writer("arm", SPEC)
+        writer.begin(seed=1)
+        writer.append(step(1, 0))
+        assert writer.wait_delivered(20)
+        proxy.delay(0.5)  # there and back: more than the answer may take, if the bytes did not count
+        writer.append(step(1, 1))
+        assert writer.wait_delivered(4.0) == delivered
+        proxy.delay(0.0)
+        assert writer.wait_delivered(20)
+        writer.close()

@@ -220,3 +220,10 @@ def test_a_wrong_token_is_told_to_whoever_waits(store: Store) -> None:
         pytest.raises(RefusedError, match="token is missing or wrong"),
     ):
         subscription.wait(timeout_s=10)
+
+
+def test_a_subscriber_takes_no_more_than_it_wants(remote: Remote) -> None:
+    remote.publish({"w": np.zeros(1000)})
+    with remote.parameters(max_bytes=1000) as subscription:
+        assert subscription.wait(timeout_s=1.0) is None
+        assert "1000 is the most here" in str(subscription.problem)

@@ -14,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from understudy.core import ArraySpec, RefusedError, Spec, StepSpec, UnavailableError, WireError
+from understudy.core import ArraySpec, DeliveryError, RefusedError, Spec, StepSpec, UnavailableError, WireError
 from understudy.core.examples import CANONICAL, random_episode, random_steps, small_spec
 from understudy.replay import Reader, Store, layout
 from understudy.service import Remote, Server, ServerConfig, connect
@@ -136,20 +136,6 @@ def test_starting_and_stopping_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 # ---- TLS
-
-
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    openssl = shutil.which("openssl")
-    if openssl is None:
-        pytest.skip("there is no openssl to make a certificate with")
-    place = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", place / "key.pem", "-out",
-         place / "cert.pem"], check=True, capture_output=True,
-    )  # fmt: skip
-    return place / "cert.pem", place / "key.pem"
 
 
 def test_tls_there_and_back(serve: Serve, remote_to: To, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
@@ -404,3 +390,15 @@ def test_specs_of_strangers_are_not_remembered_without_end() -> None:
         action = Spec(ArraySpec(shape=(size,), dtype="float32"))
         layout.row_bytes_of(StepSpec(observation=action, action=action))
     assert len(layout._row_bytes_known) <= layout.MAX_KNOWN_SPECS
+
+
+def test_a_store_that_was_closed_is_a_server_that_is_away(serve: Serve, remote_to: To) -> None:
+    server = serve()
+    server.store.close()
+    writer = remote_to(server).writer("arm", small_spec())
+    writer.begin()
+    writer.append(random_steps(small_spec(), 2, 1)[0][0])
+    assert not writer.wait_delivered(1.0)  # and no error: a server may come back
+    assert "closed" in str(writer.delivery.problem)
+    with pytest.raises(DeliveryError):
+        writer.close(0.1)
