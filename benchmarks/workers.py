@@ -33,7 +33,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from workers_world import FAULTS, random_actions
 
 from understudy.core import Tree
-from understudy.envs.outcomes import (
+from understudy.envs.source import WorldSource
+from understudy.envs.workers.outcomes import (
     Command,
     Observed,
     Outcome,
@@ -47,9 +48,8 @@ from understudy.envs.outcomes import (
     WorkerRaised,
     WorkerTooLarge,
 )
-from understudy.envs.source import WorldSource
-from understudy.envs.vector import Vector
-from understudy.envs.worker import Limits
+from understudy.envs.workers.vector import Vector
+from understudy.envs.workers.worker import Limits
 
 HERE = str(Path(__file__).resolve().parent)
 MAX_GROWTH_BYTES = 8 * 2**20  # of the caller, from the second fifth of the run to the last

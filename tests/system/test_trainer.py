@@ -200,8 +200,9 @@ def test_the_hil_serl_loop_runs_with_its_imports_changed(start, cleanup, port, t
     assert all(acted["updated"])
     assert acted["answers"] == [{}] * 12
     assert acted["dropped"] == 0
-    assert acted["version"] == learned["version"] > 10
-    assert acted["params"] == learned["step"] // 5 * 5
+    assert learned["version"] - acted["version"] in (0, 1)  # the last may still be on its way
+    assert acted["version"] > 10
+    assert learned["step"] // 5 * 5 - acted["params"] == 5 * (learned["version"] - acted["version"])
     assert acted["updates"] > 1
 
     own = [(7, number) for episode in range(12) for number in range(10 + 35 * episode, 35 + 35 * episode)]

@@ -15,9 +15,9 @@ from benchmarks.workers import FAULTS, FaultRun, compare, throughput
 
 from understudy.core import tree as trees
 from understudy.envs.check import check_env
-from understudy.envs.isolated import IsolatedWorld
 from understudy.envs.source import WorldSource
 from understudy.envs.toy import ToyTable
+from understudy.envs.workers.isolated import IsolatedWorld
 
 TOY = "understudy.envs.toy:ToyTable"
 

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import numpy as np
 import tyro
 from rich.console import Console
 
-from understudy.core import Episode, Source, UnderstudyError
-from understudy.core import tree as trees
+from understudy.core import UnderstudyError
 from understudy.replay import Reader
-
-Array = np.ndarray[Any, Any]
-
-HEIGHT = 192  # of a camera at least; smaller ones are enlarged by a whole number
-STRIP = 12
-GAP = 4
-COLOURS = {
-    Source.POLICY: (120, 130, 140), Source.HUMAN: (240, 130, 30), Source.SCRIPT: (60, 120, 200),
-    Source.RANDOM: (160, 90, 180),
-}  # fmt: skip
-LATER = (225, 225, 225)  # steps that are still to come
+from understudy.training.film import film, write_film
 
 
 def command(
@@ -47,60 +35,7 @@ def command(
     out = out or Path(f"episode-{episode}.gif")
     with Reader(store) as reader:
         frames = film(reader.read(episode))
-    _write(out, frames, fps)
+    write_film(out, frames, fps=fps)
     height, width = frames[0].shape[:2]
     Console(highlight=False).print(f"{out}: {len(frames)} frames of {width}x{height}", soft_wrap=True)
     return 0
-
-
-def film(episode: Episode) -> list[Array]:
-    """The frames of an episode, uint8 [H, W, 3] each."""
-    cameras = [
-        column for _, column in trees.leaves(episode.observation)
-        if isinstance(column, np.ndarray) and column.dtype == np.uint8 and column.shape[1:][-1:] == (3,)
-        and column.ndim == 4
-    ]  # fmt: skip
-    if not cameras:
-        raise UnderstudyError("the episode has no cameras (uint8 [H, W, 3]); record one that has")
-    return [_frame(cameras, episode.source, index) for index in range(len(episode) + 1)]
-
-
-def _frame(cameras: list[Array], source: Array, index: int) -> Array:
-    pictures = [_enlarged(camera[index]) for camera in cameras]
-    height = max(len(picture) for picture in pictures)
-    width = sum(picture.shape[1] + GAP for picture in pictures) - GAP
-    frame = np.full((height + GAP + STRIP, width, 3), 255, np.uint8)
-    at = 0
-    for picture in pictures:
-        frame[: len(picture), at : at + picture.shape[1]] = picture
-        at += picture.shape[1] + GAP
-    frame[height + GAP :] = _strip(source, index, width)
-    return frame
-
-
-def _enlarged(picture: Array) -> Array:
-    times = max(-(-HEIGHT // len(picture)), 1)
-    return picture.repeat(times, axis=0).repeat(times, axis=1)
-
-
-def _strip(source: Array, index: int, width: int) -> Array:
-    """One line of colours: the steps so far by who chose them, the others pale."""
-    colours = np.array([COLOURS[Source(number)] for number in source.tolist()], np.uint8)
-    colours[index:] = LATER
-    return colours[np.arange(width) * len(source) // width]
-
-
-def _write(path: Path, frames: list[Array], fps: float) -> None:
-    try:
-        from PIL import Image
-    except ModuleNotFoundError:
-        raise UnderstudyError(
-            "films need pillow, which is not installed; run `pip install 'understudy[plot]'`"
-        ) from None
-    if path.suffix.lower() != ".gif":
-        raise UnderstudyError(f"{path}: films are written as .gif, got {path.suffix or 'no ending'}; rename it")
-    images = [Image.fromarray(frame) for frame in frames]
-    try:
-        images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0)
-    except OSError as error:
-        raise UnderstudyError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from None

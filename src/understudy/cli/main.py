@@ -26,7 +26,14 @@ from understudy import __version__
 
 COMMANDS: dict[str, str] = {
     "info": "Show what a store holds.",
+    "env": "List the worlds, install their simulators, check your own.",
     "record": "Record demonstrations of a task, until enough have succeeded.",
+    "robot": "Serve an arm, simulated or real.",
+    "train": "Train a policy: RLPD, or behaviour cloning.",
+    "resume": "Go on with a run as if nothing had happened.",
+    "evaluate": "Play held-out episodes with a policy alone.",
+    "actor": "Act for a run, and write each step to a server.",
+    "learner": "Learn for a run, and publish policies to its actors.",
     "film": "Make a moving picture of an episode.",
     "serve": "Serve a store over the network, to writers and learners.",
     "verify": "Check that every byte of a store is what was written.",
@@ -91,7 +98,7 @@ def _choose(prog: str, args: list[str], table: Mapping[str, str]) -> str:
 def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
     import tyro
 
-    return tyro.cli(function, prog=prog, args=args, config=(tyro.conf.FlagCreatePairsOff,))
+    return tyro.cli(function, prog=prog, args=args, config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands))
 
 
 def _help(prog: str, table: Mapping[str, str]) -> str:

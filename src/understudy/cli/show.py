@@ -37,12 +37,24 @@ def size_text(num_bytes: int) -> str:
 
 
 def with_remote(module: str) -> Any:
-    """A module that needs the extra `remote`, or an error that says what to install."""
-    try:
+    """A module that needs the extra `remote`."""
+    return with_extra(module, "remote")
+
+
+def with_extra(module: str, extra: str) -> Any:
+    """A module that needs an extra."""
+    with needs_extra(extra):
         return importlib.import_module(module)
+
+
+@contextmanager
+def needs_extra(extra: str) -> Iterator[None]:
+    """Around imports that need an extra: an error says what to install."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("understudy"):
             raise
         raise UnderstudyError(
-            f"{error.name} is not installed, and this needs it; run `pip install 'understudy[remote]'`"
+            f"{error.name} is not installed, and this needs it; run `pip install 'understudy[{extra}]'`"
         ) from None

@@ -1,17 +1,17 @@
 """Worlds: what is seen and acted on, the tasks in them, the check for your own, and a toy table."""
 
 from understudy.envs.check import CheckError, Report, check_env
-from understudy.envs.isolated import IsolatedWorld
-from understudy.envs.outcomes import WorkerFailure
 from understudy.envs.source import WorldSource
 from understudy.envs.suite import Suite, SuiteError, Task
-from understudy.envs.toy import ToyTable
-from understudy.envs.toy_script import script
-from understudy.envs.vector import Vector
-from understudy.envs.worker import Limits, Worker
-from understudy.envs.world import World, WorldError, as_gymnasium
+from understudy.envs.toy import ToyTable, script
+from understudy.envs.workers.isolated import IsolatedWorld
+from understudy.envs.workers.outcomes import WorkerFailure
+from understudy.envs.workers.vector import Vector
+from understudy.envs.workers.worker import Limits, Worker
+from understudy.envs.world import Advice, World, WorldError, as_gymnasium
 
 __all__ = [
+    "Advice",
     "CheckError",
     "IsolatedWorld",
     "Limits",

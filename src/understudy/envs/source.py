@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,4 +59,8 @@ def build(factory: str, options: Mapping[str, Any]) -> Any:
     found: Any = importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part)
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        raise SpecError(f"options: {factory} cannot be built with {dict(options)!r}: {error}") from None
     return found(**options)

@@ -13,8 +13,11 @@ from __future__ import annotations
 import abc
 import difflib
 import importlib
+import importlib.metadata
 import operator
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -33,6 +36,14 @@ class WorldError(UnderstudyError):
     """A world was used in an order that it cannot follow, or broke its own contract."""
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Advice:
+    """What a scripted expert would do now, and how far the task has come."""
+
+    action: Tree
+    progress: float  # rises as the task comes along; its scale is the world's own
+
+
 class World(abc.ABC):
     """Something that is seen and acted on. A subclass says what it is (`step_spec`, `suite`) and writes four methods.
 
@@ -41,6 +52,9 @@ class World(abc.ABC):
 
     step_spec: StepSpec
     suite: Suite
+    stands_on: tuple[str, ...] = ("numpy",)  # packages whose versions change what it does
+    repeatable: bool = True  # the same start, seed and actions give the same bits; False for what lives in real time
+    hz: float | None = None  # the control rate that `step` keeps; None: it is as fast as it can
 
     _task: Task | None = None
     _seeds: np.random.Generator | None = None  # where seeds come from that nobody gave
@@ -65,12 +79,38 @@ class World(abc.ABC):
     def close(self) -> None:
         """Let go of what the world holds; it is not used afterwards."""
 
+    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+        """What an expert would do now, for worlds that have one. Changes nothing. `noise` is the spread of what is
+        added to speeds, drawn from `rng`, so that no two demonstrations are alike."""
+        raise WorldError(
+            f"{self._name}: it has no scripted expert; act with a device or a policy, or write {self._name}.advise"
+        )
+
+    def versions(self) -> dict[str, str]:
+        """The versions of what the world stands on, for the fingerprint of a score."""
+        found = {}
+        for name in self.stands_on:
+            with suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = importlib.metadata.version(name)
+        return found
+
     # --- what everyone calls ---
+
+    @property
+    def has_expert(self) -> bool:
+        """Whether `advise` was written."""
+        return type(self).advise is not World.advise
 
     @property
     def task(self) -> Task:
         """The task of this episode; before the first, the first of the suite."""
         return self._task or self.suite.tasks[0]
+
+    def choose(self, task: str) -> None:
+        """Make a task that of the next episode."""
+        if self._state == "running":
+            raise WorldError(f"{self._name}: an episode is running; name the task in the options of reset")
+        self._task = self.suite.task(task)
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None

@@ -96,6 +96,7 @@ class Outbox:
         self._queue: deque[Chunk] = deque()
         self._queued_rows = 0
         self._recording: Chunk | None = None  # taken from the queue and not yet in the spool
+        self._answering = False  # an answer is taken in: the spool knows it, and the counters do not yet
         self._delivered = self._dropped = self._refused = self._last_commit = 0
         self._next_seq = 0
         self._connected, self._address = False, ""
@@ -172,7 +173,7 @@ class Outbox:
 
     @property
     def _all_delivered(self) -> bool:
-        return not (self._queue or self._recording or self._spool.num_chunks)
+        return not (self._queue or self._recording or self._spool.num_chunks or self._answering)
 
     @property
     def num_unrecorded(self) -> int:
@@ -346,8 +347,11 @@ class Outbox:
         return True
 
     def answered(self, stretch: Stretch, seq: int, commit: int) -> None:
-        num_rows = stretch.acknowledge(seq)
         with self._changed:
+            self._answering = True
+        num_rows = stretch.acknowledge(seq)  # removes files, so it is not done under the lock
+        with self._changed:
+            self._answering = False
             self._delivered += num_rows
             self._last_commit = max(self._last_commit, commit)
             self._changed.notify_all()

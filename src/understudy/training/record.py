@@ -6,19 +6,26 @@ stop at any moment, or be killed, and the next call goes on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from understudy.core import StepSpec, StoreError
-from understudy.envs.takeover import Takeover
+from understudy.envs.pace import Pace
+from understudy.envs.people.takeover import Takeover
+from understudy.envs.workers import WorkerFailure
 from understudy.envs.world import World
 from understudy.replay import Reader, Store, View
 from understudy.replay.view import Clause, count
 from understudy.replay.writer import Writer
-from understudy.training.rollout import Rolled, run_episode
+from understudy.training.rollout import Rolled, Show, run_episode
+
+logger = logging.getLogger(__name__)
+
+BROKEN_IN_A_ROW = 3  # then the world is beyond help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +50,8 @@ class RecordReport:
 
     num_successes: int
     num_episodes: int
-    num_steps: int  # of this call
+    num_steps: int = 0  # of this call
+    num_broken: int = 0  # episodes of this call that were cut because the world's process failed
 
 
 class Target(Protocol):
@@ -58,23 +66,38 @@ class Target(Protocol):
 
 def record(
     world: World, target: Target, takeover: Takeover, config: RecordConfig,
-    progress: Callable[[RecordReport, Rolled], None] | None = None,
+    progress: Callable[[RecordReport, Rolled], None] | None = None, *, pace: Pace | None = None,
+    show: Show | None = None,
 ) -> RecordReport:  # fmt: skip
-    """Run episodes, whoever holds the device acting, until `successes` of the task are in the target."""
+    """Run episodes, whoever holds the device acting, until `successes` of the task are in the target.
+
+    A world whose process fails loses its episode and goes on; after BROKEN_IN_A_ROW of them the failure is raised.
+    """
     task = world.suite.task(config.task)
     report = RecordReport(
         num_successes=target.num_episodes(_demonstrations(task.name, "success = 1")),
         num_episodes=target.num_episodes(_demonstrations(task.name, "1")),
-        num_steps=0,
     )
     last = report.num_episodes + config.max_episodes
     writer = target.writer(world.step_spec)
+    broken_in_a_row = 0
     while report.num_successes < config.successes and report.num_episodes < last:
-        rolled = run_episode(
-            world, writer, takeover=takeover, kind="demonstration", seed=config.seed + report.num_episodes,
-            options={"task": task.name},
-        )  # fmt: skip
-        report = RecordReport(
+        try:
+            rolled = run_episode(
+                world, writer, takeover=takeover, kind="demonstration", seed=config.seed + report.num_episodes,
+                options={"task": task.name}, pace=pace, show=_counted(show, report),
+            )  # fmt: skip
+        except WorkerFailure as failure:
+            broken_in_a_row += 1
+            if broken_in_a_row >= BROKEN_IN_A_ROW:
+                raise
+            logger.warning("the world is started anew: %s", failure)
+            if failure.doing not in ("start", "reset"):  # there was an episode
+                report = replace(report, num_episodes=report.num_episodes + 1, num_broken=report.num_broken + 1)
+            continue
+        broken_in_a_row = 0
+        report = replace(
+            report,
             num_successes=report.num_successes + rolled.success,
             num_episodes=report.num_episodes + 1,
             num_steps=report.num_steps + rolled.num_steps,
@@ -82,6 +105,14 @@ def record(
         if progress is not None:
             progress(report, rolled)
     return report
+
+
+def _counted(show: Show | None, report: RecordReport) -> Show | None:
+    """A screen that is also told how far the recording has come."""
+    if show is None:
+        return None
+    counts = {"episode": report.num_episodes + 1, "successes": report.num_successes}
+    return lambda observation, seen: show(observation, {**seen, **counts})
 
 
 def _demonstrations(task: str, which: str) -> View:

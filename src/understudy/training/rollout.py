@@ -6,17 +6,24 @@ action, who chose it, what the policy had wanted and of which version it was.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from understudy.core import NO_VERSION, EpisodeError, EpisodeInfo, Kind, Source, Step, Tree
-from understudy.envs.takeover import Choice, Takeover
+from understudy.envs.pace import Pace
+from understudy.envs.people.takeover import Choice, Takeover
 from understudy.envs.world import World
 from understudy.replay.writer import Writer
 
 # A policy as an episode sees it: an observation to an action and the version of the parameters that gave it.
 Act: TypeAlias = Callable[[Tree], tuple[Tree, int]]
+
+# What a screen is given: what is seen, and what to say about it (task, instruction, step, source, reward, success).
+Show: TypeAlias = Callable[[Tree, Mapping[str, Any]], None]
+
+IDLE_S = 0.05  # between two looks at a person who has not begun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,31 +40,55 @@ class Rolled:
 
 def run_episode(
     world: World, writer: Writer, *, act: Act | None = None, takeover: Takeover | None = None, kind: Kind = "practice",
-    seed: int | None = None, options: Mapping[str, Any] | None = None,
+    seed: int | None = None, options: Mapping[str, Any] | None = None, source: Source = Source.POLICY,
+    pace: Pace | None = None, show: Show | None = None,
 ) -> Rolled:  # fmt: skip
     """One episode of `world` into `writer`, by a policy, by whoever holds the device, or by both.
 
-    If anything raises on the way, what was lived so far is kept as an episode that was cut.
+    `source` is who `act` is. Without it the episode begins with the first act of whoever holds the device. `pace` keeps
+    a control rate; `show` is given what is seen before each step and at the end. If anything raises on the way, what
+    was lived so far is kept as an episode that was cut.
     """
     if act is None and takeover is None:
         raise EpisodeError("act, takeover: expected at least one of them, got neither; somebody must act")
     if takeover is not None:
         takeover.begin()
     observation, said = world.reset(seed=seed, options=options)
+    seen: dict[str, Any] = {"task": said["task"], "instruction": said["instruction"], "step": 0, "source": None}
+
+    def tell() -> None:
+        if show is not None:
+            show(observation, seen)
+
+    tell()
+    if act is None and takeover is not None:
+        takeover.wait(lambda: _idle(tell))
     info = _begin(writer, said, takeover, kind)
     num_steps, num_human, total, success = 0, 0, 0.0, False
+    if pace is not None:
+        pace.begin()
     try:
         while True:
-            choice, version = _choose(observation, act, takeover)
+            choice, version = _choose(observation, act, source, takeover)
             next_observation, reward, terminated, truncated, outcome = world.step(choice.action)
+            success = bool(outcome["success"])
+            if choice.verdict is not None:  # a person has the last word
+                terminated, truncated, success = True, False, choice.verdict
+                reward = float(success)
             writer.append(_step(observation, choice, version, reward, terminated, truncated))
             observation = next_observation
             num_steps += 1
             num_human += choice.source == Source.HUMAN
             total += reward
-            success = bool(outcome["success"])
+            seen |= {
+                "step": num_steps, "source": choice.source.name.lower(), "action": choice.action, "reward": reward,
+                "success": success,
+            }  # fmt: skip
+            tell()
             if terminated or truncated:
                 break
+            if pace is not None:
+                pace.wait()
     except BaseException:
         writer.cut(observation if num_steps else None)
         raise
@@ -69,6 +100,11 @@ def run_episode(
     )  # fmt: skip
 
 
+def _idle(tell: Callable[[], None]) -> None:
+    tell()
+    time.sleep(IDLE_S)
+
+
 def _begin(writer: Writer, said: Mapping[str, Any], takeover: Takeover | None, kind: Kind) -> EpisodeInfo:
     info = EpisodeInfo(
         task=said["task"], instruction=said["instruction"], init_state=said["start"], seed=said["seed"],
@@ -78,18 +114,21 @@ def _begin(writer: Writer, said: Mapping[str, Any], takeover: Takeover | None, k
     return info
 
 
-def _choose(observation: Tree, act: Act | None, takeover: Takeover | None) -> tuple[Choice, int]:
+def _choose(
+    observation: Tree, act: Act | None, source: Source, takeover: Takeover | None
+) -> tuple[Choice, int]:  # fmt: skip
     proposal, version = (None, NO_VERSION) if act is None else act(observation)
-    if takeover is not None:
-        return takeover.choose(proposal), version
-    return Choice(action=proposal, source=Source.POLICY, proposal=proposal), version
+    if takeover is None:
+        return Choice(action=proposal, source=source, proposal=proposal), version
+    choice = takeover.choose(proposal)
+    return (replace(choice, source=source) if choice.source == Source.POLICY else choice), version
 
 
 def _step(
     observation: Tree, choice: Choice, version: int, reward: float, terminated: bool, truncated: bool
 ) -> Step:  # fmt: skip
-    by_policy = choice.source == Source.POLICY
+    proposal = None if choice.action is choice.proposal else choice.proposal
     return Step(
         observation=observation, action=choice.action, reward=reward, terminated=terminated, truncated=truncated,
-        source=choice.source, policy_version=version, proposal=None if by_policy else choice.proposal,
+        source=choice.source, policy_version=version, proposal=proposal,
     )  # fmt: skip

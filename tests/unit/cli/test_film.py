@@ -9,10 +9,10 @@ import pytest
 from PIL import Image
 
 from understudy.cli import main
-from understudy.cli.film import COLOURS, LATER, STRIP, film
 from understudy.core import Source
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import Store
+from understudy.training.film import COLOURS, LATER, STRIP, film
 
 
 @pytest.fixture

@@ -43,7 +43,7 @@ def test_it_records_to_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[st
     config = ServerConfig(port=0, token=token.read_text())
     with Store.open(tmp_path / "store") as store, Server(store, config) as server:
         options = ["--token-file", str(token), "--spool", str(tmp_path / "spool")]
-        assert main(["record", server.address, "--task", "red_on_plate", "--successes", "1", *options]) == 0
+        assert main(["record", server.address, "--env", "toy:red_on_plate", "--successes", "1", *options]) == 0
         assert main(["record", server.address, "--successes", "1"]) == 1
         assert "token is missing or wrong" in capsys.readouterr().err
     with Reader(tmp_path / "store") as reader:
@@ -53,7 +53,7 @@ def test_it_records_to_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--task", "pik_red"], "did you mean 'pick_red'?"),
+        (["--env", "toy:pik_red"], "did you mean 'pick_red'?"),
         (["--successes", "0"], "expected successes and max_episodes from 1"),
         (["--spool", "somewhere"], "a store here needs none"),
     ],

@@ -308,3 +308,18 @@ def test_all_problems_are_listed() -> None:
         "success", "determinism", "observing", "looking",
     ]  # fmt: skip
     assert "description" in caught.value.report.passed
+
+
+def test_what_lives_in_real_time_is_not_asked_to_repeat_itself() -> None:
+    class Clock(Good):
+        """Begins somewhere else each time."""
+
+        def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
+            super().begin(task, start, np.random.default_rng())
+
+    with pytest.raises(CheckError, match="determinism"):
+        check_env(Clock())
+    Clock.repeatable = False
+    report = check_env(Clock())
+    assert "determinism" not in report.passed
+    assert str(report).endswith("; 3 left out, since it lives in real time")

@@ -10,7 +10,7 @@ import pytest
 from tests.worlds import CountingWorld
 
 from understudy.core import Source
-from understudy.envs.takeover import AlwaysScript, Reading, ScriptedHuman, Takeover, TakeoverError, TakeoverWorld
+from understudy.envs.people.takeover import AlwaysScript, Reading, ScriptedHuman, Takeover, TakeoverError, TakeoverWorld
 
 POLICY, HUMAN = np.float32([0.0]), np.float32([1.0])
 
@@ -73,7 +73,7 @@ def test_reasons_and_latency_are_told() -> None:
 def test_without_a_policy_somebody_must_act() -> None:
     takeover = Takeover(Planned([False]))
     takeover.begin()
-    with pytest.raises(TakeoverError, match="wait until the device is active"):
+    with pytest.raises(TakeoverError, match="use a device that acts to the end"):
         takeover.choose(None)
 
 

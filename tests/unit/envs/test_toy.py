@@ -8,8 +8,8 @@ import pytest
 
 from understudy.core import tree as trees
 from understudy.envs import ToyTable, WorldError, script
-from understudy.envs.toy import BLUE, NUM_STARTS, PURPLE, RED, STATE_NAMES, SUITE, TASKS, start_state
-from understudy.envs.toy_physics import BUTTON_PRESSED, HALF_BLOCK, HOLD_OPENING, NOTHING, Table
+from understudy.envs.toy.physics import BUTTON_PRESSED, HALF_BLOCK, HOLD_OPENING, NOTHING, Table
+from understudy.envs.toy.world import BLUE, NUM_STARTS, PURPLE, RED, STATE_NAMES, SUITE, TASKS, start_state
 
 
 def make_table(**changes: object) -> Table:
@@ -125,7 +125,7 @@ def test_grasping_what_should_be_pushed_ends_the_episode() -> None:
 def test_a_start_is_the_same_for_ever() -> None:
     digest = 0
     for task in TASKS:
-        for start in range(NUM_STARTS):
+        for start in range(50):
             table = start_state(task, start)
             numbers = [*table.gripper, *np.ravel(table.blocks), *table.plate, *table.zone, *table.button]
             digest = zlib.crc32(np.round(numbers, 9).astype(np.float32).tobytes(), digest)
@@ -145,9 +145,9 @@ def test_state_names_say_what_the_numbers_are() -> None:
 
 def test_suite() -> None:
     assert len(SUITE.tasks) == 10
-    assert {task.num_starts for task in SUITE.tasks} == {50}
+    assert {task.num_starts for task in SUITE.tasks} == {NUM_STARTS}
     assert {task.max_steps for task in SUITE.tasks} == {100}
-    assert list(SUITE.starts("pick_red", "eval")) == list(range(40, 50))
+    assert list(SUITE.starts("pick_red", "eval")) == list(range(400, 500))
 
 
 # --- the expert ---
@@ -286,3 +286,25 @@ def best_s(function: object, num_times: int) -> float:
         function()  # type: ignore[operator]
         times.append(time.perf_counter() - start)
     return min(times)
+
+
+@pytest.mark.parametrize(
+    ("task", "names"),
+    [
+        ("pick_red", {"red"}),
+        ("stack_blue_on_purple", {"blue", "purple"}),
+        ("red_on_plate", {"red", "plate"}),
+        ("push_blue", {"blue", "zone"}),
+        ("press_button", {"button"}),
+    ],
+)
+def test_the_state_of_a_task_has_only_what_it_speaks_of(task: str, names: set[str]) -> None:
+    whole, part = ToyTable(cameras=False), ToyTable(cameras=False, state="task")
+    for world in (whole, part):
+        world.reset(seed=3, options={"task": task})
+    state = dict(zip(STATE_NAMES, part.observe()["state"].tolist(), strict=True))
+    for name, value in zip(STATE_NAMES, whole.observe()["state"].tolist(), strict=True):
+        spoken_of = name.split("_")[0] in {"gripper", "opening", "held", *names}
+        assert state[name] == (value if spoken_of else 0.0)
+    with pytest.raises(WorldError, match="expected 'all' or 'task'"):
+        ToyTable(state="some")  # type: ignore[arg-type]

@@ -12,7 +12,8 @@ from tests.unit.envs.broken_worlds import EPISODE_STEPS, Numbers, action, break_
 from tests.unit.envs.processes import children, dies, num_descriptors
 
 from understudy.core import tree as trees
-from understudy.envs.outcomes import (
+from understudy.envs.source import WorldSource
+from understudy.envs.workers.outcomes import (
     Observe,
     Observed,
     Outcome,
@@ -23,9 +24,8 @@ from understudy.envs.outcomes import (
     WorkerHung,
     WorkerRaised,
 )
-from understudy.envs.source import WorldSource
-from understudy.envs.vector import Vector
-from understudy.envs.worker import Limits
+from understudy.envs.workers.vector import Vector
+from understudy.envs.workers.worker import Limits
 from understudy.envs.world import WorldError
 
 GO_ON = action(0.25)

@@ -18,8 +18,11 @@ from tests.unit.envs.processes import alive, children, dies, num_descriptors
 
 from understudy.core import SpecError
 from understudy.core import tree as trees
-from understudy.envs.isolated import IsolatedWorld
-from understudy.envs.outcomes import (
+from understudy.envs.source import WorldSource
+from understudy.envs.suite import SuiteError
+from understudy.envs.toy import ToyTable
+from understudy.envs.workers.isolated import IsolatedWorld
+from understudy.envs.workers.outcomes import (
     Observe,
     Observed,
     Reset,
@@ -32,9 +35,7 @@ from understudy.envs.outcomes import (
     WorkerRaised,
     WorkerTooLarge,
 )
-from understudy.envs.source import WorldSource
-from understudy.envs.suite import SuiteError
-from understudy.envs.worker import Limits, Worker
+from understudy.envs.workers.worker import Limits, Worker
 from understudy.envs.world import WorldError
 
 QUICK = Limits(step_s=0.4, reset_s=20.0, start_s=60.0, close_s=0.4, stack_s=10.0)
@@ -366,8 +367,8 @@ def test_nothing_is_left_open() -> None:
 PARENT = """
 import sys, time
 from tests.unit.envs.broken_worlds import action, source
-from understudy.envs.outcomes import Reset, Steps
-from understudy.envs.worker import Worker
+from understudy.envs.workers.outcomes import Reset, Steps
+from understudy.envs.workers.worker import Worker
 worker = Worker(source(at_step=sys.argv[1], at_reset="grandchild", file=sys.argv[2]))
 worker.call(Reset(seed=1))
 if sys.argv[1]:
@@ -416,7 +417,7 @@ def test_a_worker_needs_numpy_and_nothing_else() -> None:
     """Of all that the worker's side imports, only numpy is not in the standard library."""
     code = """
 import sys, json
-import understudy.envs.worker_process
+import understudy.envs.workers.process
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
     done = subprocess.run(
@@ -429,3 +430,71 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
     )  # fmt: skip
     known = sys.stdlib_module_names | set(json.loads(bare.stdout)) | {"numpy", "understudy"}
     assert [name for name in json.loads(done.stdout) if name not in known] == []
+
+
+# --- advice ---
+
+
+def test_the_expert_of_a_world_in_a_worker_says_the_same_as_here() -> None:
+    here = ToyTable(cameras=False)
+    there = IsolatedWorld(WorldSource(factory="understudy.envs.toy:ToyTable", options={"cameras": False}))
+    with here, there:
+        assert there.has_expert
+        for world in (here, there):
+            world.reset(seed=3, options={"task": "red_on_plate"})
+        rng = np.random.default_rng(5)
+        ended = False
+        while not ended:
+            clean, wanted = there.advise(), here.advise()
+            assert np.array_equal(clean.action, wanted.action)
+            assert clean.progress == wanted.progress
+            noisy = there.advise(noise=0.2, rng=rng)
+            assert not np.array_equal(noisy.action, clean.action)
+            step = here.step_without_looking(noisy.action)
+            assert there.step_without_looking(noisy.action) == step
+            ended = step[1] or step[2]
+        assert step[3]["success"]
+
+
+def test_noise_in_advice_comes_from_the_callers_generator() -> None:
+    with IsolatedWorld(WorldSource(factory="understudy.envs.toy:ToyTable", options={"cameras": False})) as world:
+        world.reset(seed=3)
+        first, again, other = (
+            world.advise(noise=0.2, rng=np.random.default_rng(seed)).action.tolist() for seed in (1, 1, 2)
+        )
+        assert first == again != other
+        with pytest.raises(WorldError, match="noise needs a random generator"):
+            world.advise(noise=0.2)
+
+
+def test_a_world_without_an_expert_refuses_and_lives_on() -> None:
+    with IsolatedWorld(source("Numbers")) as world:
+        assert not world.has_expert
+        world.reset(seed=1)
+        pid = world.worker.pid
+        with pytest.raises(WorldError, match="no scripted expert"):
+            world.advise()
+        world.step(GO_ON)
+        assert world.worker.pid == pid
+    with pytest.raises(WorldError, match=r"write Numbers\.advise"):
+        Numbers().advise()
+
+
+def test_progress_rises_as_the_toys_expert_works() -> None:
+    world = ToyTable(cameras=False)
+    for task in world.suite.task_names:
+        world.reset(seed=1, options={"task": task, "start": 2})
+        first = world.advise().progress
+        best, stalled, longest = first, 0, 0
+        ended = False
+        while not ended:
+            advice = world.advise()
+            if advice.progress > best + 1e-3:
+                best, stalled = advice.progress, 0
+            else:
+                stalled += 1
+                longest = max(longest, stalled)
+            _, terminated, truncated, _ = world.step_without_looking(advice.action)
+            ended = terminated or truncated
+        assert best > first
+        assert longest < 20, f"{task}: the expert itself seems to stall for {longest} steps"

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +14,18 @@ import pytest
 from tests.worlds import CountingWorld
 
 from understudy.core import NO_VERSION, EpisodeError, Source
-from understudy.envs.takeover import AlwaysScript, Reading, Takeover
+from understudy.envs import IsolatedWorld, WorldSource
+from understudy.envs.pace import Pace
+from understudy.envs.people.takeover import AlwaysScript, Reading, Takeover
+from understudy.envs.workers.outcomes import WorkerDied
 from understudy.replay import DEMO, Reader, Sampler, Store, verify
 from understudy.service import Server, ServerConfig
 from understudy.training import RecordConfig, open_target, record, run_episode
 
 NUM_EPISODES = 1000
+COUNTING = WorldSource(
+    factory="tests.worlds:CountingWorld", env={"PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+)
 
 
 class RandomBursts:
@@ -109,6 +118,74 @@ def test_somebody_must_act(tmp_path: Path) -> None:
         run_episode(CountingWorld(), store.writer("actor", CountingWorld().step_spec))
 
 
+class Hands:
+    """A person of whom each reading is written down beforehand; afterwards the hands rest."""
+
+    source = Source.HUMAN
+
+    def __init__(self, *readings: Reading):
+        self._readings = list(readings)
+
+    def begin(self) -> None:
+        """Nothing to remember."""
+
+    def read(self) -> Reading:
+        return self._readings.pop(0) if self._readings else Reading()
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+
+def push(value: float = 0.25, **said: Any) -> Reading:
+    return Reading(action=np.float32([value]), **said)
+
+
+@pytest.mark.parametrize("verdict", [True, False])
+def test_a_person_has_the_last_word(verdict: bool, tmp_path: Path) -> None:
+    world = CountingWorld()
+    hands = Hands(push(0.25), Reading(), Reading(verdict=verdict))
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("actor", world.step_spec)
+        rolled = run_episode(world, writer, act=lambda _: (np.float32([-0.5]), 1), takeover=Takeover(hands))
+    assert (rolled.num_steps, rolled.success) == (3, verdict)
+    with Reader(tmp_path / "store") as reader:
+        assert next(iter(reader.episodes())).info.success is verdict
+        episode = reader.read(1)
+        assert episode.terminated.tolist() == [False, False, True]
+        assert episode.reward.tolist() == [1.0, 2.0, float(verdict)]
+
+
+def test_without_a_policy_the_first_act_begins(tmp_path: Path) -> None:
+    world = CountingWorld(max_steps=3)
+    hands = Hands(Reading(), Reading(), push(0.25), push(0.0), push(0.5))
+    shown: list[dict[str, Any]] = []
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("actor", world.step_spec)
+        run_episode(
+            world, writer, takeover=Takeover(hands), kind="demonstration",
+            show=lambda observation, seen: shown.append({"at": int(observation["step"]), **seen}),
+        )  # fmt: skip
+    assert world.executed == [0.25, 0.0, 0.5]
+    with Reader(tmp_path / "store") as reader:
+        assert set(reader.read(1).source.tolist()) == {Source.HUMAN}
+    # Twice while the hands rested, and after each step; what is said fits what is seen.
+    assert [s["at"] for s in shown] == [s["step"] for s in shown] == [0, 0, 0, 1, 2, 3]
+    assert [s["source"] for s in shown] == [None, None, None, "human", "human", "human"]
+    assert shown[0]["instruction"] == "count to the end"
+    assert [s.get("reward") for s in shown[3:]] == [1.0, 2.0, 3.0]
+
+
+def test_a_pace_is_kept(tmp_path: Path) -> None:
+    world = CountingWorld(max_steps=6)
+    pace = Pace(50)
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("actor", world.step_spec)
+        began = time.monotonic()
+        run_episode(world, writer, act=lambda _: (np.float32([0]), 1), pace=pace)
+        assert time.monotonic() - began >= 5 / 50  # between six steps
+    assert pace.report.num_ticks == 5
+
+
 # ---- record
 
 
@@ -175,3 +252,43 @@ def test_a_task_that_cannot_be_done_comes_to_an_end(tmp_path: Path) -> None:
     with open_target(str(tmp_path / "store")) as target:
         report = record(CountingWorld(), target, expert([0] * 9), config)
     assert (report.num_successes, report.num_episodes) == (0, 4)
+
+
+def test_a_simulator_that_dies_costs_its_episode_and_no_more(tmp_path: Path) -> None:
+    config = RecordConfig(task="count", successes=4, max_episodes=10)
+    shown: list[tuple[int, int]] = []
+    with IsolatedWorld(COUNTING) as world, open_target(str(tmp_path / "store")) as target:
+
+        def kill(report: Any, _: Any) -> None:
+            if report.num_successes in (1, 2) and world.worker.pid:
+                os.kill(world.worker.pid, signal.SIGKILL)
+
+        def show(_: Any, seen: Any) -> None:
+            shown.append((seen["episode"], seen["successes"]))
+            if seen["episode"] == 2 and seen["step"] == 5 and world.worker.pid:
+                os.kill(world.worker.pid, signal.SIGKILL)
+
+        report = record(world, target, expert([1] * 20), config, kill, show=show)
+    assert report.num_successes == 4
+    assert report.num_broken == 1  # a death between two episodes costs none
+    assert shown[0] == (1, 0)
+    assert shown[-1] == (5, 3)
+    with Reader(tmp_path / "store") as reader:
+        assert [(r.state, r.num_steps) for r in reader.episodes()] == [
+            ("ended", 10), ("cut", 5), ("ended", 10), ("ended", 10), ("ended", 10),
+        ]  # fmt: skip
+    assert verify(tmp_path / "store").problems == []
+
+
+def test_a_simulator_beyond_help_ends_the_recording(tmp_path: Path) -> None:
+    config = RecordConfig(task="count", successes=4, max_episodes=10)
+    with IsolatedWorld(COUNTING) as world, open_target(str(tmp_path / "store")) as target:
+
+        def show(_: Any, seen: Any) -> None:
+            if seen["step"] == 2 and world.worker.pid:
+                os.kill(world.worker.pid, signal.SIGKILL)
+
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            record(world, target, expert([1] * 20), config, show=show)
+    with Reader(tmp_path / "store") as reader:
+        assert [r.state for r in reader.episodes()] == ["cut"] * 3

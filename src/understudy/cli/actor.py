@@ -1,0 +1,75 @@
+"""`understudy actor`: the half of a run that acts."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+
+from understudy.cli.hands import open_hands, open_pace, open_page
+from understudy.cli.show import needs_extra
+from understudy.envs.pace import Pace
+from understudy.envs.people.takeover import Takeover
+from understudy.envs.world import World
+from understudy.training.rollout import Rolled, Show
+
+with needs_extra("train"):
+    from understudy.training.actor import run_actor
+    from understudy.training.rlpd import RLPDConfig, make_takeover
+    from understudy.training.run import Run
+
+
+def command(
+    run: Annotated[Path, tyro.conf.Positional],
+    server: Annotated[str, tyro.conf.Positional],
+    *,
+    name: str = "actor-0",
+    human: Literal["config", "browser", "spacemouse"] = "config",
+    operator: str | None = None,
+    hz: float | None = None,
+    page: str | None = None,
+    spool: Path | None = None,
+    token_file: Path | None = None,
+    tls_cert: Path | None = None,
+) -> int:
+    """Act with the newest policy and write each step to a server, until the learner says that it is enough.
+
+    Args:
+        run: Directory with the run's config.json; on another machine a copy of that file is enough.
+        server: Address of the server (host:port).
+        name: Its name; each actor of a run needs another.
+        human: Who may take over: the script that the config names, or a person at a browser page or a SpaceMouse.
+        operator: Name of the person, kept with each episode.
+        hz: Steps a second; by default 10 with a person, and as fast as it goes without.
+        page: Address (host:port) of the page with live pictures; 127.0.0.1:7448 with a browser, else none.
+        spool: Directory on this machine in which steps survive a crash.
+        token_file: File with the server's token.
+        tls_cert: The server's certificate.
+    """
+    console = Console(highlight=False)
+    config = Run(run).config(RLPDConfig)
+    with ExitStack() as undo:
+
+        def hands(world: World) -> tuple[Takeover | None, Pace | None, Show | None]:
+            if human == "config":
+                show = None if page is None else open_page(undo, console, world, page, watch_only=True).show
+                return make_takeover(config, world), open_pace(world, hz, person=False), show
+            device, show = open_hands(undo, console, world, human, page, to_the_end=False)
+            return Takeover(device, operator=operator), open_pace(world, hz, person=True), show
+
+        def watch(number: int, rolled: Rolled, version: int | None) -> None:
+            how = "success" if rolled.success else "failure"
+            console.print(
+                f"episode {number}: {how} in {rolled.num_steps} steps, {rolled.num_human} by a human; "
+                f"policy {'none yet' if version is None else version}",
+                soft_wrap=True,
+            )
+
+        number = run_actor(
+            config, server, name=name, spool=spool, token_file=token_file, tls_cert=tls_cert, hands=hands, watch=watch
+        )
+    console.print(f"done; {number} episodes", style="green")
+    return 0

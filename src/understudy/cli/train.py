@@ -1,0 +1,69 @@
+"""`understudy train`: a new run, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from understudy.cli.progress import run_line
+from understudy.cli.show import needs_extra
+from understudy.training.evaluate import last_score
+
+with needs_extra("train"):
+    from understudy.training.cloning import CloningRunConfig, run_cloning
+    from understudy.training.local import LocalRun
+    from understudy.training.rlpd import RLPDConfig
+    from understudy.training.run import Run
+
+DEFAULT_RLPD, DEFAULT_CLONING = RLPDConfig(), CloningRunConfig()
+
+
+def rlpd(
+    run: Annotated[Path, tyro.conf.Positional],
+    config: Annotated[RLPDConfig, tyro.conf.arg(name="")] = DEFAULT_RLPD,
+) -> int:
+    """Learn from demonstrations and practice (SAC, half of each batch demonstrations).
+
+    Args:
+        run: Directory of the run, made if it is not there. Demonstrations are in its store (`understudy record
+            RUN/store`), or elsewhere (--demos).
+        config: What to do.
+    """
+    return work(Run.create(run, "rlpd", config))
+
+
+def clone(
+    run: Annotated[Path, tyro.conf.Positional],
+    config: Annotated[CloningRunConfig, tyro.conf.arg(name="")] = DEFAULT_CLONING,
+) -> int:
+    """Imitate demonstrations (behaviour cloning), and evaluate: the baseline of everything else.
+
+    Args:
+        run: Directory of the run, made if it is not there.
+        config: What to do.
+    """
+    console = Console(highlight=False)
+    with console.status("cloning") as status:
+        found = run_cloning(Run.create(run, "cloning", config), lambda text: status.update(f"cloning: {text}"))
+    console.print(f"{found.score} of held-out episodes succeed; {run / 'policy.safetensors'}", style="green")
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {"rlpd": rlpd, "clone": clone}
+
+
+def work(run: Run) -> int:
+    """Run until the steps are done; also for `understudy resume`."""
+    console = Console(highlight=False)
+    with run_line(console) as line, LocalRun(run, line) as local:
+        for text in local.restored:
+            console.print(f"restored {text}", soft_wrap=True)
+        local.go()
+    console.print(
+        f"{last_score(run.metrics)} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True
+    )
+    return 0

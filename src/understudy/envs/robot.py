@@ -1,0 +1,270 @@
+"""RobotEnv: an arm behind `understudy robot` as a World. It speaks HTTP with the standard library and keeps the pace.
+
+An action is seven numbers from -1 to 1: the way along x, y, z, the turn about x, y, z (both as shares of what a step
+may do), and the gripper: -0.5 or less closes it, 0.5 or more opens it, anything else leaves it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from understudy.core import ArraySpec, Spec, StepSpec, Tree
+from understudy.core.rotation import between, turned
+from understudy.envs.pace import Pace
+from understudy.envs.robot_client import HttpCamera, Link
+from understudy.envs.suite import Suite, Task
+from understudy.envs.world import Advice, World, WorldError
+
+Array: TypeAlias = np.ndarray[Any, Any]
+
+NUM_STARTS = 50
+EPISODE_S = 12.0
+SETTLE_S = 15.0  # to get to where an episode begins
+AT_START = (0.005, 0.05)  # metres, rad
+REACHED = (0.01, 0.1)
+STEP_SHARE = 0.75  # of what the arm may do in a step
+CUBE = 0.04  # metres, its side
+LIFTED = 0.1  # metres above the table
+HELD = (0.3, 0.7)  # the gripper's opening with the cube in it
+GRASP_Z = 0.02
+ABOVE_Z = 0.1
+CLOSE, OPEN = -1.0, 1.0
+
+STATE_NAMES = (
+    *(f"tcp_{axis}" for axis in ("x", "y", "z", "qx", "qy", "qz", "qw")),
+    *(f"tcp_{axis}" for axis in ("vx", "vy", "vz", "wx", "wy", "wz")),
+    *(f"force_{axis}" for axis in "xyz"), *(f"torque_{axis}" for axis in "xyz"),
+    "gripper", *(f"target_{axis}" for axis in "xyz"),
+)  # fmt: skip
+
+
+class Camera(Protocol):
+    """Anything that gives pictures of one size."""
+
+    def read(self) -> Array:
+        """uint8 [h, w, 3], of the caller's own."""
+
+
+class RobotEnv(World):
+    """Tasks `reach`, and, where a scene can put the cube back, `lift`. Time is real: no episode happens twice.
+
+    `cameras` maps names to Cameras or to addresses of pictures; None takes those of the scene. `scene` is the address
+    of the simulated surroundings; None asks the arm for it. `scale` is how far an action of 1 goes, in metres and rad;
+    None takes what the arm's limits allow in a step.
+    """
+
+    state_names = STATE_NAMES
+    repeatable = False
+
+    def __init__(
+        self, url: str = "http://127.0.0.1:5000", *, hz: float = 10.0,
+        cameras: Mapping[str, Camera | str] | None = None, scene: str | None = None,
+        scale: tuple[float, float] | None = None, token_file: str | None = None,
+    ):  # fmt: skip
+        self.hz = hz
+        self.pace = Pace(hz)
+        token = None if token_file is None else _read_token(Path(token_file))
+        self._arm = Link(url, token=token, client=f"RobotEnv {uuid.uuid4().hex[:12]}")
+        self.limits = self._arm.ask("/limits")
+        scene = scene or self.limits["scene"]
+        self._scene = None if scene is None else Link(scene, token=token)
+        self._cameras = self._open_cameras(cameras, scene, token)
+        self.scale = np.array(scale or self._usual_scale(), float)
+        self._beat_s = self.limits["heartbeat_s"] / 2
+        self._home = np.array(self.limits["home"])
+        self._target = self._home.copy()
+        self._grip = OPEN
+        self._pictures: dict[str, Array] | None = None  # of this step, once somebody has looked
+        self._now = self._read()
+        self.suite = self._make_suite()
+        fields = {name: ArraySpec(shape=camera.read().shape, dtype="uint8") for name, camera in self._cameras.items()}
+        fields["state"] = ArraySpec(shape=(len(STATE_NAMES),), dtype="float32")
+        action = ArraySpec(shape=(7,), dtype="float32", low=-1.0, high=1.0)
+        self.step_spec = StepSpec(observation=Spec(fields), action=Spec(action))
+
+    # --- a world ---
+
+    def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
+        """Open the hand, go up, put the things where this start has them, and go to where the arm begins."""
+        del rng
+        self._arm.tell("/clearerr")
+        self._arm.tell("/startimp")
+        self._grip = OPEN
+        self._arm.tell("/open_gripper")
+        first, target = start_of(task.name, start, self.limits)
+        up = np.concatenate([self._now["pose"][:2], [max(self._now["pose"][2], self._home[2])], self._home[3:]])
+        self._settle(up)
+        self._settle(np.concatenate([first, self._home[3:]]))
+        self._target = np.concatenate([target, self._home[3:]])
+        if self._scene is not None:
+            thing = {"cube": target[:2].tolist()} if task.name == "lift" else {"target": target.tolist()}
+            self._scene.tell("/place", {"cube": [0.3, 0.35], "target": [0.0, 0.0, -1.0], **thing})
+        self.pace.begin()
+        self._now, self._pictures = self._read(), None
+
+    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        pose = self._now["pose"]
+        position = np.clip(pose[:3] + self.scale[0] * action[:3], self.limits["low"], self.limits["high"])
+        self._arm.tell("/pose", {"arr": [*position.tolist(), *turned(pose[3:], self.scale[1] * action[3:6]).tolist()]})
+        self._move_fingers(float(action[6]))
+        self._wait()
+        self._now, self._pictures = self._read(), None
+        success = self._succeeded()
+        return float(success), success, False, {"success": success}
+
+    def observe(self) -> Tree:
+        """The state as it was at the end of the step; pictures are taken when first asked for."""
+        if self._pictures is None:
+            self._pictures = {name: camera.read() for name, camera in self._cameras.items()}
+        now = self._now
+        numbers = [
+            *now["pose"], *now["vel"], *now["force"], *now["torque"], now["gripper_pos"], *self._target[:3]
+        ]  # fmt: skip
+        pictures = {name: picture.copy() for name, picture in self._pictures.items()}
+        return {**pictures, "state": np.array(numbers, np.float32)}
+
+    def close(self) -> None:
+        self._arm.close()
+        for link in (self._scene, *self._cameras.values()):
+            if isinstance(link, Link | HttpCamera):
+                link.close()
+
+    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+        """Straight to the target, or over the cube, down, close and up; from what is measured now."""
+        pose = self._now["pose"]
+        goal, grip = (self._target[:3], OPEN) if self.task.name == "reach" else self._lift_plan()
+        way = (goal - pose[:3]) / self.scale[0]
+        turn = between(pose[3:], self._target[3:]) / self.scale[1]
+        if noise:
+            if rng is None:
+                raise WorldError("rng: noise needs a random generator, got None; pass np.random.default_rng(seed)")
+            way = way / max(1.0, float(np.abs(way).max())) + noise * rng.normal(size=3)
+        action = np.clip(np.array([*way, *turn, grip]), -1.0, 1.0).astype(np.float32)
+        return Advice(action=action, progress=self._progress())
+
+    # --- parts of the above ---
+
+    def _lift_plan(self) -> tuple[Array, float]:
+        pose, opening = self._now["pose"], self._now["gripper_pos"]
+        target = self._target[:3]
+        beside = math.dist(pose[:2], target[:2])
+        if self._grip == CLOSE and opening < HELD[1]:
+            if opening < HELD[0] and pose[2] < ABOVE_Z:  # nothing in the hand
+                return np.array([*pose[:2], ABOVE_Z + 0.02]), OPEN
+            return np.array([*pose[:2], LIFTED + 0.06]), CLOSE
+        if beside < 0.008 and pose[2] < GRASP_Z + 0.008:
+            return target, CLOSE
+        if beside < 0.015:
+            return np.array([*target[:2], GRASP_Z]), OPEN
+        return np.array([*target[:2], max(ABOVE_Z, float(pose[2]) if beside > 0.05 else ABOVE_Z)]), OPEN
+
+    def _progress(self) -> float:
+        pose = self._now["pose"]
+        if self.task.name == "lift" and self._holding():
+            return 1.0 + float(pose[2])
+        return -math.dist(pose[:3], self._target[:3])
+
+    def _succeeded(self) -> bool:
+        pose = self._now["pose"]
+        if self.task.name == "lift":
+            return self._holding() and bool(pose[2] > LIFTED)
+        turn = float(np.linalg.norm(between(pose[3:], self._target[3:])))
+        return math.dist(pose[:3], self._target[:3]) < REACHED[0] and turn < REACHED[1]
+
+    def _holding(self) -> bool:
+        return self._grip == CLOSE and HELD[0] < self._now["gripper_pos"] < HELD[1]
+
+    def _move_fingers(self, wish: float) -> None:
+        if abs(wish) >= 0.5 and math.copysign(1.0, wish) != self._grip:
+            self._grip = math.copysign(1.0, wish)
+            self._arm.tell("/open_gripper" if self._grip == OPEN else "/close_gripper")
+
+    def _wait(self) -> None:
+        """Until the next tick, with signs of life, so that the arm does not stop in the middle of a long step."""
+        while self.pace.remaining_s > 1.5 * self._beat_s:
+            time.sleep(self._beat_s)
+            self._arm.tell("/heartbeat")
+        self.pace.wait()
+
+    def _settle(self, pose: Array) -> None:
+        """Go there and stand still."""
+        until = time.monotonic() + SETTLE_S
+        while True:
+            self._arm.tell("/pose", {"arr": pose.tolist()})
+            self._now = self._read()
+            away = math.dist(self._now["pose"][:3], pose[:3])
+            turn = float(np.linalg.norm(between(self._now["pose"][3:], pose[3:])))
+            if away < AT_START[0] and turn < AT_START[1] and np.linalg.norm(self._now["vel"][:3]) < 0.01:
+                return
+            if time.monotonic() > until:
+                raise WorldError(
+                    f"{self._arm.url}: after {SETTLE_S:g} s the arm is {away * 100:.1f} cm from where the episode "
+                    f"begins; is something in its way?"
+                )
+            time.sleep(0.03)
+
+    def _read(self) -> dict[str, Any]:
+        found = self._arm.ask("/getstate")
+        return {
+            name: np.array(value, float) if isinstance(value, list) else float(value) for name, value in found.items()
+        }
+
+    def _usual_scale(self) -> tuple[float, float]:
+        return (
+            STEP_SHARE * self.limits["max_speed"] / self.pace.hz,
+            STEP_SHARE / 2 * self.limits["max_turn_speed"] / self.pace.hz,
+        )
+
+    def _open_cameras(
+        self, cameras: Mapping[str, Camera | str] | None, scene: str | None, token: str | None
+    ) -> dict[str, Camera]:
+        if cameras is None:
+            names = [] if self._scene is None else self._scene.get_json("/cameras")["cameras"]
+            cameras = {name: f"{scene}/camera/{name}" for name in names}
+        return {
+            name: HttpCamera(camera, token=token) if isinstance(camera, str) else camera
+            for name, camera in cameras.items()
+        }
+
+    def _make_suite(self) -> Suite:
+        num_steps = math.ceil(EPISODE_S * self.pace.hz)
+        tasks = [("reach", "go to the green ball")]
+        if self._scene is not None:
+            tasks.append(("lift", "lift the red cube"))
+        return Suite(
+            name="robot",
+            tasks=tuple(
+                Task(name=name, instruction=text, num_starts=NUM_STARTS, max_steps=num_steps) for name, text in tasks
+            ),
+        )
+
+
+def start_of(task: str, start: int, limits: Mapping[str, Any]) -> tuple[Array, Array]:
+    """Where the arm begins, and where the target or the cube is, [3] each: the same for the same index and limits."""
+    rng = np.random.default_rng([zlib.crc32(task.encode()), start])
+    low, high = np.array(limits["low"]), np.array(limits["high"])
+    least, most = low + 0.12 * (high - low), high - 0.12 * (high - low)
+    least[2], most[2] = low[2] + 0.1, min(float(most[2]), low[2] + 0.3)
+    while True:
+        first, target = rng.uniform(least, most, (2, 3))
+        if task == "lift":
+            target[2] = GRASP_Z
+            first[2] = max(float(first[2]), low[2] + 0.15)
+            return first, target
+        if np.linalg.norm(first - target) > 0.08:
+            return first, target
+
+
+def _read_token(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise WorldError(f"{path}: cannot be read ({error}); pass the file that the server was started with") from None

@@ -1,0 +1,195 @@
+"""GymWorld: any environment that gymnasium can make, as a world.
+
+world = GymWorld("FrozenLake-v1", options={"is_slippery": False}, num_starts=1)
+
+Start number n is `reset(seed=n)`. What is random after that follows the seed of the episode, for environments that draw
+from their `np_random`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from understudy.core import ArraySpec, Spec, StepSpec, Tree
+from understudy.core import tree as trees
+from understudy.core.spec import Bound, describe
+from understudy.envs.suite import Suite, Task
+from understudy.envs.world import World, WorldError
+
+SUCCESS_KEYS = ("success", "is_success", "succeed")
+MAX_SIZE = 1024
+
+
+class GymWorld(World):
+    """One task, named by the id. An observation that is no dict is called "state"."""
+
+    stands_on = ("numpy", "gymnasium", "mujoco")  # the last, if the environment is one of its
+
+    def __init__(
+        self, id: str, *, options: Mapping[str, Any] | None = None, instruction: str | None = None,
+        num_starts: int = 500, max_steps: int | None = None, success_return: float | None = None, size: int = 0,
+    ):  # fmt: skip
+        """`options` go to gymnasium.make; `max_steps` and `success_return`, from which return on an episode counts as a
+        success, are the id's own by default; `size` is the side of a "picture" in pixels, 0 for none."""
+        if type(size) is not int or not 0 <= size <= MAX_SIZE:
+            raise WorldError(f"size: expected 0 (no picture) to {MAX_SIZE} pixels, got {describe(size)}")
+        gymnasium = _import_gymnasium()
+        self._env = _make(gymnasium, id, {**(options or {}), **({"render_mode": "rgb_array"} if size else {})})
+        self._size = size
+        try:
+            registered = gymnasium.spec(self._env.unwrapped.spec.id)
+            limit = registered.max_episode_steps if max_steps is None else max_steps
+            if limit is None:
+                raise WorldError(f"{id}: it has no step limit of its own; pass max_steps, such as 200")
+            task = Task(name=id, instruction=instruction or id, num_starts=num_starts, max_steps=limit)
+            self.suite = Suite(name="gym", tasks=(task,))
+            self._seen_spec = _spec(gymnasium.spaces, self._env.observation_space, "observation", bounds=False)
+            action = _spec(gymnasium.spaces, self._env.action_space, "action", bounds=True)
+        except BaseException:
+            self._env.close()
+            raise
+        self._looks_at_info = success_return is None
+        self._success_return = registered.reward_threshold if success_return is None else success_return
+        self._to_action = _to_action(gymnasium.spaces, self._env.action_space)
+        self._is_bare = isinstance(self._seen_spec, ArraySpec)
+        seen = {"state": self._seen_spec} if self._is_bare else self._seen_spec
+        picture = {"picture": ArraySpec(shape=(size, size, 3), dtype="uint8")} if size else {}
+        self.step_spec = StepSpec(observation=Spec({**seen, **picture}), action=Spec(action))
+
+    def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
+        self._seen = self._env.reset(seed=start)[0]
+        self._env.unwrapped.np_random = rng
+        self._return = 0.0
+        self._was_told = False  # whether this episode's info has spoken of success
+
+    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        self._seen, reward, terminated, truncated, info = self._env.step(self._to_action(action))
+        self._return += float(reward)
+        last = terminated or truncated or self._num_steps + 1 >= self.task.max_steps
+        return float(reward), bool(terminated), bool(truncated), {"success": self._succeeded(info, last)}
+
+    def observe(self) -> Tree:
+        seen = _arrays(self._seen, self._seen_spec)
+        observation = {"state": seen} if self._is_bare else seen
+        if self._size:
+            observation["picture"] = scaled(np.asarray(self._env.render()), self._size)
+        return observation
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _succeeded(self, info: Mapping[str, Any], last: bool) -> bool:
+        """What the info says, if it says anything in this episode; else whether the return is enough at its end."""
+        if self._looks_at_info:
+            told = next((info[key] for key in SUCCESS_KEYS if key in info), None)
+            if told is not None:
+                self._was_told = True
+                return bool(told)
+        if not last or self._was_told:
+            return False
+        if self._success_return is None:
+            raise WorldError(
+                f"{self.task.name}: its info has none of {', '.join(SUCCESS_KEYS)}, and it names no return that is "
+                f"enough; pass success_return (this episode's return was {self._return:g})"
+            )
+        return bool(self._return >= self._success_return)
+
+
+def _import_gymnasium() -> Any:
+    try:
+        return importlib.import_module("gymnasium")
+    except ImportError as error:
+        raise WorldError(f"gymnasium is not installed ({error}); run `pip install 'understudy[gym]'`") from error
+
+
+def _make(gymnasium: Any, id: str, options: Mapping[str, Any]) -> Any:
+    """The environment without a time limit, since a world counts steps itself."""
+    try:
+        return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        raise WorldError(f"gym: could not make {id!r} with {dict(options)!r} ({error})") from error
+
+
+# --- spaces ---
+
+
+def _spec(spaces: Any, space: Any, path: str, *, bounds: bool) -> Tree:
+    """ArraySpecs for a space; a tuple becomes a dict with the keys "0", "1", ..."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        return {name: _spec(spaces, child, trees.join(path, name), bounds=bounds) for name, child in _children(space)}
+    if isinstance(space, spaces.Text):
+        return ArraySpec(shape=(), dtype="str")
+    low: Any
+    high: Any
+    if isinstance(space, spaces.Box):
+        low, high = space.low, space.high
+    elif isinstance(space, spaces.Discrete):
+        low, high = space.start, space.start + space.n - 1
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
+    elif isinstance(space, spaces.MultiBinary):
+        low, high = 0, 1
+    else:
+        raise WorldError(
+            f"{path}: expected a Box, Discrete, MultiDiscrete, MultiBinary, Text, Dict or Tuple space, got {space}; "
+            f"register the environment with a wrapper that makes it one of them"
+        )
+    shape, dtype = space.shape or (), str(space.dtype)
+    if not bounds:  # environments do not keep to the bounds of what they show
+        return ArraySpec(shape=shape, dtype=dtype)
+    return ArraySpec(shape=shape, dtype=dtype, low=_bound(low, shape, np.max), high=_bound(high, shape, np.min))
+
+
+def _children(space: Any) -> list[tuple[str, Any]]:
+    inner = space.spaces
+    return list(inner.items()) if isinstance(inner, Mapping) else [(str(i), child) for i, child in enumerate(inner)]
+
+
+def _bound(bound: Any, shape: tuple[int, ...], tightest: Callable[..., Any]) -> Bound:
+    """One number, or one per element of the last dimension; the tightest of those that a spec cannot tell apart."""
+    array = np.asarray(bound, np.float64)
+    if array.ndim > 1:
+        array = tightest(array.reshape(-1, shape[-1]), axis=0)
+    if array.ndim and (array == array[0]).all():
+        array = array[0]
+    if not np.isfinite(array).any():
+        return None
+    return tuple(array.tolist()) if array.ndim else float(array)
+
+
+def _arrays(value: Any, spec: Tree) -> Tree:
+    """What an environment shows, as the spec has it, in arrays of the caller's own."""
+    if isinstance(spec, ArraySpec):
+        return str(value) if spec.dtype == "str" else np.array(value, spec.numpy_dtype)
+    children = value if isinstance(value, Mapping) else {str(index): child for index, child in enumerate(value)}
+    return {name: _arrays(children[name], child) for name, child in spec.items()}
+
+
+def _to_action(spaces: Any, space: Any) -> Callable[[Tree], Any]:
+    """From an action of the spec to one of the space."""
+    if isinstance(space, spaces.Discrete):
+        return int
+    if isinstance(space, spaces.Tuple | spaces.Dict):
+        inner = {name: _to_action(spaces, child) for name, child in _children(space)}
+        if isinstance(space, spaces.Tuple):
+            return lambda action: tuple(convert(action[name]) for name, convert in inner.items())
+        return lambda action: {name: convert(action[name]) for name, convert in inner.items()}
+    return lambda action: action if isinstance(action, str) else np.array(action)  # the caller's stays as it is
+
+
+# --- pictures ---
+
+
+def scaled(picture: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:  # uint8 [h, w, 3] -> [size, size, 3]
+    """The picture as a square: each new pixel is the mean of those that it covers, or the nearest if it is smaller."""
+    means: np.ndarray[Any, Any] = picture.astype(np.float64)
+    for axis in (0, 1):
+        edges = np.arange(size) * picture.shape[axis] // size
+        counts = np.maximum(np.diff([*edges, picture.shape[axis]]), 1)
+        means = np.add.reduceat(means, edges, axis=axis) / np.expand_dims(counts, (1, 2) if axis == 0 else (0, 2))
+    square: np.ndarray[Any, Any] = np.rint(means).astype(np.uint8)
+    return square

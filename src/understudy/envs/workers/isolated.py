@@ -1,0 +1,98 @@
+"""IsolatedWorld: a world in a process of its own, used like any other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from understudy.core import Tree
+from understudy.envs.source import WorldSource
+from understudy.envs.suite import Task
+from understudy.envs.workers.outcomes import Advise, Observe, Observed, Reset, Stepped, Steps
+from understudy.envs.workers.worker import Limits, Worker
+from understudy.envs.world import Advice, World, WorldError
+
+
+class IsolatedWorld(World):
+    """The world of `source`, started here. A call that fails raises a WorkerFailure; the next reset starts anew."""
+
+    def __init__(self, source: WorldSource, *, limits: Limits | None = None):
+        self.worker = Worker(source, limits=limits)
+        try:
+            self.worker.start()
+        except BaseException:
+            self.worker.close()
+            raise
+        self.step_spec = self.worker.step_spec
+        self.suite = self.worker.suite
+
+    def reset(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> tuple[Tree, dict[str, Any]]:
+        return self._reset(Reset(seed=seed, options=self._with_task(options)))
+
+    def reset_without_looking(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        return self._reset(Reset(seed=seed, options=self._with_task(options), look=False))[1]
+
+    def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
+        stepped = self.step_block([action])
+        return stepped.observation, *_outcome(stepped)
+
+    def step_without_looking(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        return _outcome(self.step_block([action], look=False))
+
+    def step_block(self, actions: list[Tree], *, look: bool = True) -> Stepped:
+        """Do several actions in one round trip, up to the end of the episode, and look once after the last."""
+        stepped = self.worker.call(Steps(actions=actions, look=look))
+        assert isinstance(stepped, Stepped)
+        return stepped
+
+    def observe(self) -> Tree:
+        observed = self.worker.call(Observe())
+        assert isinstance(observed, Observed)
+        return observed.observation
+
+    @property
+    def has_expert(self) -> bool:
+        return self.worker.has_expert
+
+    def versions(self) -> dict[str, str]:
+        return self.worker.versions
+
+    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+        if noise and rng is None:
+            raise WorldError("rng: noise needs a random generator, got None; pass np.random.default_rng(seed)")
+        seed = 0 if rng is None else int(rng.integers(2**63))
+        advice = self.worker.call(Advise(noise=noise, seed=seed))
+        assert isinstance(advice, Advice)
+        return advice
+
+    def close(self) -> None:
+        self.worker.close()
+
+    def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
+        raise WorldError("begin: a generator cannot go to another process; call reset with a seed")
+
+    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        return self.step_without_looking(action)
+
+    def _with_task(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
+        """The task stays as it was by default, also in a new process."""
+        given = dict(options or {})
+        if given.get("task") is None:
+            given["task"] = self.task.name
+        return given
+
+    def _reset(self, command: Reset) -> tuple[Tree, dict[str, Any]]:
+        observed = self.worker.call(command)
+        assert isinstance(observed, Observed)
+        self._task = self.suite.task(observed.info["task"])
+        return observed.observation, observed.info
+
+
+def _outcome(stepped: Stepped) -> tuple[float, bool, bool, dict[str, Any]]:
+    return stepped.reward[-1].item(), bool(stepped.terminated[-1]), bool(stepped.truncated[-1]), stepped.info

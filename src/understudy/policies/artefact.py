@@ -1,0 +1,125 @@
+"""Artefact: a network in one safetensors file: its weights, statistics, Specs and config. No pickle.
+
+| in the file | |
+|---|---|
+| tensors `weights/...`, `stats/mean/observation/...`, `stats/std/observation/...` | float32 |
+| metadata `understudy` | JSON: format, kind, version, config, observation, and action of a policy |
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save as to_bytes
+
+from understudy.core import ArraySpec, Spec, Tree
+from understudy.core import tree as trees
+from understudy.core.spec import canonical_json
+from understudy.policies.protocol import Array, PolicyError
+from understudy.policies.stats import Stats
+
+KEY = "understudy"  # one text, so that equal artefacts are equal files
+FORMAT = 1
+
+
+def write(path: str | Path, description: Mapping[str, Any], tree: Tree) -> None:
+    """Write a file so that after a crash there is the old one or the new one, whole."""
+    path = Path(path)
+    arrays = {name: np.ascontiguousarray(leaf) for name, leaf in trees.leaves(tree)}
+    content = to_bytes(arrays, {KEY: canonical_json({"format": FORMAT, **description})})
+    new = path.with_name(f"{path.name}.new")
+    try:
+        with new.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(path)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise PolicyError(f"{path}: writing failed: {error.strerror}; choose another place and save again") from error
+
+
+def read(path: str | Path, kind: str) -> tuple[dict[str, Any], Tree]:
+    """The description and the arrays of a file of this kind."""
+    path = Path(path)
+    if not path.is_file():
+        raise PolicyError(f"{path}: expected a {kind}, got no such file; check the path")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+            arrays: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise PolicyError(f"{path}: expected a {kind} in safetensors, got {error}; copy the file again") from error
+    try:
+        description = json.loads(metadata[KEY])
+        found = description["kind"]
+    except (KeyError, ValueError) as error:
+        raise PolicyError(f"{path}: expected a {kind} of Understudy, got a safetensors file of others") from error
+    if description["format"] != FORMAT:
+        raise PolicyError(
+            f"{path}: expected format {FORMAT}, got {description['format']}; a newer Understudy wrote it: update"
+        )
+    if found != kind:
+        raise PolicyError(f"{path}: expected a {kind}, got a {found}; load it as that")
+    return description, trees.unflatten(arrays)
+
+
+def pack(weights: Mapping[str, torch.Tensor], stats: Stats) -> Tree:
+    """Weights and statistics as one nested dict of float32 arrays, which share memory with them on the CPU."""
+    flat = {f"weights/{name}": weight.detach().cpu().numpy() for name, weight in weights.items()}
+    return trees.unflatten({**flat, **stats.flat()})
+
+
+def unpack(tree: Tree) -> tuple[dict[str, torch.Tensor], Stats]:
+    """The other way, into memory of its own."""
+    weights = {name: torch.from_numpy(np.array(leaf)) for name, leaf in trees.leaves(tree["weights"])}
+    return weights, Stats.of_flat(trees.flatten(tree))
+
+
+def check_weights(found: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse weights that are not those of this network."""
+    for name, shape in wanted.items():
+        if name not in found:
+            raise PolicyError(f"weights/{name}: expected shape {list(shape)}, got nothing; they are of another network")
+        if tuple(np.shape(found[name])) != tuple(shape):
+            raise PolicyError(
+                f"weights/{name}: expected shape {list(shape)}, got {list(np.shape(found[name]))}; "
+                f"they are of another network"
+            )
+    for name in found:
+        if name not in wanted:
+            raise PolicyError(f"weights/{name}: expected no such weights; they are of another network")
+
+
+def check_fields(made_for: Spec, given: Spec, prefix: str, *, all_of_it: bool) -> None:
+    """Refuse a world whose fields are not those the network was made for; with `all_of_it`, also bounds and surplus."""
+    there = given.flat
+    for path, wanted in made_for.flat.items():
+        got: ArraySpec | None = there.get(path)
+        name = trees.join(prefix, path)
+        if got is None:
+            raise PolicyError(
+                f"{name}: it was made for {wanted}, the world has nothing of that name "
+                f"(it has {', '.join(there) or 'one field without a name'}); use the world it was trained in"
+            )
+        if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
+            raise PolicyError(f"{name}: it was made for {wanted}, the world has {got}; use the world it was trained in")
+        if all_of_it and (got.low, got.high) != (wanted.low, wanted.high):
+            raise PolicyError(
+                f"{name}: it was made for bounds from {wanted.low} to {wanted.high}, "
+                f"the world has {got.low} to {got.high}; scale the action in the world"
+            )
+    surplus = [path for path in there if path not in made_for.flat]
+    if all_of_it and surplus:
+        raise PolicyError(f"{trees.join(prefix, surplus[0])}: it gives no such field; use the world it was trained in")

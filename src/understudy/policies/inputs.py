@@ -1,0 +1,100 @@
+"""Inputs: which fields of an observation a network sees, and how they become tensors."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+
+from understudy.core import ArraySpec, Spec, SpecError, Tree
+from understudy.core import tree as trees
+from understudy.core.spec import describe
+from understudy.policies.protocol import PolicyError
+
+
+class Inputs:
+    """The chosen leaves of an observation Spec: cameras (uint8 [H, W, C]) and state (all other numbers, flattened)."""
+
+    def __init__(self, observation: Spec, chosen: tuple[str, ...] | None = None):
+        """`chosen` are paths in the observation; None takes every leaf."""
+        found = observation.flat
+        for path in chosen or ():
+            if path not in found:
+                near = difflib.get_close_matches(path, found, 1)
+                advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(found)}"
+                raise PolicyError(f"inputs: the observation has no field {path!r}; {advice}")
+        self.leaves = {path: found[path] for path in (found if chosen is None else chosen)}
+        if not self.leaves:
+            raise PolicyError("inputs: expected at least one field of the observation, got none; name one")
+        for path, leaf in self.leaves.items():
+            if leaf.ragged:
+                raise PolicyError(
+                    f"{_named(path)}: expected a fixed shape, got {leaf}; leave it out of the encoder's inputs"
+                )
+        self.cameras = tuple(path for path, leaf in self.leaves.items() if is_camera(leaf))
+        self.states = tuple(path for path in self.leaves if path not in self.cameras)
+        self.spec = Spec(trees.unflatten(self.leaves))
+
+    @cached_property
+    def state_size(self) -> int:
+        return sum(int(np.prod(self.leaves[path].fixed_shape)) for path in self.states)
+
+    def is_single(self, observation: Tree) -> bool:
+        """Whether it is one observation and not a batch. Fields that are not inputs are not looked at."""
+        path, leaf = next(iter(self.leaves.items()))
+        return np.ndim(_leaf(trees.flatten(observation), path)) == len(leaf.shape)
+
+    def tensors(self, observation: Tree, device: torch.device, *, single: bool = False) -> dict[str, torch.Tensor]:
+        """The chosen leaves of a batch on the device: cameras uint8 [B, H, W, C], state float32 [B, n].
+
+        The memory of arrays that are writable and of the right dtype is shared, not copied.
+        """
+        flat = trees.flatten(observation)
+        found: dict[str, torch.Tensor] = {}
+        num_rows: int | None = None
+        for path, leaf in self.leaves.items():
+            array = np.asarray(_leaf(flat, path))
+            if single:
+                array = array[None]
+            if array.shape[1:] != leaf.shape or array.ndim == 0 or num_rows not in (None, len(array)):
+                rows = "" if single else "B, "
+                shape = f"[{rows}{', '.join(map(str, leaf.shape))}]"
+                raise SpecError(
+                    f"{_named(path)}: expected {leaf.dtype} {shape}, got {describe(flat[path])}; stack it anew"
+                )
+            num_rows = len(array)
+            if path in self.cameras:
+                if array.dtype != np.uint8:
+                    raise SpecError(f"{_named(path)}: expected {leaf}, got {describe(flat[path])}; convert it to uint8")
+            else:
+                array = array.reshape(len(array), -1).astype(np.float32, copy=False)
+            found[path] = to_tensor(array, device)
+        return found
+
+
+def is_camera(leaf: ArraySpec) -> bool:
+    return leaf.dtype == "uint8" and len(leaf.shape) == 3
+
+
+def to_tensor(array: Any, device: torch.device) -> torch.Tensor:
+    """A numpy array as a tensor there, without a copy where that can be."""
+    array = np.asarray(array)
+    as_it_is = array.flags.writeable and all(stride >= 0 for stride in array.strides)  # a picture may be flipped
+    tensor = torch.from_numpy(array if as_it_is else array.copy())
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def _leaf(flat: Mapping[str, Any], path: str) -> Any:
+    if path not in flat:
+        raise SpecError(f"{_named(path)}: expected this field, got {', '.join(sorted(flat)) or 'none'}; add it")
+    return flat[path]
+
+
+def _named(path: str) -> str:
+    return trees.join("observation", path)

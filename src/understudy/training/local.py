@@ -1,0 +1,103 @@
+"""Local: actor and learner in one process and one thread, the reference for all other ways of running.
+
+An episode, then its updates, then the next. All chance comes from the run's seed and the number of the episode or
+batch, and checkpoints are taken between episodes, so that a run that was killed comes to the same bits as one that was
+not. Episodes that were lived after the checkpoint are set aside (deleted softly: `Store.restore` brings them back) and
+lived again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+
+from understudy.envs.known import open_world
+from understudy.envs.world import World
+from understudy.replay import Store
+from understudy.training.actor import Actor
+from understudy.training.checkpoint import newest_checkpoint, read_checkpoint
+from understudy.training.config import ConfigError
+from understudy.training.learner import Learner, Moment
+from understudy.training.rlpd import RLPDConfig, make_takeover
+from understudy.training.run import Run, RunError
+
+NAME = "local"
+
+
+class LocalRun:
+    """A run at work. `go` returns when its steps are done."""
+
+    def __init__(self, run: Run, watch: Callable[[Moment], None] | None = None):
+        self.config = run.config(RLPDConfig)
+        self._undo = ExitStack()
+        self._num_episodes = 0
+        try:
+            world: World = self._undo.enter_context(open_world(self.config.env))
+            self._store = self._undo.enter_context(Store.open(run.store))
+            aside = self._set_aside(run)
+            writer = self._store.writer(NAME, world.step_spec)
+            self._learner = self._undo.enter_context(Learner(run, self.config, world.step_spec, watch))
+            takeover = make_takeover(self.config, world)
+            self._actor = Actor(self.config, world, writer, name=NAME, takeover=takeover)
+            if self._learner.facts is None:
+                self._save()
+            else:
+                self._num_episodes = int(self._learner.facts["episodes"])
+            self.restored = self._learner.restored + aside
+        except BaseException:
+            self._undo.close()
+            raise
+
+    def close(self) -> None:
+        self._undo.close()
+
+    def __enter__(self) -> LocalRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def go(self) -> None:
+        """Live and learn until the steps are done, and evaluate what came of it."""
+        learner, config = self._learner, self.config
+        while learner.step < config.steps:
+            rolled = self._actor.live(learner.policy(), self._num_episodes)
+            self._num_episodes += 1
+            learner.batches.follow()
+            learner.log(
+                "episode", episode=self._num_episodes, success=rolled.success, length=rolled.num_steps,
+                reward=rolled.total_reward, human_steps=rolled.num_human, takeovers=rolled.num_takeovers,
+                start=rolled.info.init_state,
+            )  # fmt: skip
+            metrics = learner.learn(rolled.num_steps * config.updates_per_step) if learner.sac is not None else None
+            learner.tell(rolled=rolled, metrics=metrics)
+            if learner.sac is not None and learner.due("evaluations", config.eval_every):
+                learner.evaluate(self._actor.world)
+            if learner.due("checkpoints", config.checkpoint_every):
+                self._save()
+        if learner.policy() is None:
+            raise ConfigError(f"steps: all {config.steps} are start_steps, so nothing was learned; give it more")
+        learner.evaluate(self._actor.world)
+        self._save()
+
+    def _save(self) -> None:
+        self._learner.save(self._num_episodes, {"episodes": self._num_episodes, "commit": self._store.last_commit})
+
+    def _set_aside(self, run: Run) -> list[str]:
+        """Delete, softly, what this run lived after its checkpoint; says so."""
+        newest = newest_checkpoint(run.checkpoints)
+        if newest is None:
+            return []
+        commit = int(read_checkpoint(newest).facts["commit"])
+        if self._store.last_commit < commit:
+            raise RunError(
+                f"{run.store}: has {self._store.last_commit} commits, and the checkpoint counts on {commit}; "
+                f"restore the store, or begin a new run"
+            )
+        with self._store.snapshot() as catalog:
+            records = [r for r in catalog.episodes("deleted is null and begun > ?", (commit,)) if r.info.actor == NAME]
+        if not records:
+            return []
+        self._store.delete([record.id for record in records])
+        steps = sum(record.num_steps for record in records)
+        return [f"set aside: {len(records)} episodes ({steps} steps) that were lived after the checkpoint"]

@@ -1,0 +1,439 @@
+"""The page in a real Chromium: what is pressed there is what is executed and recorded, and nobody else can press it."""
+
+from __future__ import annotations
+
+import http.server
+import os
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.core import Source, Tree
+from understudy.envs.people.browser import BrowserDevice
+from understudy.envs.people.takeover import Reading, Takeover
+from understudy.envs.toy import ToyTable
+from understudy.replay import Reader, Store
+from understudy.training import Rolled, run_episode
+
+pytest.importorskip("websockets")
+sync_api = pytest.importorskip("playwright.sync_api")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH"),
+    pytest.mark.xdist_group("browser"),
+]
+
+FLAGS = (
+    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    "--host-resolver-rules=MAP foreign.test 127.0.0.1", "--remote-debugging-port=0",
+)  # fmt: skip
+STEP_S = 0.05
+PROPOSAL = np.float32([0.02, -0.02, 0.04, -0.5])
+
+
+class Chromium:
+    """A browser of our own, whose processes can be stopped and killed."""
+
+    def __init__(self, place: Path, playwright: Any):
+        place.mkdir()
+        assert CHROMIUM is not None
+        self._process = subprocess.Popen(
+            [CHROMIUM, *FLAGS, f"--user-data-dir={place}", "about:blank"],
+            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        port_file = place / "DevToolsActivePort"
+        wait_for(lambda: port_file.exists() and port_file.read_text().count("\n") >= 1, timeout_s=30)
+        self.browser = playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port_file.read_text().split()[0]}")
+
+    def signal(self, number: int) -> None:
+        os.killpg(self._process.pid, number)
+
+    def close(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Any]:
+    with sync_api.sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def chromium(playwright: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    started = Chromium(tmp_path_factory.mktemp("chromium") / "profile", playwright)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def page(chromium: Chromium) -> Iterator[Any]:
+    context = chromium.browser.new_context(viewport={"width": 1280, "height": 720})
+    yield context.new_page()
+    context.close()
+
+
+@pytest.fixture
+def device() -> Iterator[BrowserDevice]:
+    with BrowserDevice(ToyTable().step_spec) as made:
+        yield made
+
+
+def wait_for(condition: Callable[[], Any], *, timeout_s: float = 5.0) -> float:
+    """Seconds until it was true."""
+    start = time.monotonic()
+    while not condition():
+        assert time.monotonic() - start < timeout_s, f"not true after {timeout_s} s"
+        time.sleep(0.002)
+    return time.monotonic() - start
+
+
+def open_page(page: Any, device: BrowserDevice) -> None:
+    page.goto(device.url)
+    page.locator("#link.on").wait_for()
+    wait_for(lambda: device.attended)
+
+
+def drives(device: BrowserDevice) -> bool:
+    return device.read().action is not None
+
+
+# ---- what is recorded
+
+
+class Logged:
+    """A device, and what it said in each step."""
+
+    source = Source.HUMAN
+
+    def __init__(self, device: BrowserDevice):
+        self._device = device
+        self.said: list[tuple[float, Reading]] = []
+
+    def begin(self) -> None:
+        self._device.begin()
+
+    def read(self) -> Reading:
+        self.said.append((time.monotonic(), self._device.read()))
+        return self.said[-1][1]
+
+    def close(self) -> None:
+        self._device.close()
+
+
+def test_what_is_pressed_is_what_is_recorded(device: BrowserDevice, page: Any, tmp_path: Path) -> None:
+    """Four takeovers of different keys, one of them shorter than a step, and a verdict."""
+    open_page(page, device)
+    world = ToyTable()
+    logged = Logged(device)
+    done: list[Rolled] = []
+    next_s = [time.monotonic()]
+
+    def act(observation: Tree) -> tuple[Tree, int]:
+        next_s[0] = max(next_s[0] + STEP_S, time.monotonic())
+        time.sleep(max(next_s[0] - time.monotonic(), 0))
+        return PROPOSAL, 7
+
+    def live() -> None:
+        with Store.open(tmp_path / "store") as store:
+            writer = store.writer("arm", world.step_spec)
+            takeover = Takeover(logged, operator="ada")
+            options = {"task": "stack_red_on_blue"}
+            done.append(run_episode(world, writer, act=act, takeover=takeover, options=options, show=device.show))
+
+    episode = threading.Thread(target=live)
+    episode.start()
+    held: list[tuple[float, float]] = []  # when each takeover began and ended, for the person
+    for keys, seconds in (("w",), 0.4), (("d", "e"), 0.3), ((" ",), 0.3), (("g",), 0.0):
+        time.sleep(0.3)
+        began_s = time.monotonic()
+        for key in keys:
+            page.keyboard.down(key)
+        time.sleep(seconds)
+        for key in keys:
+            page.keyboard.up(key)
+        held.append((began_s, time.monotonic()))
+    time.sleep(0.3)
+    assert page.locator("#who").inner_text() == "The policy acts"
+    page.keyboard.press("Enter")
+    episode.join(timeout=10)
+    assert not episode.is_alive()
+
+    (rolled,) = done
+    assert rolled.success
+    assert rolled.num_takeovers == len(held)
+    with Reader(tmp_path / "store") as reader:
+        (record,) = reader.episodes()
+        recorded = reader.read(record.id)
+    said = [reading.action for _, reading in logged.said]
+    human = np.array([action is not None for action in said])
+    assert len(recorded) == len(said) < 100  # the verdict ended it
+    assert (recorded.source == np.where(human, Source.HUMAN, Source.POLICY)).all()
+    assert (recorded.has_proposal == human).all()
+    assert (recorded.proposal[human] == PROPOSAL).all()
+    assert (recorded.action[~human] == PROPOSAL).all()
+    assert recorded.action[human].tolist() == [action.tolist() for action in said if action is not None]
+    assert record.info.labels["intervention_count"] == str(len(held))
+    assert record.info.labels["intervention_steps"] == str(human.sum())
+    assert record.info.success
+    assert record.info.kind == "correction"
+
+    bursts = split(human)
+    assert len(bursts) == len(held)
+    wanted = ({(0, 0.5, 0, -1)}, None, {(0, 0, 0, -1)}, {(0, 0, 0, 1)})  # W; D and E; space; G closes
+    for (first, last), actions in zip(bursts, wanted, strict=True):
+        executed = {tuple(action) for action in recorded.action[first:last].tolist()}
+        if actions is None:  # two keys do not go down and up in the same moment
+            assert (0.5, 0, 0.5, -1) in executed
+            assert executed <= {(0.5, 0, 0.5, -1), (0.5, 0, 0, -1), (0, 0, 0.5, -1)}
+        else:
+            assert executed == actions
+    late_s = 0.15  # for a browser on a busy machine; a step takes 0.05
+    for (first, last), (down_s, up_s) in zip(bursts, held, strict=True):
+        assert -0.01 <= logged.said[first][0] - down_s < late_s
+        assert logged.said[last][0] - up_s < late_s
+    assert 0 < float(record.info.labels["takeover_latency_ms"]) < late_s * 1e3
+
+
+def split(flags: np.ndarray[Any, Any]) -> list[tuple[int, int]]:
+    """The first and the end of each run of true."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], flags, [False]]).astype(int)))
+    return [(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
+
+
+# ---- a dead man's switch
+
+
+def test_killing_the_browser_gives_control_back(playwright: Any, device: BrowserDevice, tmp_path: Path) -> None:
+    chromium = Chromium(tmp_path / "profile", playwright)
+    try:
+        page = chromium.browser.new_page()
+        open_page(page, device)
+        page.keyboard.down("w")
+        wait_for(lambda: drives(device))
+        time.sleep(0.5)
+        assert drives(device)  # it goes on for as long as the key is held
+        chromium.signal(signal.SIGKILL)
+        assert wait_for(lambda: not drives(device)) < 0.3 + 0.1
+        wait_for(lambda: not device.attended)
+    finally:
+        chromium.close()
+
+
+def test_a_browser_that_falls_silent_loses_control(playwright: Any, device: BrowserDevice, tmp_path: Path) -> None:
+    """Its sockets stay open; only the time says that nobody is there."""
+    chromium = Chromium(tmp_path / "profile", playwright)
+    try:
+        page = chromium.browser.new_page()
+        open_page(page, device)
+        page.keyboard.down("w")
+        wait_for(lambda: drives(device))
+        chromium.signal(signal.SIGSTOP)
+        assert wait_for(lambda: not drives(device)) < 0.3 + 0.1
+        assert device.attended  # for all that anybody knows
+        chromium.signal(signal.SIGCONT)
+        wait_for(lambda: drives(device))  # the key is still down
+    finally:
+        chromium.signal(signal.SIGCONT)
+        chromium.close()
+
+
+def test_a_page_that_loses_the_focus_lets_go(chromium: Chromium, page: Any, device: BrowserDevice) -> None:
+    open_page(page, device)
+    session = page.context.new_cdp_session(page)
+    session.send("Emulation.setFocusEmulationEnabled", {"enabled": False})  # playwright pretends that it never does
+    page.bring_to_front()
+    page.keyboard.down("w")
+    wait_for(lambda: drives(device))
+    other = page.context.new_page()
+    other.bring_to_front()
+    wait_for(lambda: not drives(device))
+    other.close()
+
+
+# ---- who may drive
+
+
+def test_a_page_of_another_site_cannot_drive(page: Any, device: BrowserDevice, tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text("<h1>another site</h1>")
+    handler = partial(QuietHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        try:
+            page.goto(f"http://127.0.0.1:{other.server_port}/")
+            assert page.evaluate(OPEN_SOCKET, device.url) == "refused"
+            page.evaluate(OPEN_FRAME, device.url)
+            (frame,) = page.main_frame.child_frames
+            assert frame.locator("#who").count() == 0
+            time.sleep(0.5)  # a page in it would have connected by now
+            assert not device.attended
+        finally:
+            other.shutdown()
+            thread.join()
+    page.goto(device.url)
+    assert page.evaluate(OPEN_SOCKET, device.url) == "open"  # the same script from the page itself
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: Any) -> None:
+        """Say nothing."""
+
+
+OPEN_SOCKET = """url => new Promise(resolve => {
+    const socket = new WebSocket(url.replace("http", "ws") + "socket");
+    socket.onopen = () => { socket.close(); resolve("open"); };
+    socket.onerror = () => resolve("refused");
+})"""
+OPEN_FRAME = """url => new Promise(resolve => {
+    const frame = document.createElement("iframe");
+    frame.onload = () => resolve();
+    frame.src = url;
+    document.body.append(frame);
+})"""
+
+
+def test_a_foreign_name_for_this_machine_is_refused(page: Any, device: BrowserDevice) -> None:
+    """What a site does whose name suddenly points here."""
+    answer = page.goto(device.url.replace("127.0.0.1", "foreign.test"))
+    assert answer.status == 421
+    assert page.goto(device.url.replace("127.0.0.1", "localhost")).status == 200
+
+
+def test_one_drives_and_others_watch(chromium: Chromium, page: Any, device: BrowserDevice) -> None:
+    open_page(page, device)
+    context = chromium.browser.new_context()
+    second = context.new_page()
+    second.goto(device.url)
+    second.get_by_text("somebody else has the controls").wait_for()
+    second.keyboard.down("w")
+    time.sleep(0.3)
+    assert not drives(device)
+    second.keyboard.up("w")
+    page.keyboard.down("w")
+    wait_for(lambda: drives(device))
+    second.get_by_text("A person is driving").wait_for()
+    page.keyboard.up("w")
+    page.get_by_text("Let somebody else drive").click()
+    second.get_by_text("Take the controls").click()
+    page.get_by_text("somebody else has the controls").wait_for()
+    second.keyboard.down("w")
+    wait_for(lambda: drives(device))
+    context.close()
+    wait_for(lambda: not drives(device))
+
+
+def test_the_token_is_in_the_address(page: Any) -> None:
+    with BrowserDevice(ToyTable().step_spec, host="0.0.0.0", token="a1b2c3d4e5f6a7b8") as device:
+        page.goto(device.url.replace("a1b2", "b2a1"))
+        page.get_by_text("the token is missing or wrong").wait_for()
+        assert not device.attended
+        page.goto("about:blank")
+        open_page(page, device)
+
+
+# ---- what is shown, and other things to hold
+
+
+def test_the_pixels_on_the_screen_are_those_of_the_camera(page: Any, device: BrowserDevice) -> None:
+    open_page(page, device)
+    observation, said = ToyTable().reset(seed=1, options={"task": "push_blue"})
+    info: Mapping[str, Any] = {**said, "step": 3, "source": Source.POLICY, "episode": 12, "successes": np.int64(5)}
+    device.show(observation, info)
+    page.get_by_text("push the blue block to the yellow zone").wait_for()
+    assert page.locator("#who").inner_text() == "The policy acts"
+    assert page.locator("#task").inner_text() == "push_blue"
+    assert "12" in page.locator("#counters").inner_text()
+    for index, camera in enumerate(("front", "wrist")):
+        seen = page.evaluate(
+            "i => { const c = document.querySelectorAll('figure canvas')[i];"
+            " return [...c.getContext('2d').getImageData(0, 0, c.width, c.height).data]; }",
+            index,
+        )
+        assert (np.array(seen, np.uint8).reshape(64, 64, 4)[..., :3] == observation[camera]).all()
+
+
+def test_a_screen_shows_and_offers_nothing(page: Any) -> None:
+    with BrowserDevice(ToyTable().step_spec, watch_only=True) as device:
+        page.goto(device.url)
+        device.show(ToyTable().reset(seed=1)[0], {"step": 1, "source": "script"})
+        page.get_by_text("The script acts").wait_for()
+        assert page.locator("#advice").inner_text() == "You are watching."
+        assert not page.locator("#keyboard").is_visible()
+    page.get_by_text("The session has ended").wait_for()
+
+
+def test_a_finger_drives(chromium: Chromium, device: BrowserDevice) -> None:
+    context = chromium.browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    page = context.new_page()
+    open_page(page, device)
+    session = context.new_cdp_session(page)
+    box = page.locator("#touch button", has_text="up").bounding_box()
+    finger = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    session.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [finger]})
+    wait_for(lambda: drives(device))
+    assert device.read().action.tolist() == [0, 0, 0.5, -1]
+    session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    wait_for(lambda: not drives(device))
+    context.close()
+
+
+def test_a_gamepad_drives(page: Any, device: BrowserDevice) -> None:
+    """There is no gamepad here and no way to make one, so the browser's own answer is replaced; all else is real."""
+    page.add_init_script(
+        "window.pad = {mapping: 'standard', axes: [0, 0, 0, 0], timestamp: 0,"
+        " buttons: Array.from({length: 17}, () => ({value: 0}))};"
+        "navigator.getGamepads = () => [null, window.pad];"
+    )
+    open_page(page, device)
+    page.evaluate("window.pad.axes = [1, 0, 0, 0]; window.pad.buttons[6] = {value: 1}; undefined")
+    wait_for(lambda: drives(device))
+    assert device.read().action.tolist() == [0.5, 0, -0.5, -1]
+    page.evaluate("window.pad.axes = [0, 0, 0, 0]; window.pad.buttons[6] = {value: 0}; undefined")
+    wait_for(lambda: not drives(device))
+    page.evaluate("window.pad.buttons[9] = {value: 1}; undefined")
+    wait_for(lambda: device.read().verdict)
+
+
+# ---- what it costs
+
+
+@pytest.mark.serial
+def test_the_control_loop_pays_little(page: Any) -> None:
+    """Two cameras of 128x128 at nearly 50 Hz while a person drives and the page shows them."""
+    world = ToyTable(size=128)
+    with BrowserDevice(world.step_spec) as device:
+        open_page(page, device)
+        observation, said = world.reset(seed=1)
+        costs: dict[str, list[float]] = {"read": [], "show": [], "hand": []}
+        cpu_s, start_s = time.process_time(), time.monotonic()
+        for step in range(500):
+            if step % 25 == 0:
+                (page.keyboard.down if step % 50 == 0 else page.keyboard.up)("w")
+            first_s = time.perf_counter()
+            reading = device.read()
+            second_s = time.perf_counter()
+            device.show(observation, {**said, "step": step, "source": "human"})
+            costs["read"].append(second_s - first_s)
+            costs["show"].append(time.perf_counter() - second_s)
+            if reading.since_s is not None:
+                costs["hand"].append(time.monotonic() - reading.since_s)
+            time.sleep(0.02)
+        share = (time.process_time() - cpu_s) / (time.monotonic() - start_s)
+        shown = page.locator(".latency").inner_text().replace("\n", " ")
+    at = {name: np.percentile(np.array(values) * 1e3, [50, 99]).round(3) for name, values in costs.items()}
+    print(f"p50 and p99 in ms: {at}; this process {share:.1%} of a core; the page says {shown}")
+    assert len(costs["hand"]) == 10
+    assert at["read"][1] < 2.0  # a tenth of it when the machine is quiet, see docs/teleoperation.md
+    assert at["show"][1] < 5.0

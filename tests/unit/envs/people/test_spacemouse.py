@@ -1,0 +1,243 @@
+"""SpaceMouseDevice: the mapping as pure functions, and the device down to the library that reads the USB.
+
+There is no SpaceMouse here, and no kernel that would make a virtual one: reports come through a pipe (hidapi_pipe.c).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.core import ArraySpec, Spec, StepSpec
+from understudy.envs.people.axes import Axes, DeviceError
+from understudy.envs.people.spacemouse import CAP, SpaceMouseDevice, pushes
+
+
+def spec(size: int) -> StepSpec:
+    return StepSpec(
+        observation=Spec({"state": ArraySpec(shape=(1,), dtype="float32")}),
+        action=Spec(ArraySpec(shape=(size,), dtype="float32", low=-1, high=1)),
+    )
+
+
+def cap(**pushed: float) -> dict[str, float]:
+    return {name: pushed.get(name, 0.0) for name in CAP}
+
+
+def test_the_cap_pushes_the_axes_of_its_names() -> None:
+    seven = Axes.of(spec(7).action)
+    found = pushes(cap(x=1, yaw=-1, z=0.05), seven, dead_zone=0.1, speed=0.5)
+    assert found == {"x": 0.5, "y": 0, "z": 0, "roll": 0, "pitch": 0, "yaw": -0.5}
+    four = pushes(cap(y=0.55, roll=1), Axes.of(spec(4).action), dead_zone=0.1, speed=1.0)
+    assert four == {"x": 0, "y": pytest.approx(0.5), "z": 0}
+    assert pushes(cap(y=0.05), Axes.of(spec(4).action), dead_zone=0.0, speed=1.0)["y"] == 0.05
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    with pytest.raises(DeviceError, match="speed: expected more than 0 and up to 1, got int 0"):
+        SpaceMouseDevice(spec(4), speed=0)
+    with pytest.raises(DeviceError, match="dead_zone: expected 0 or more and less than 1, got int 1"):
+        SpaceMouseDevice(spec(4), dead_zone=1)
+    with pytest.raises(DeviceError, match="names: expected some of x, y, z, roll, pitch, yaw, got axis 1, axis 2"):
+        SpaceMouseDevice(spec(5))
+
+
+def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspacemouse", None)
+    with pytest.raises(DeviceError, match=r"pip install 'understudy\[spacemouse\]'"):
+        SpaceMouseDevice(spec(4))
+
+
+def test_the_missing_device_is_named() -> None:
+    pytest.importorskip("pyspacemouse")
+    if os.path.isdir("/sys/class/hidraw") and os.listdir("/sys/class/hidraw"):  # noqa: PTH112, PTH208
+        pytest.skip("there are HID devices here, and one of them may be a SpaceMouse")
+    with pytest.raises(DeviceError, match=r"no SpaceMouse can be opened .*udev rule is in docs/teleoperation.md"):
+        SpaceMouseDevice(spec(4))
+
+
+# ---- the device, from its reports on
+
+PROGRAM = """
+import json, sys
+from understudy.core import ArraySpec, Spec, StepSpec
+from understudy.envs.people.spacemouse import SpaceMouseDevice
+
+options = json.loads(sys.argv[1])
+spec = StepSpec(
+    observation=Spec({"state": ArraySpec(shape=(1,), dtype="float32")}),
+    action=Spec(ArraySpec(shape=(options.pop("size"),), dtype="float32", low=-1, high=1)),
+)
+with SpaceMouseDevice(spec, **options) as device:
+    for line in sys.stdin:
+        if line == "begin\\n":
+            device.begin()
+        reading = device.read()
+        action = None if reading.action is None else reading.action.tolist()
+        print(json.dumps([action, reading.verdict if line == "verdict\\n" else device.attended]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("pyspacemouse")
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler")
+    place = tmp_path_factory.mktemp("hidapi")
+    soname = "libhidapi-hidraw.so.0"
+    source = Path(__file__).with_name("hidapi_pipe.c")
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-Wall", "-Werror", f"-Wl,-soname,{soname}", "-o", place / soname, source],
+        check=True,
+    )
+    (place / "libhidapi-hidraw.so").symlink_to(soname)
+    return place
+
+
+class Mouse:
+    """A SpaceNavigator in somebody's hand, and a control loop in another process that reads it."""
+
+    def __init__(self, library: Path, place: Path, **options: Any):
+        pipe = place / "mouse"
+        os.mkfifo(pipe)
+        self._loop = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps({"size": 7, **options})], stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "LD_LIBRARY_PATH": str(library), "HIDAPI_PIPE": str(pipe)},
+        )  # fmt: skip
+        self._pipe = pipe.open("wb", buffering=0)  # waits until the other side has opened it
+        assert self._loop.stdout is not None
+        assert "found" in self._loop.stdout.readline()  # what pyspacemouse prints
+
+    def push(self, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self._report(struct.pack("<Bhhh", 1, x, y, z))
+
+    def turn(self, x: int = 0, y: int = 0, z: int = 0) -> None:
+        self._report(struct.pack("<Bhhh", 2, x, y, z))
+
+    def press(self, *, left: bool = False, right: bool = False) -> None:
+        self._report(struct.pack("<BB", 3, left + 2 * right))
+
+    def _report(self, report: bytes) -> None:
+        self._pipe.write(bytes([len(report)]) + report)
+
+    def pull_the_cable(self) -> None:
+        self._pipe.close()
+
+    def read(self, say: str = "read") -> tuple[list[float] | None, bool | None]:
+        assert self._loop.stdin is not None
+        assert self._loop.stdout is not None
+        self._loop.stdin.write(f"{say}\n")
+        self._loop.stdin.flush()
+        action, flag = json.loads(self._loop.stdout.readline())
+        return action, flag
+
+    def until(self, wanted: Callable[[list[float] | None], bool]) -> list[float] | None:
+        end_s = time.monotonic() + 5
+        while not wanted(action := self.read()[0]):
+            assert time.monotonic() < end_s, action
+        return action
+
+    def close(self) -> None:
+        self._pipe.close()
+        self._loop.communicate(timeout=10)
+        assert self._loop.returncode == 0
+
+
+@pytest.fixture
+def mouse(library: Path, tmp_path: Path) -> Iterator[Callable[..., Mouse]]:
+    made: list[Mouse] = []
+
+    def make(**options: Any) -> Mouse:
+        made.append(Mouse(library, tmp_path, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_the_cap_takes_over_and_gives_back(mouse: Callable[..., Mouse]) -> None:
+    held = mouse(dead_zone=0.0, speed=1.0)
+    assert held.read() == (None, True)
+    held.push(x=350)  # right
+    assert held.until(bool) == [1, 0, 0, 0, 0, 0, -1]
+    held.push(y=-175)  # away from the person, which the device calls less
+    assert held.until(lambda action: action is not None and not action[0]) == [0, 0.5, 0, 0, 0, 0, -1]
+    held.push(z=-350)  # up
+    assert held.until(lambda action: action is not None and not action[1]) == [0, 0, 1, 0, 0, 0, -1]
+    held.push()
+    assert held.until(lambda action: action is None) is None
+    held.turn(z=-350)  # to the left, seen from above
+    assert held.until(bool) == [0, 0, 0, 0, 0, 1, -1]
+    held.turn(x=350)
+    assert held.until(lambda action: action is not None and not action[5]) == [0, 0, 0, 1, 0, 0, -1]
+
+
+def test_within_the_dead_zone_the_policy_acts(mouse: Callable[..., Mouse]) -> None:
+    held = mouse(dead_zone=0.2)
+    held.push(x=69)
+    time.sleep(0.1)
+    assert held.read()[0] is None
+    held.push(x=350)
+    assert held.until(bool) == [0.5, 0, 0, 0, 0, 0, -1]
+
+
+def test_the_first_button_toggles_the_grip(mouse: Callable[..., Mouse]) -> None:
+    held = mouse(size=4)
+    held.press(left=True)
+    assert held.until(bool) == [0, 0, 0, 1]
+    held.press()
+    held.until(lambda action: action is None)
+    held.press(left=True)
+    assert held.until(bool) == [0, 0, 0, -1]
+
+
+@pytest.mark.parametrize(("seconds", "verdict"), [(0.1, True), (1.1, False)])
+def test_the_second_button_is_the_verdict(mouse: Callable[..., Mouse], seconds: float, verdict: bool) -> None:
+    held = mouse()
+    held.press(right=True)
+    time.sleep(seconds)
+    assert held.read("verdict") == (None, None)
+    held.press()
+    end_s = time.monotonic() + 5
+    while (said := held.read("verdict"))[1] is None:
+        assert time.monotonic() < end_s
+    assert said == (None, verdict)
+
+
+def test_without_a_grip_the_first_button_does_nothing(mouse: Callable[..., Mouse]) -> None:
+    held = mouse(size=6)
+    held.press(left=True)
+    time.sleep(0.1)
+    assert held.read()[0] is None
+
+
+def test_a_cap_that_falls_silent_loses_control(mouse: Callable[..., Mouse]) -> None:
+    held = mouse(expiry_s=0.2)
+    held.push(x=350)
+    held.until(bool)
+    start_s = time.monotonic()
+    held.until(lambda action: action is None)
+    assert 0.1 < time.monotonic() - start_s < 0.3
+
+
+def test_a_pulled_cable_is_noticed(mouse: Callable[..., Mouse]) -> None:
+    held = mouse(to_the_end=True, high_closes=False)
+    held.push(x=350)
+    assert held.until(bool) == [0.5, 0, 0, 0, 0, 0, 1]
+    held.pull_the_cable()
+    assert held.until(lambda action: action is not None and not action[0]) == [0, 0, 0, 0, 0, 0, 1]  # it rests
+    assert not held.read()[1]
+    assert held.read("begin")[0] is None

@@ -1,0 +1,186 @@
+"""RobotEnv against a real server, in front of an arm that goes where it is told; tests/system has the simulated one."""
+
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+
+from tests.unit.robots.point_arm import PointArm
+
+from understudy.core.rotation import between, turned
+from understudy.envs.robot import STATE_NAMES, RobotEnv, start_of
+from understudy.envs.robot_client import HttpCamera
+from understudy.envs.world import WorldError
+from understudy.robots.server import ArmServer
+
+PICTURE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
+
+
+class Pictures(http.server.BaseHTTPRequestHandler):
+    """A camera of its own kind: any server that gives PPM."""
+
+    def do_GET(self) -> None:
+        body = b"P6\n6 4\n255\n" + PICTURE.tobytes() if self.path == "/good" else b"GIF89a"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def pictures() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture
+def arm() -> PointArm:
+    return PointArm()
+
+
+@pytest.fixture
+def server(arm: PointArm) -> Iterator[ArmServer]:
+    with ArmServer(arm, port=0) as found:
+        yield found
+
+
+def test_the_expert_reaches_and_the_rate_is_kept(server: ArmServer) -> None:
+    with RobotEnv(server.url, hz=20) as world:
+        assert world.suite.task_names == ["reach"]  # nobody can put a cube back here
+        observation, _ = world.reset(seed=0, options={"start": 3})
+        numbers = dict(zip(STATE_NAMES, observation["state"].tolist(), strict=True))
+        first, target = start_of("reach", 3, world.limits)
+        assert [numbers[f"tcp_{axis}"] for axis in "xyz"] == pytest.approx(first, abs=0.006)
+        assert [numbers[f"target_{axis}"] for axis in "xyz"] == pytest.approx(target)
+        assert (numbers["force_z"], numbers["gripper"]) == (3.0, 1.0)
+        terminated = truncated = False
+        while not (terminated or truncated):
+            observation, reward, terminated, truncated, info = world.step(world.advise().action)
+        assert terminated
+        assert (reward, info["success"]) == (1.0, True)
+        report = world.pace.report
+        assert report.hz == 20
+        assert report.rate < 20.5  # not faster than asked
+
+
+def test_an_action_of_one_goes_as_far_as_the_scale_says(server: ArmServer, arm: PointArm) -> None:
+    for scale, wanted in (((0.004, 0.02), 0.004), (None, 0.75 * 0.25 / 5)):
+        with RobotEnv(server.url, hz=5, scale=scale) as world:
+            world.reset(seed=0, options={"start": 0})
+            before = world.observe()["state"][:7].astype(np.float64)  # from where it will go; it may still be settling
+            world.step(np.array([1, 0, 0, 0, 0, 1, 0], np.float32))
+            assert arm.pose[0] - before[0] == pytest.approx(wanted, rel=0.2)
+            turn = between(before[3:], arm.pose[3:])
+            assert turn[2] == pytest.approx(scale[1] if scale else 0.375 * 1.0 / 5, rel=0.2)
+            assert turn[:2] == pytest.approx([0, 0], abs=1e-5)
+
+
+def test_the_fingers_close_below_minus_a_half_and_open_above_a_half(server: ArmServer, arm: PointArm) -> None:
+    with RobotEnv(server.url, hz=50) as world:
+        world.reset(seed=0)
+        openings = []
+        for grip in (0.4, -0.4, -0.5, 0.0, 0.5):
+            world.step(np.array([0, 0, 0, 0, 0, 0, grip], np.float32))
+            openings.append(arm.opening)
+        assert openings == [1.0, 1.0, 0.0, 0.0, 1.0]
+
+
+def test_a_long_step_is_one_motion(server: ArmServer, arm: PointArm) -> None:
+    """At 4 Hz a step is longer than the arm waits for a sign of life; the world gives them."""
+    with RobotEnv(server.url, hz=4) as world:
+        world.reset(seed=0, options={"start": 0})
+        expired = server.control.health.num_expired
+        before = arm.pose.copy()
+        world.step(np.array([1, 0, 0, 0, 0, 0, 0], np.float32))
+        assert arm.pose[0] - before[0] > 0.8 * 0.25 / 4 * 0.9
+        assert server.control.health.num_expired == expired
+
+
+def test_cameras_are_addresses_or_objects_with_read(server: ArmServer, pictures: str) -> None:
+    class Grey:
+        def read(self) -> np.ndarray:
+            return np.full((2, 3, 3), 128, np.uint8)
+
+    with RobotEnv(server.url, hz=50, cameras={"http": f"{pictures}/good", "own": Grey()}) as world:
+        observation, _ = world.reset(seed=0)
+        assert np.array_equal(observation["http"], PICTURE)
+        assert observation["own"].shape == (2, 3, 3)
+        world.step_spec.observation.check(observation)
+        observation["http"][:] = 0
+        assert np.array_equal(world.observe()["http"], PICTURE)  # the caller's is the caller's own
+
+
+def test_what_is_no_picture_is_named(pictures: str) -> None:
+    camera = HttpCamera(f"{pictures}/bad")
+    with pytest.raises(WorldError, match=r"/bad: expected a PPM picture with 8 bits a colour, got"):
+        camera.read()
+    camera.close()
+
+
+def test_a_token_from_a_file(arm: PointArm, tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    with ArmServer(arm, port=0, token="0123456789abcdef") as server:
+        with pytest.raises(WorldError, match=r"/limits: 401: the token is missing or wrong"):
+            RobotEnv(server.url)
+        with RobotEnv(server.url, token_file=str(token)) as world:
+            assert world.limits["scene"] is None
+        with pytest.raises(WorldError, match=r"cannot be read .*; pass the file that the server was started with"):
+            RobotEnv(server.url, token_file=str(tmp_path / "none"))
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(WorldError, match=r"no answer .*; is `understudy robot` running there\?"):
+        RobotEnv("http://127.0.0.1:9")
+    with pytest.raises(WorldError, match=r"url: expected http://HOST:PORT, got 'localhost:5000'"):
+        RobotEnv("localhost:5000")
+
+
+def test_an_arm_that_is_stopped_in_mid_episode_says_so(server: ArmServer) -> None:
+    with RobotEnv(server.url, hz=50) as world:
+        world.reset(seed=0)
+        server.control.engage(False)
+        with pytest.raises(WorldError, match=r"/pose: 409: the arm is stopped; POST /startimp first"):
+            world.step(np.zeros(7, np.float32))
+        world.reset(seed=0)  # a new episode starts it again
+        world.step(np.zeros(7, np.float32))
+
+
+def test_noise_bends_the_way_and_needs_a_generator(server: ArmServer) -> None:
+    with RobotEnv(server.url, hz=50) as world:
+        world.reset(seed=0)
+        straight = world.advise()
+        bent = world.advise(noise=0.3, rng=np.random.default_rng(0))
+        assert not np.allclose(straight.action[:3], bent.action[:3])
+        assert np.allclose(straight.action[3:], bent.action[3:])
+        with pytest.raises(WorldError, match=r"rng: noise needs a random generator, got None"):
+            world.advise(noise=0.3)
+
+
+def test_starts_are_inside_and_differ() -> None:
+    limits = {"low": [0.4, -0.2, 0.013], "high": [0.65, 0.2, 0.4]}
+    for task in ("reach", "lift"):
+        found = [np.concatenate(start_of(task, start, limits)) for start in range(50)]
+        assert len({tuple(numbers) for numbers in found}) == 50
+        assert all(np.all(n[:3] > limits["low"]) and np.all(n[:3] < limits["high"]) for n in found)
+        assert np.array_equal(found[7], np.concatenate(start_of(task, 7, limits)))
+
+
+def test_quaternions() -> None:
+    q = turned(np.array([1.0, 0.0, 0.0, 0.0]), np.array([0.1, -0.2, 0.3]))
+    assert between(np.array([1.0, 0.0, 0.0, 0.0]), q) == pytest.approx([0.1, -0.2, 0.3])

@@ -1,0 +1,66 @@
+"""The actor: the same episodes for the same seed, name and number; other ones for others; and it survives its world."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from understudy.core import NO_VERSION, Source
+from understudy.envs import IsolatedWorld, ToyTable, WorldSource
+from understudy.envs.workers.outcomes import WorkerDied
+from understudy.replay import Reader, Store
+from understudy.training.actor import TRIES, Actor
+from understudy.training.rlpd import RLPDConfig
+
+TOY = WorldSource(factory="understudy.envs.toy:ToyTable", options={"cameras": False})
+
+
+def lived(tmp_path: Path, config: RLPDConfig, name: str, numbers: list[int]) -> list[Any]:
+    path = tmp_path / f"{config.seed}-{name}-{numbers}"
+    world = ToyTable(cameras=False)
+    with Store.open(path) as store:
+        actor = Actor(config, world, store.writer(name, world.step_spec), name=name)
+        for number in numbers:
+            actor.live(None, number)
+    with Reader(path) as reader:
+        return [reader.read(record.id) for record in reader.episodes()]
+
+
+def test_an_episode_is_decided_by_seed_name_and_number(tmp_path: Path) -> None:
+    config = RLPDConfig()
+    first, second = lived(tmp_path, config, "a", [0, 1])
+    assert set(first.source.tolist()) == {Source.RANDOM}
+    assert set(first.policy_version.tolist()) == {NO_VERSION}
+    assert first.info.split == "train"
+    (again,) = lived(tmp_path, config, "a", [1])
+    assert again.action.tolist() == second.action.tolist()
+    assert again.info.init_state == second.info.init_state
+    others = [
+        second, *lived(tmp_path, config, "b", [0]), *lived(tmp_path, RLPDConfig(seed=1), "a", [0])
+    ]  # fmt: skip
+    assert all(other.action.tolist() != first.action.tolist() for other in others)
+
+
+def test_a_world_that_dies_costs_an_episode_and_one_that_always_dies_ends_it(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store, IsolatedWorld(TOY) as world:
+        deaths = 0
+
+        def show(observation: Any, seen: Any) -> None:
+            nonlocal deaths
+            if seen["step"] == 3 and deaths and world.worker.pid:
+                deaths -= 1
+                os.kill(world.worker.pid, signal.SIGKILL)
+
+        actor = Actor(RLPDConfig(), world, store.writer("a", world.step_spec), name="a", show=show)
+        deaths = TRIES - 1
+        assert actor.live(None, 0).num_steps > 3
+        deaths = TRIES
+        with pytest.raises(WorkerDied):
+            actor.live(None, 1)
+    with Reader(tmp_path / "store") as reader:
+        states = [record.state for record in reader.episodes()]
+    assert states == ["cut"] * (TRIES - 1) + ["ended"] + ["cut"] * TRIES
