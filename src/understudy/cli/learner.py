@@ -37,7 +37,7 @@ def command(
     with run_line(console) as line:
         run_learner(
             Run(run), server, token_file=token_file, tls_cert=tls_cert, watch=line,
-            told=lambda texts: console.print(*(f"restored {text}" for text in texts), sep="\n", soft_wrap=True),
+            told=lambda texts: console.print(*texts, sep="\n", soft_wrap=True),
         )  # fmt: skip
     console.print(f"{last_score(Run(run).metrics)} of held-out episodes succeed", style="green", soft_wrap=True)
     return 0

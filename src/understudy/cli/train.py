@@ -61,7 +61,7 @@ def work(run: Run) -> int:
     console = Console(highlight=False)
     with run_line(console) as line, LocalRun(run, line) as local:
         for text in local.restored:
-            console.print(f"restored {text}", soft_wrap=True)
+            console.print(text, soft_wrap=True)
         local.go()
     console.print(
         f"{last_score(run.metrics)} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True

@@ -184,10 +184,10 @@ class Learner:
         num_lines = rewind(self.run.metrics, int(checkpoint.facts["metrics"]))
         learned = "networks, targets, optimizers, temperature and random numbers" if self.sac else "nothing learned yet"
         self.restored = [
-            f"checkpoint {newest.name}: {learned}, after {self.num_updates} updates",
-            f"samplers: batch {self.batches.num_batches}, as of commit {self.batches.online.commit}",
-            f"counters: {self.step} steps, {self._done['evaluations']} evaluations, {self._done['checkpoints']} saved",
-            f"metrics: {num_lines} lines behind the checkpoint taken back",
+            f"restored checkpoint {newest.name}: {learned}, after {self.num_updates} updates",
+            f"restored samplers: batch {self.batches.num_batches}, as of commit {self.batches.online.commit}",
+            f"restored counters: {self.step} steps, {self._done['evaluations']} evaluations",
+            f"took back {num_lines} lines of metrics behind the checkpoint",
         ]
         return checkpoint
 

@@ -100,4 +100,4 @@ class LocalRun:
             return []
         self._store.delete([record.id for record in records])
         steps = sum(record.num_steps for record in records)
-        return [f"set aside: {len(records)} episodes ({steps} steps) that were lived after the checkpoint"]
+        return [f"set aside {len(records)} episodes ({steps} steps) that were lived after the checkpoint"]
