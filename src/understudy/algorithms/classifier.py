@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 
 from understudy.algorithms import losses, saved
-from understudy.algorithms.algorithm import AlgorithmError, State
+from understudy.algorithms.algorithm import AlgorithmError
 from understudy.algorithms.augment import shifted
 from understudy.algorithms.minibatch import numbers
 from understudy.algorithms.trained import Trained
@@ -55,7 +54,7 @@ class ClassifierTrainingConfig:
             raise AlgorithmError(f"shift_pixels: expected 0 or more, got {self.shift_pixels}")
 
 
-class ClassifierTraining:
+class ClassifierTraining(saved.Saves):
     """An Algorithm whose outcome is a SuccessClassifier."""
 
     def __init__(
@@ -120,13 +119,6 @@ class ClassifierTraining:
 
     def description(self) -> dict[str, Any]:
         return self.classifier().description()
-
-    def state(self) -> State:
-        return saved.save(self._parts(), self.num_updates)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        stats, self.num_updates = saved.restore(self._parts(), state)
-        self._use(stats)
 
     def _parts(self) -> saved.Parts:
         return saved.Parts(

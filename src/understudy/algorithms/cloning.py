@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -10,7 +9,7 @@ import torch
 from torch import Tensor
 
 from understudy.algorithms import losses, saved
-from understudy.algorithms.algorithm import AlgorithmError, State
+from understudy.algorithms.algorithm import AlgorithmError
 from understudy.algorithms.augment import shifted
 from understudy.algorithms.minibatch import numbers
 from understudy.algorithms.trained import Trained
@@ -38,7 +37,7 @@ class CloningConfig:
             raise AlgorithmError(f"shift_pixels: expected 0 or more, got {self.shift_pixels}")
 
 
-class Cloning:
+class Cloning(saved.Saves):
     """An Algorithm that looks at observations and actions only. Every row of a batch is an example to follow."""
 
     def __init__(
@@ -90,13 +89,6 @@ class Cloning:
 
     def description(self) -> dict[str, Any]:
         return self.policy().description()
-
-    def state(self) -> State:
-        return saved.save(self._parts(), self.num_updates)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        stats, self.num_updates = saved.restore(self._parts(), state)
-        self._use(stats)
 
     def _parts(self) -> saved.Parts:
         return saved.Parts(

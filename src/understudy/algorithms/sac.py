@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from understudy.algorithms import losses, saved
-from understudy.algorithms.algorithm import AlgorithmError, State
+from understudy.algorithms.algorithm import AlgorithmError
 from understudy.algorithms.augment import shifted
 from understudy.algorithms.critics import critics, init_critics, subset
 from understudy.algorithms.minibatch import Minibatch, numbers, to_minibatch
@@ -71,7 +71,7 @@ class SACConfig:
             raise AlgorithmError("gripper_penalty: expected None for an actor without a gripper; give it a Gripper")
 
 
-class SAC:
+class SAC(saved.Saves):
     """An Algorithm. All weights are made from `seed`, and so is every random number of its updates."""
 
     def __init__(
@@ -241,13 +241,6 @@ class SAC:
 
     def description(self) -> dict[str, Any]:
         return self.policy().description()
-
-    def state(self) -> State:
-        return saved.save(self._parts(), self.num_updates)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        stats, self.num_updates = saved.restore(self._parts(), state)
-        self._use(stats)
 
     def _parts(self) -> saved.Parts:
         return saved.Parts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -37,8 +38,28 @@ class Parts:
         return {**named, **self.tensors}
 
 
-def save(parts: Parts, num_updates: int) -> State:
-    """The state, in memory of its own."""
+class Saves(abc.ABC):
+    """An algorithm that can be saved and gone on with: it names its parts, and takes statistics into use."""
+
+    num_updates: int
+
+    @abc.abstractmethod
+    def _parts(self) -> Parts: ...
+
+    @abc.abstractmethod
+    def _use(self, stats: Stats) -> None: ...
+
+    def state(self) -> State:
+        """All that the next updates depend on, in memory of its own."""
+        return _save(self._parts(), self.num_updates)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the algorithm that the state was taken of would have. If it refuses, nothing changed."""
+        stats, self.num_updates = _restore(self._parts(), state)
+        self._use(stats)
+
+
+def _save(parts: Parts, num_updates: int) -> State:
     return {
         "kind": parts.kind,
         "config": canonical_json(asdict(parts.config)),
@@ -51,8 +72,8 @@ def save(parts: Parts, num_updates: int) -> State:
     }
 
 
-def restore(parts: Parts, state: Mapping[str, Any]) -> tuple[Stats, int]:
-    """Fill the tensors and the generator; returns statistics and number of updates. If it refuses, nothing changed."""
+def _restore(parts: Parts, state: Mapping[str, Any]) -> tuple[Stats, int]:
+    """Fill the tensors and the generator; returns statistics and number of updates."""
     if state.get("kind") != parts.kind:
         raise AlgorithmError(
             f"kind: expected a state of {parts.kind!r}, got {state.get('kind')!r}; restore it where it is from"

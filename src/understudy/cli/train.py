@@ -33,7 +33,8 @@ def rlpd(
             RUN/store`), or elsewhere (--demos).
         config: What to do.
     """
-    return work(Run.create(run, "rlpd", config))
+    with Run.beginning(run, "rlpd", config) as begun:
+        return work(begun)
 
 
 def clone(
@@ -47,8 +48,8 @@ def clone(
         config: What to do.
     """
     console = Console(highlight=False)
-    with console.status("cloning") as status:
-        found = run_cloning(Run.create(run, "cloning", config), lambda text: status.update(f"cloning: {text}"))
+    with console.status("cloning") as status, Run.beginning(run, "cloning", config) as begun:
+        found = run_cloning(begun, lambda text: status.update(f"cloning: {text}"))
     console.print(f"{found.score} of held-out episodes succeed; {run / 'policy.safetensors'}", style="green")
     return 0
 

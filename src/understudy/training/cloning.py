@@ -14,7 +14,7 @@ from understudy.policies import ActorConfig, Inputs, Stats
 from understudy.replay import DEMO, Reader, Sampler
 from understudy.training.evaluate import Evaluation, EvaluationConfig, evaluate
 from understudy.training.metrics import MetricLog
-from understudy.training.rlpd import STATS_STEPS, policy_act
+from understudy.training.rlpd import STATS_STEPS, check_device, policy_act
 from understudy.training.run import Run
 from understudy.training.score import fingerprint
 
@@ -44,6 +44,7 @@ def run_cloning(run: Run, say: Callable[[str], None]) -> Evaluation:
         try:
             if not sampler.follow():
                 raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
+            check_device(config.device)
             inputs = Inputs(world.step_spec.observation, config.cloning.actor.encoder.inputs)
             stats = Stats.of_data(inputs, [sampler.sample(size=STATS_STEPS).observation])
             cloning = Cloning(config.cloning, world.step_spec, stats, seed=config.seed, device=config.device)

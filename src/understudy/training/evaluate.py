@@ -13,6 +13,7 @@ import numpy as np
 
 from understudy.core import Source, Split, Tree
 from understudy.envs.world import World
+from understudy.training.config import ConfigError
 from understudy.training.film import Frames, cameras_of, draw, write_film
 from understudy.training.metrics import read_metrics
 from understudy.training.rollout import Act
@@ -29,7 +30,9 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.videos < 0:
-            raise ValueError(f"evaluation: expected episodes from 1 and videos from 0, got {self}")
+            raise ConfigError(
+                f"evaluation: expected episodes from 1 and videos from 0, got {self.episodes} and {self.videos}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

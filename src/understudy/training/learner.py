@@ -30,7 +30,7 @@ from understudy.replay.limiter import Limiter
 from understudy.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.evaluate import Evaluation, evaluate
 from understudy.training.metrics import MetricLog, open_sink, rewind
-from understudy.training.rlpd import RLPDConfig, new_sac, policy_act, restored_sac
+from understudy.training.rlpd import RLPDConfig, check_device, new_sac, policy_act, restored_sac
 from understudy.training.rollout import Rolled
 from understudy.training.run import Run
 from understudy.training.score import fingerprint
@@ -66,6 +66,7 @@ class Learner:
         self._began = time.monotonic()
         self._undo = ExitStack()
         try:
+            check_device(config.device)
             self._undo.enter_context(run)
             self.batches = config.open_batches(run.store, spec)
             self._undo.callback(self.batches.close)
@@ -98,14 +99,17 @@ class Learner:
     def num_updates(self) -> int:
         return 0 if self.sac is None else self.sac.num_updates
 
-    def policy(self) -> ActorPolicy | None:
-        """The policy as it is now; None until there is something to learn from."""
+    def ready(self) -> bool:
+        """Whether there is something to learn from; the algorithm is made as soon as there is."""
         if self.sac is None:
             demo, online = self.batches.follow()
-            if online < self.config.start_steps or not demo + online:
-                return None
-            self.sac = new_sac(self.config, self.batches)
-        return self.sac.policy(version=self.num_updates)
+            if online >= self.config.start_steps and demo + online:
+                self.sac = new_sac(self.config, self.batches)
+        return self.sac is not None
+
+    def policy(self) -> ActorPolicy | None:
+        """The policy as it is now; None until there is something to learn from."""
+        return self.sac.policy(version=self.num_updates) if self.ready() and self.sac is not None else None
 
     # ---- what it does
 
@@ -216,6 +220,7 @@ def run_learner(
         Learner(run, config, world.step_spec, watch) as learner,
         connect(address, token_file=token_file, tls_cert=tls_cert) as remote,
     ):
+        remote.status()  # a wrong address or token is said now, and not when there is something to publish
         if told is not None:
             told(learner.restored)
         limiter = _limiter(config, learner.facts)
@@ -223,12 +228,13 @@ def run_learner(
         while True:
             learner.batches.follow()
             limiter = limiter.inserted(max(learner.step - limiter.num_inserted, 0))
-            policy = learner.policy()
-            if policy is None:
+            if not learner.ready():
                 time.sleep(IDLE_S)
                 continue
             enough = learner.step >= config.steps
             if published is None or learner.num_updates >= published[0] + config.publish_every or enough > published[1]:
+                policy = learner.policy()
+                assert policy is not None
                 metadata = {
                     "policy": json.dumps(policy.description()), "behind": str(_due(limiter)), "done": str(int(enough))
                 }  # fmt: skip

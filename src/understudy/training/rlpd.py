@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 
 from understudy.algorithms import SAC, Cloning, CloningConfig, SACConfig
 from understudy.core import NO_VERSION, Spec, StepSpec, Tree
@@ -115,6 +116,16 @@ class RLPDConfig:
 
 
 # ---- the algorithm
+
+
+def check_device(name: str) -> str:
+    """The name of a device that torch can use here, or the sentence that says why not."""
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first = str(error).partition("\n")[0]
+        raise ConfigError(f"device: torch cannot use {name!r} here ({first}); use cpu") from None
+    return name
 
 
 def new_sac(config: RLPDConfig, batches: Batches) -> SAC:

@@ -13,6 +13,8 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,6 +75,19 @@ class Run:
             os.fsync(file.fileno())
         new.rename(run.path / CONFIG)
         return run
+
+    @staticmethod
+    @contextmanager
+    def beginning(path: str | Path, kind: str, config: Any) -> Iterator[Run]:
+        """A new run, at work in this block. If that fails before there is anything to go on from, there is no run."""
+        run = Run.create(path, kind, config)
+        try:
+            yield run
+        except BaseException:
+            if not any(run.checkpoints.glob("*")):
+                run.metrics.unlink(missing_ok=True)
+                (run.path / CONFIG).unlink()
+            raise
 
     @property
     def kind(self) -> str:

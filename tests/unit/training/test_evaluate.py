@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from understudy.envs import ToyTable
+from understudy.training.config import ConfigError
 from understudy.training.evaluate import EvaluationConfig, Trial, evaluate
 
 
@@ -67,5 +68,5 @@ def test_the_worst_are_filmed(tmp_path: Path) -> None:
 
 
 def test_nonsense_is_refused() -> None:
-    with pytest.raises(ValueError, match="episodes from 1"):
+    with pytest.raises(ConfigError, match="episodes from 1 and videos from 0, got 0 and 0"):
         EvaluationConfig(episodes=0)
