@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 
@@ -13,6 +14,11 @@ os.environ.setdefault("MUJOCO_GL", "egl")  # before anyone imports mujoco: pictu
 settings.register_profile("ci", max_examples=200, deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.register_profile("long", max_examples=2000, deadline=None, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+# What a shell starts in the background has Ctrl-C switched off, and so have its children. Tests send it to theirs.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

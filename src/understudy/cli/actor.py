@@ -14,6 +14,7 @@ from understudy.cli.show import needs_extra
 from understudy.envs.pace import Pace
 from understudy.envs.people.takeover import Takeover
 from understudy.envs.world import World
+from understudy.training.health import HEALTH, Health
 from understudy.training.rollout import Rolled, Show
 
 with needs_extra("train"):
@@ -51,13 +52,16 @@ def command(
     """
     console = Console(highlight=False)
     config = Run(run).config(RLPDConfig)
+    health = Health(run / HEALTH, role="actor", name=name)
     with ExitStack() as undo:
 
         def hands(world: World) -> tuple[Takeover | None, Pace | None, Show | None]:
             if human == "config":
                 show = None if page is None else open_page(undo, console, world, page, watch_only=True).show
+                health.page = page_of(show)
                 return make_takeover(config, world), open_pace(world, hz, person=False), show
             device, show = open_hands(undo, console, world, human, page, to_the_end=False)
+            health.page = page_of(show)
             return Takeover(device, operator=operator), open_pace(world, hz, person=True), show
 
         def watch(number: int, rolled: Rolled, version: int | None) -> None:
@@ -69,7 +73,14 @@ def command(
             )
 
         number = run_actor(
-            config, server, name=name, spool=spool, token_file=token_file, tls_cert=tls_cert, hands=hands, watch=watch
-        )
+            config, server, name=name, spool=spool, token_file=token_file, tls_cert=tls_cert, hands=hands, watch=watch,
+            health=health,
+        )  # fmt: skip
     console.print(f"done; {number} episodes", style="green")
     return 0
+
+
+def page_of(show: Show | None) -> str | None:
+    """Where the page is, for whoever watches the run; without the token, so that they cannot drive."""
+    device = getattr(show, "__self__", None)
+    return None if device is None else str(device.url).partition("#")[0]

@@ -25,15 +25,21 @@ def open_page(
     undo: ExitStack, console: Console, world: World, address: str | None, **options: Any
 ) -> Any:  # fmt: skip
     """The page with live pictures and keys, at host:port: a BrowserDevice. Off loopback its url has a new token."""
-    host, colon, port = (address or PAGE).rpartition(":")
-    if not (host and colon and port.isdigit()):
-        raise UnderstudyError(f"page: expected host:port, such as {PAGE}, got {address!r}")
-    token = None if host in ("127.0.0.1", "localhost", "[::1]") else secrets.token_urlsafe(16)
+    host, port = split_address(address or PAGE)
+    token = None if host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(16)
     browser = with_extra("understudy.envs.people.browser", "web")
-    page = browser.BrowserDevice(world.step_spec, host=host.strip("[]"), port=int(port), token=token, **options)
+    page = browser.BrowserDevice(world.step_spec, host=host, port=port, token=token, **options)
     undo.callback(page.close)
     console.print(f"the page: {page.url}", style="bold", soft_wrap=True, markup=False)
     return page
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Host and port of a page."""
+    host, colon, port = address.rpartition(":")
+    if not (host and colon and port.isdigit()):
+        raise UnderstudyError(f"page: expected host:port, such as {PAGE}, got {address!r}")
+    return host.strip("[]"), int(port)
 
 
 def open_hands(

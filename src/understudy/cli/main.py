@@ -1,7 +1,8 @@
 """The entry point of the `understudy` command: finds a subcommand, runs it and turns its errors into one line.
 
-`COMMANDS` below lists every subcommand with its line of help, so `understudy --help` imports none of them. The
-subcommand `crash-test` lives in `understudy/cli/crash_test.py`, and so on for each name. That module defines one of
+`GROUPS` below lists every subcommand with its line of help, so `understudy --help` imports none of them. The
+subcommand `crash-test` lives in `understudy/cli/crash_test.py`, `import` in `import_.py`, and so on for each name. That
+module defines one of
 
     def command(path: tyro.conf.Positional[Path], *, deep: bool = False) -> int
 
@@ -17,30 +18,80 @@ something wrong, 2 the command line makes no sense, 130 interrupted.
 """
 
 import difflib
+import errno
 import importlib
+import keyword
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from understudy import __version__
 
-COMMANDS: dict[str, str] = {
-    "info": "Show what a store holds.",
-    "env": "List the worlds, install their simulators, check your own.",
-    "record": "Record demonstrations of a task, until enough have succeeded.",
-    "robot": "Serve an arm, simulated or real.",
-    "train": "Train a policy: RLPD, or behaviour cloning.",
-    "resume": "Go on with a run as if nothing had happened.",
-    "evaluate": "Play held-out episodes with a policy alone.",
-    "actor": "Act for a run, and write each step to a server.",
-    "learner": "Learn for a run, and publish policies to its actors.",
-    "film": "Make a moving picture of an episode.",
-    "serve": "Serve a store over the network, to writers and learners.",
-    "verify": "Check that every byte of a store is what was written.",
-    "repair": "Bring a damaged store back to its last sound state.",
-    "compact": "Rewrite a store without the data that nothing refers to.",
-    "crash-test": "Kill a writer again and again and prove that nothing acknowledged is lost.",
-    "bench": "Measure speed on this machine.",
+GROUPS: dict[str, dict[str, str]] = {
+    "begin": {
+        "demo": "Teach a gripper a task, from nothing, in a few minutes.",
+        "doctor": "Say what is installed, what is missing and how to get it.",
+        "env": "List the worlds, install their simulators, check your own.",
+        "completion": "Print what makes your shell complete these commands.",
+    },
+    "demonstrate": {
+        "record": "Record demonstrations of a task, until enough have succeeded.",
+        "import": "Bring in data sets of other formats.",
+        "export": "Write episodes as data sets of other formats.",
+        "robot": "Serve an arm, simulated or real.",
+    },
+    "train": {
+        "train": "Train a policy: RLPD, or behaviour cloning.",
+        "resume": "Go on with a run as if nothing had happened.",
+        "evaluate": "Play held-out episodes with a policy alone.",
+        "actor": "Act for a run, and write each step to a server.",
+        "learner": "Learn for a run, and publish policies to its actors.",
+    },
+    "look": {
+        "watch": "Watch runs on a page in the browser.",
+        "report": "Write a run down as one page that needs nothing else.",
+        "info": "Show what a store holds.",
+        "film": "Make a moving picture of an episode.",
+    },
+    "keep": {
+        "serve": "Serve a store over the network, to writers and learners.",
+        "verify": "Check that every byte of a store is what was written.",
+        "repair": "Bring a damaged store back to its last sound state.",
+        "compact": "Rewrite a store without the data that nothing refers to.",
+    },
+    "prove": {
+        "crash-test": "Kill a writer again and again and prove that nothing acknowledged is lost.",
+        "bench": "Measure speed on this machine.",
+    },
+}
+COMMANDS: dict[str, str] = {name: line for group in GROUPS.values() for name, line in group.items()}
+
+# What a person who pressed Ctrl-C wants to know; {} is the first word behind the command, mostly a directory.
+INTERRUPTED: dict[str, str] = {
+    "record": "what was recorded is kept, and the same command goes on",
+    "import": "what was imported is kept, and the same command goes on",
+    "export": "nothing was written; run it again",
+    "train rlpd": "`understudy resume {}` goes on as if nothing had happened",
+    "train clone": "nothing is left of it; it is short, so run it again",
+    "resume": "`understudy resume {}` goes on as if nothing had happened",
+    "evaluate": "nothing was written; run it again",
+    "actor": "what it wrote is kept; start it again, and it goes on",
+    "learner": "start it again, and it goes on from its last checkpoint",
+    "verify": "nothing was changed",
+    "repair": "nothing was lost; run it again",
+    "compact": "the store is whole; run it again for the rest",
+    "env setup": "what is half made is never used; run it again",
+}
+
+# What the system may refuse anywhere; what else goes wrong with a file is the business of whoever opens it.
+REFUSED: dict[int, str] = {
+    errno.ENOSPC: "free some space and run it again",
+    errno.EDQUOT: "raise the quota or free some space, and run it again",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run it again",
+    errno.EROFS: "choose a place that can be written",
+    errno.EACCES: "give this user the right to do that, or choose another place",
+    errno.EPERM: "give this user the right to do that, or choose another place",
+    errno.EMFILE: "raise the limit of open files (ulimit -n) and run it again",
 }
 
 
@@ -53,8 +104,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args)
     except KeyboardInterrupt:
-        _complain("interrupted")
+        _complain(_interrupted(args))
         return 130
+    except BrokenPipeError:  # `understudy info | head`: nobody reads on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
 
 
 def _run(args: list[str]) -> int:
@@ -67,7 +121,7 @@ def _run(args: list[str]) -> int:
     from understudy.core.errors import UnderstudyError
 
     try:
-        module = importlib.import_module(f"understudy.cli.{name.replace('-', '_')}")
+        module = importlib.import_module(module_of(name))
         prog, rest = f"understudy {name}", args[1:]
         if not hasattr(module, "COMMANDS"):
             return _call(module.command, prog, rest)
@@ -79,6 +133,29 @@ def _run(args: list[str]) -> int:
             raise
         _complain(f"error: {error}")
         return 1
+    except OSError as error:
+        if os.environ.get("UNDERSTUDY_DEBUG") == "1" or error.errno not in REFUSED:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"error: {where}{error.strerror}; {REFUSED[error.errno]}")
+        return 1
+
+
+def module_of(name: str) -> str:
+    """The module of a subcommand."""
+    return f"understudy.cli.{name.replace('-', '_')}{'_' if keyword.iskeyword(name) else ''}"
+
+
+def _interrupted(args: list[str]) -> str:
+    """What to say to a person who pressed Ctrl-C."""
+    for number in (2, 1):
+        advice = INTERRUPTED.get(" ".join(args[:number]))
+        if advice is not None:
+            first = next((word for word in args[number : number + 1] if not word.startswith("-")), "RUN")
+            if "resume" in advice and not os.path.exists(os.path.join(first, "config.json")):  # noqa: PTH110, PTH118  # light
+                return "interrupted; nothing was begun"
+            return f"interrupted; {advice.format(first)}"
+    return "interrupted"
 
 
 def _choose(prog: str, args: list[str], table: Mapping[str, str]) -> str:
@@ -98,23 +175,20 @@ def _choose(prog: str, args: list[str], table: Mapping[str, str]) -> str:
 def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
     import tyro
 
-    return tyro.cli(function, prog=prog, args=args, config=(tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands))
+    from understudy.cli.values import REGISTRY
+
+    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
+    return tyro.cli(function, prog=prog, args=args, config=config, registry=REGISTRY)
 
 
 def _help(prog: str, table: Mapping[str, str]) -> str:
     options = _options(prog)
     width = max(len(name) for name in [*table, *options])
-    return "\n".join(
-        [
-            f"usage: {prog} <command> [options]",
-            "",
-            "commands:",
-            *(f"  {name:<{width}}  {line}" for name, line in table.items()),
-            "",
-            "options:",
-            *(f"  {name:<{width}}  {line}" for name, line in options.items()),
-        ]
-    )
+    groups = {**GROUPS, "options": options} if table is COMMANDS else {"commands": table, "options": options}
+    lines = [f"usage: {prog} <command> [options]"]
+    for title, group in groups.items():
+        lines += ["", f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in group.items())]
+    return "\n".join(lines)
 
 
 def _options(prog: str) -> dict[str, str]:

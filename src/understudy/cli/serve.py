@@ -14,6 +14,9 @@ from rich.console import Console
 
 from understudy.cli.show import with_remote
 from understudy.replay import Store
+from understudy.training.health import HEALTH, Health
+
+SLOW_COMMIT_S = 5.0  # beyond this a commit counts as no progress
 
 
 def command(
@@ -63,8 +66,11 @@ def command(
             shown, close = server.metrics.serve(metrics_port)
             undo.callback(close)
             console.print(f"metrics at http://127.0.0.1:{shown}/metrics")
+        health = undo.enter_context(Health(store / HEALTH, role="server", name=store.resolve().name))
+        health.add(lambda: {"address": server.address, "commit": opened.last_commit, **server.heard.to_json()})
         while not stop.is_set() and not server.failed.wait(0.2):
-            pass
+            if server.answers(timeout_s=1.0) and server.heard.oldest_s < SLOW_COMMIT_S:
+                health.progress("serving", policy_version=server.board.version)
         if server.failure is not None:
             raise server.failure
         console.print(f"stopped at commit {opened.last_commit}")

@@ -7,6 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from understudy.compat.data_store import QueuedDataStore
 from understudy.compat.hil_serl import MemoryEfficientReplayBuffer, MemoryEfficientReplayBufferDataStore
+from understudy.compat.rlds import (
+    Trajectory,
+    convert_rlds_to_trajectories,
+    create_trajectory_data_spec,
+    push_rlds_to_replay,
+    push_rlds_to_reverb,
+    replay_spec,
+)
 from understudy.compat.rlinf import TrajectoryReplayBuffer
 
 if TYPE_CHECKING:
@@ -20,8 +28,14 @@ __all__ = [
     "TrainerClient",
     "TrainerConfig",
     "TrainerServer",
+    "Trajectory",
     "TrajectoryReplayBuffer",
+    "convert_rlds_to_trajectories",
+    "create_trajectory_data_spec",
     "make_trainer_config",
+    "push_rlds_to_replay",
+    "push_rlds_to_reverb",
+    "replay_spec",
 ]
 
 

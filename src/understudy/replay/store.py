@@ -8,6 +8,8 @@ all that wait have brought (group commit), so the two syncs are shared.
 | `commit`, leading | the queue of waiting chunks | the disk | - |
 | `commit`, following | - | the commit lock | the leader's release; finds its chunk done |
 | `delete`, `label`, ... | - | the commit lock | the leader's release |
+
+What other processes ask for (inbox.py) is applied when the store is opened and after a commit.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from understudy.replay.catalog import CATALOG_FILE, Catalog
 from understudy.replay.chunk import Chunk
 from understudy.replay.commit import Commit, State
 from understudy.replay.compaction import CompactionReport, Progress, compact
+from understudy.replay.inbox import Inbox
 from understudy.replay.records import EpisodeRecord, SegmentRecord, WriterRecord, with_labels
 from understudy.replay.retention import Retention, expired
 from understudy.replay.seal import SEAL_FILE, check_seal, write_seal
@@ -80,6 +83,7 @@ class Store:
         self._queue_lock = threading.Lock()
         self._queue: list[_Waiting] = []
         self.state = self._load_state()
+        self._inbox = Inbox(self)
 
     # ---- opening and closing
 
@@ -119,6 +123,7 @@ class Store:
             undo.callback(store._close_segments)
             if not clean:
                 store._clear_after_crash()
+            store._inbox.look()
             undo.pop_all()
         return store
 
@@ -205,6 +210,7 @@ class Store:
                 self._lead()
         if mine.error is not None:
             raise mine.error
+        self._inbox.look()
         return mine.commit
 
     def _lead(self) -> None:

@@ -69,6 +69,7 @@ class Delivery:
 
     queued: int  # in memory
     recorded: int  # in the spool now, those of earlier processes included
+    spool_bytes: int  # that these take
     delivered: int  # acknowledged by the server
     dropped: int  # by the overflow policy
     refused: int  # times that `append` waited in vain
@@ -188,7 +189,8 @@ class Outbox:
     def delivery(self) -> Delivery:
         with self._changed:
             return Delivery(
-                queued=self.num_unrecorded, recorded=self._spool.num_rows, delivered=self._delivered,
+                queued=self.num_unrecorded, recorded=self._spool.num_rows, spool_bytes=self._spool.num_bytes,
+                delivered=self._delivered,
                 dropped=self._dropped, refused=self._refused, connected=self._connected, address=self._address,
                 last_commit=self._last_commit, problem=self._problem,
             )  # fmt: skip

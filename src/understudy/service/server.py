@@ -44,6 +44,7 @@ from understudy.replay.layout import row_bytes_of
 from understudy.replay.view import count
 from understudy.service.batches import view_from_json
 from understudy.service.chunks import decode_chunk
+from understudy.service.heard import Heard
 from understudy.service.metrics import Metrics
 from understudy.service.parameters import NO_PARAMETERS, Board
 from understudy.service.protocol import (
@@ -136,6 +137,7 @@ class Server:
         self._accept = accept
         self.store = store
         self.metrics = Metrics(store)
+        self.heard = Heard()
         self.address = ""
         self.failed = threading.Event()  # the store has failed, or the server is stopped: end the process
         self.failure: StoreFailedError | None = None
@@ -239,6 +241,14 @@ class Server:
                 "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(self._health)}
             ),
         )
+
+    def answers(self, timeout_s: float) -> bool:
+        """Whether the event loop gets to a call in time; False if it hangs, or is stopped."""
+        answered = threading.Event()
+        if not self._loop.is_running():
+            return False
+        self._loop.call_soon_threadsafe(answered.set)
+        return answered.wait(timeout_s)
 
     # ---- what every call goes through
 
@@ -376,15 +386,17 @@ class Server:
         # not take the name from that. Who sends a chunk has got the answer to the hello, so it was alive.
         last_seq = await self.in_thread(self.store.last_seq, writer, incarnation)
         begun = False
-        with self.metrics.stream("write"):
+        with self.metrics.stream("write"), self.heard.writer(writer, incarnation, context.peer(), last_seq) as heard:
             await context.write(to_json({"last_seq": last_seq, "max_message_bytes": self.config.max_message_bytes}))
             ahead = asyncio.ensure_future(_next(requests))
             try:
                 while (message := await ahead) is not None:
                     ahead = asyncio.ensure_future(_next(requests))
+                    heard.came(len(message))
                     decode = partial(decode_chunk, message, writer=writer, incarnation=incarnation, spec=spec)
                     seq, commit = await self.in_thread(self._commit, decode, len(message), last_seq, begun)
                     begun = True
+                    heard.stored(seq, commit, again=seq <= last_seq)
                     last_seq = max(last_seq, seq)
                     await context.write(to_json({"seq": seq, "commit": commit}))
             finally:

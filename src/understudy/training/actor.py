@@ -16,12 +16,13 @@ import json
 import logging
 import zlib
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from understudy.core import Source
+from understudy.core import Source, Tree
 from understudy.envs.known import open_world
 from understudy.envs.pace import Pace
 from understudy.envs.people.takeover import Takeover
@@ -31,12 +32,14 @@ from understudy.policies import ActorPolicy
 from understudy.replay import View
 from understudy.replay.view import Clause
 from understudy.replay.writer import Writer
+from understudy.training.health import Health
 from understudy.training.rlpd import RLPDConfig, make_takeover, policy_act, random_act
 from understudy.training.rollout import Rolled, Show, run_episode
 
 if TYPE_CHECKING:
     from understudy.service.parameters import Parameters
     from understudy.service.remote import Remote
+    from understudy.service.remote_writer import RemoteWriter
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +52,11 @@ class Actor:
 
     def __init__(
         self, config: RLPDConfig, world: World, writer: Writer, *, name: str, takeover: Takeover | None = None,
-        pace: Pace | None = None, show: Show | None = None,
+        pace: Pace | None = None, show: Show | None = None, health: Health | None = None,
     ):  # fmt: skip
         self.config = config
         self.world = world
+        self.health = health or Health(None, role="actor", name=name)
         self._writer = writer
         self._key = zlib.crc32(name.encode())
         self._takeover = takeover
@@ -80,9 +84,14 @@ class Actor:
             act, source = random_act(self.world.step_spec.action, rng), Source.RANDOM
         else:
             act, source = policy_act(policy, rng), Source.POLICY
+
+        def acting(observation: Tree) -> tuple[Tree, int]:
+            self.health.progress("acting")
+            return act(observation)
+
         seeds = np.random.SeedSequence([self.config.seed, 0, self._key, number])
         return run_episode(
-            self.world, self._writer, act=act, source=source, takeover=self._takeover,
+            self.world, self._writer, act=acting, source=source, takeover=self._takeover,
             seed=int(seeds.generate_state(1, np.uint32)[0]), options={"split": "train"}, pace=self._pace,
             show=self._show,
         )  # fmt: skip
@@ -98,23 +107,27 @@ Hands: TypeAlias = Callable[[World], tuple[Takeover | None, Pace | None, Show | 
 def run_actor(
     config: RLPDConfig, address: str, *, name: str = "actor-0", spool: Path | None = None,
     token_file: Path | None = None, tls_cert: Path | None = None, hands: Hands | None = None,
-    watch: Callable[[int, Rolled, int | None], None] | None = None,
+    watch: Callable[[int, Rolled, int | None], None] | None = None, health: Health | None = None,
 ) -> int:  # fmt: skip
     """Act until the learner says that the steps are done; returns the number of episodes lived.
 
     `hands` says who may take over; by default the script that the config names. `watch` is told each episode's number,
-    what came of it, and the version of its policy.
+    what came of it, and the version of its policy. `health` is told how it goes.
     """
     from understudy.service import connect  # only now: it needs gRPC
 
+    health = health or Health(None, role="actor", name=name)
     with (
+        health,
         open_world(config.env) as world,
         connect(address, token_file=token_file, tls_cert=tls_cert) as remote,
         remote.parameters() as subscription,
         remote.writer(name, world.step_spec, spool=spool) as writer,
     ):
         takeover, pace, show = hands(world) if hands is not None else (make_takeover(config, world), None, None)
-        actor = Actor(config, world, writer, name=name, takeover=takeover, pace=pace, show=show)
+        actor = Actor(config, world, writer, name=name, takeover=takeover, pace=pace, show=show, health=health)
+        health.add(lambda: _delivery(writer))
+        num_steps = 0
         number = first = _num_lived(remote, name)
         policy: ActorPolicy | None = None
         seen: Parameters | None = None
@@ -129,13 +142,22 @@ def run_actor(
                 num_free = 0 if seen is not None else config.start_steps
                 behind = int(seen.metadata["behind"]) if seen is not None else 0
                 if behind + (num_since - num_free) * config.updates_per_step > config.max_behind:
+                    health.progress("waiting for the learner")
                     subscription.wait(seen, WAIT_S)
                     continue
             rolled = actor.live(policy, number)
             num_since += rolled.num_steps
+            num_steps += rolled.num_steps
+            health.progress("acting", num_steps, policy_version=None if policy is None else policy.version)
             if watch is not None:
                 watch(number, rolled, None if policy is None else policy.version)
             number += 1
+
+
+def _delivery(writer: RemoteWriter) -> dict[str, Any]:
+    """Where its rows are, for its health."""
+    delivery = writer.delivery
+    return {"queue": delivery.queued, "spool_bytes": delivery.spool_bytes, "delivery": asdict(delivery)}
 
 
 def _policy_of(parameters: Parameters) -> ActorPolicy:

@@ -29,8 +29,9 @@ class Batches:
         """Experience is in `store`, demonstrations in `demos`, or there too; `weights` are theirs and its."""
         self.spec = spec
         self.num_batches = 0
-        self._size = size
-        self._weights = weights
+        self.num_drawn = np.zeros(2, np.int64)  # items, of demonstrations and of experience; not in the state
+        self.size = size
+        self.weights = weights
         self._undo = ExitStack()
         seeds = np.random.SeedSequence([seed, 2]).generate_state(2, np.uint64).tolist()
         try:
@@ -56,7 +57,7 @@ class Batches:
         while number > 0:
             group = min(number, self._most)
             self._fill(group)
-            rows = group * self._size
+            rows = group * self.size
             for index in range(group):
                 yield _rows(self._batch, slice(index, rows, group))
             number -= group
@@ -64,13 +65,14 @@ class Batches:
     def _fill(self, group: int) -> None:
         """Draw a group of batches: first all demonstrations, then all experience; each batch is every group-th row."""
         there = (len(self.demo), len(self.online))
-        weights = self._weights if all(there) else tuple(int(num_steps > 0) for num_steps in there)
-        demo, online = (group * count for count in shares(weights, self._size, self.num_batches))
+        weights = self.weights if all(there) else tuple(int(num_steps > 0) for num_steps in there)
+        demo, online = (group * count for count in shares(weights, self.size, self.num_batches))
         if demo:
             self.demo.fill(self._batch, slice(0, demo))
         if online:
             self.online.fill(self._batch, slice(demo, demo + online))
         self.num_batches += group
+        self.num_drawn += (demo, online)
 
     def look(self, num_steps: int) -> Iterator[Tree]:
         """Observations of some steps of each, the same ones for the same contents; moves no cursor."""

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from understudy.algorithms import Cloning, CloningConfig
-from understudy.core import StoreError
+from understudy.core import StoreError, Tree
 from understudy.envs.known import open_world
 from understudy.policies import ActorConfig, Inputs, Stats
 from understudy.replay import DEMO, Reader, Sampler
 from understudy.training.evaluate import Evaluation, EvaluationConfig, evaluate
+from understudy.training.health import HEALTH, Health
 from understudy.training.metrics import MetricLog
 from understudy.training.rlpd import STATS_STEPS, check_device, policy_act
 from understudy.training.run import Run
@@ -38,7 +39,8 @@ def run_cloning(run: Run, say: Callable[[str], None]) -> Evaluation:
     """Imitate and evaluate; the policy and the metrics are in the run."""
     config = run.config(CloningRunConfig)
     store = run.store if config.demos is None else config.demos
-    with run, open_world(config.env) as world, Reader(store) as reader:
+    health = Health(run.path / HEALTH, role="local", name=run.kind)
+    with run, health, open_world(config.env) as world, Reader(store) as reader:
         sampler = Sampler(reader, DEMO, batch_size=config.batch_size, seed=config.seed)
         log = MetricLog(run.metrics)
         try:
@@ -51,13 +53,19 @@ def run_cloning(run: Run, say: Callable[[str], None]) -> Evaluation:
             for number in range(1, config.updates + 1):
                 report = number % config.report_every == 0 or number == config.updates
                 metrics = cloning.update(sampler.sample(), report=report)
+                health.progress("cloning", update=number)
                 if report:
                     log.write("train", step=len(sampler), update=number, **metrics)
                     say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.4f}")
             policy = cloning.policy(version=cloning.num_updates)
             policy.save(run.policy)
             say("evaluating")
-            act = policy_act(policy, np.random.default_rng(0), deterministic=True)
+            best = policy_act(policy, np.random.default_rng(0), deterministic=True)
+
+            def act(observation: Tree) -> tuple[Tree, int]:
+                health.progress("evaluating")
+                return best(observation)
+
             found = evaluate(world, act, config.evaluation, seed=0, films=run.videos)
             made_of = fingerprint(
                 config=run.said["config"], parameters=policy.parameters(), env=config.env, versions=world.versions()

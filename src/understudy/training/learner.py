@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import zlib
 from collections.abc import Callable, Mapping
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from understudy.algorithms import SAC
-from understudy.core import StepSpec, TransitionBatch
+from understudy.core import StepSpec, TransitionBatch, Tree, UnavailableError
 from understudy.core import tree as trees
 from understudy.envs.known import open_world
 from understudy.envs.world import World
@@ -29,11 +30,15 @@ from understudy.policies import ActorPolicy
 from understudy.replay.limiter import Limiter
 from understudy.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.evaluate import Evaluation, evaluate
+from understudy.training.health import HEALTH, Health
 from understudy.training.metrics import MetricLog, open_sink, rewind
+from understudy.training.replayed import Replayed
 from understudy.training.rlpd import RLPDConfig, check_device, new_sac, policy_act, restored_sac
 from understudy.training.rollout import Rolled
 from understudy.training.run import Run
 from understudy.training.score import fingerprint
+
+logger = logging.getLogger(__name__)
 
 IDLE_S = 0.02
 PUBLISH_TIMEOUT_S = 60.0
@@ -55,10 +60,15 @@ class Moment:
 class Learner:
     """One run's learning. It holds the run's lock; `close` lets go of everything."""
 
-    def __init__(self, run: Run, config: RLPDConfig, spec: StepSpec, watch: Callable[[Moment], None] | None = None):
+    def __init__(
+        self, run: Run, config: RLPDConfig, spec: StepSpec, watch: Callable[[Moment], None] | None = None,
+        health: Health | None = None,
+    ):  # fmt: skip
         self.run = run
         self.config = config
+        self.health = health or Health(None, role="learner", name=run.path.name)
         self.sac: SAC | None = None
+        self.version = 0  # of the policy that acts now, as far as is known here
         self.restored: list[str] = []  # what a resumed run goes on with, for people
         self._watch = watch or (lambda moment: None)
         # How many were due by now, and the version of the policy that was evaluated last.
@@ -104,6 +114,7 @@ class Learner:
         if self.sac is None:
             demo, online = self.batches.follow()
             if online >= self.config.start_steps and demo + online:
+                self.health.progress("making the networks")
                 self.sac = new_sac(self.config, self.batches)
         return self.sac is not None
 
@@ -118,12 +129,15 @@ class Learner:
         assert self.sac is not None
         began = time.monotonic()
         metrics, content = {}, 0
+        replayed = Replayed(self.batches, self.version)
         for left, batch in zip(range(num_updates - 1, -1, -1), self.batches.draw(num_updates), strict=True):
             metrics = self.sac.update(batch, report=not left)
             content = 0 if left else digest(batch)
+            replayed.add(batch)
+            self.health.progress("learning", update=self.sac.num_updates)
         self.log(
-            "train", **metrics, batch=content, demo_steps=len(self.batches.demo), online_steps=self.step,
-            updates_per_s=num_updates / max(time.monotonic() - began, 1e-9),
+            "train", **metrics, **replayed.numbers(), batch=content, demo_steps=len(self.batches.demo),
+            online_steps=self.step, updates_per_s=num_updates / max(time.monotonic() - began, 1e-9),
         )  # fmt: skip
         return metrics
 
@@ -133,8 +147,14 @@ class Learner:
         assert policy is not None
         if self._done["evaluated"] == policy.version:
             return
+        best = policy_act(policy, np.random.default_rng(0), deterministic=True)
+
+        def act(observation: Tree) -> tuple[Tree, int]:
+            self.health.progress("evaluating")
+            return best(observation)
+
         found = evaluate(
-            world, policy_act(policy, np.random.default_rng(0), deterministic=True), self.config.evaluation, seed=0,
+            world, act, self.config.evaluation, seed=0,
             films=self.run.videos / f"step-{self.step:09d}",
         )  # fmt: skip
         made_of = fingerprint(
@@ -164,6 +184,7 @@ class Learner:
 
     def save(self, number: int, facts: Mapping[str, Any]) -> None:
         """A checkpoint, and the policy as a file of its own."""
+        self.health.progress("saving a checkpoint", step=self.step)
         said = {"batches": self.batches.state(), "metrics": self._log.position, "done": self._done, **facts}
         state = {} if self.sac is None else self.sac.state()
         write_checkpoint(self.run.checkpoints, number, state, said, keep=self.config.keep_checkpoints)
@@ -215,20 +236,23 @@ def run_learner(
     from understudy.service import connect  # only now: it needs gRPC
 
     config = run.config(RLPDConfig)
+    health = Health(run.path / HEALTH, role="learner", name=run.kind)
     with (
         open_world(config.env) as world,
-        Learner(run, config, world.step_spec, watch) as learner,
+        Learner(run, config, world.step_spec, watch, health) as learner,
+        health,  # only now: the run is ours
         connect(address, token_file=token_file, tls_cert=tls_cert) as remote,
     ):
         remote.status()  # a wrong address or token is said now, and not when there is something to publish
         if told is not None:
             told(learner.restored)
-        limiter = _limiter(config, learner.facts)
+        limiter = _limiter(config, learner)
         published: tuple[int, bool] | None = None  # after which update, and whether the actors were told to stop
         while True:
             learner.batches.follow()
             limiter = limiter.inserted(max(learner.step - limiter.num_inserted, 0))
             if not learner.ready():
+                health.progress("waiting for the first steps", step=learner.step)
                 time.sleep(IDLE_S)
                 continue
             enough = learner.step >= config.steps
@@ -238,12 +262,21 @@ def run_learner(
                 metadata = {
                     "policy": json.dumps(policy.description()), "behind": str(_due(limiter)), "done": str(int(enough))
                 }  # fmt: skip
-                remote.publish(policy.parameters(), metadata=metadata, timeout_s=PUBLISH_TIMEOUT_S)
+                health.progress("publishing")
+                try:
+                    weights = policy.parameters()
+                    learner.version = remote.publish(weights, metadata=metadata, timeout_s=PUBLISH_TIMEOUT_S)
+                except UnavailableError as error:  # it was killed, perhaps while it listened; it comes back
+                    logger.warning("not published: %s", error)
+                    time.sleep(IDLE_S)
+                    continue
+                health.progress("publishing", learner.step, learner.num_updates, learner.version)
                 published = (learner.num_updates, enough)
             number = min(_due(limiter), config.publish_every, config.num_updates - learner.num_updates)
             if number < 1:
                 if enough:
                     break
+                health.progress("waiting for steps", step=learner.step)
                 time.sleep(IDLE_S)
                 continue
             metrics = learner.learn(number)
@@ -257,13 +290,14 @@ def run_learner(
         learner.save(learner.num_updates, {"limiter": limiter.to_json()})
 
 
-def _limiter(config: RLPDConfig, facts: Mapping[str, Any] | None) -> Limiter:
+def _limiter(config: RLPDConfig, learner: Learner) -> Limiter:
     """Updates per step, as samples per insert; a run that goes on has its counts."""
-    if facts is not None:
-        return Limiter.from_json(facts["limiter"])
+    if learner.facts is not None and "limiter" in learner.facts:
+        return Limiter.from_json(learner.facts["limiter"])
     least = max(config.start_steps, 1)
     window = max(least * config.updates_per_step, (1 + config.updates_per_step) / 2)
-    return Limiter(samples_per_insert=config.updates_per_step, min_size=least, error_window=window)
+    new = Limiter(samples_per_insert=config.updates_per_step, min_size=least, error_window=window)
+    return new.sampled(learner.num_updates)  # some, if it was begun in one process
 
 
 def _due(limiter: Limiter) -> int:

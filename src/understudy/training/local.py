@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import TracebackType
 
 from understudy.envs.known import open_world
 from understudy.envs.world import World
@@ -17,6 +18,7 @@ from understudy.replay import Store
 from understudy.training.actor import Actor
 from understudy.training.checkpoint import newest_checkpoint, read_checkpoint
 from understudy.training.config import ConfigError
+from understudy.training.health import HEALTH, Health
 from understudy.training.learner import Learner, Moment
 from understudy.training.rlpd import RLPDConfig, make_takeover
 from understudy.training.run import Run, RunError
@@ -36,9 +38,11 @@ class LocalRun:
             self._store = self._undo.enter_context(Store.open(run.store))
             aside = self._set_aside(run)
             writer = self._store.writer(NAME, world.step_spec)
-            self._learner = self._undo.enter_context(Learner(run, self.config, world.step_spec, watch))
+            health = Health(run.path / HEALTH, role=NAME, name=run.kind)
+            self._learner = self._undo.enter_context(Learner(run, self.config, world.step_spec, watch, health))
+            self._undo.enter_context(health)  # only now: the run is ours
             takeover = make_takeover(self.config, world)
-            self._actor = Actor(self.config, world, writer, name=NAME, takeover=takeover)
+            self._actor = Actor(self.config, world, writer, name=NAME, takeover=takeover, health=health)
             if self._learner.facts is None:
                 self._save()
             else:
@@ -54,16 +58,21 @@ class LocalRun:
     def __enter__(self) -> LocalRun:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._undo.__exit__(kind, error, trace)
 
     def go(self) -> None:
         """Live and learn until the steps are done, and evaluate what came of it."""
         learner, config = self._learner, self.config
         while learner.step < config.steps:
-            rolled = self._actor.live(learner.policy(), self._num_episodes)
+            policy = learner.policy()
+            learner.version = policy.version if policy is not None else 0
+            rolled = self._actor.live(policy, self._num_episodes)
             self._num_episodes += 1
             learner.batches.follow()
+            learner.health.progress("learning", learner.step, policy_version=learner.version)
             learner.log(
                 "episode", episode=self._num_episodes, success=rolled.success, length=rolled.num_steps,
                 reward=rolled.total_reward, human_steps=rolled.num_human, takeovers=rolled.num_takeovers,
@@ -88,7 +97,13 @@ class LocalRun:
         newest = newest_checkpoint(run.checkpoints)
         if newest is None:
             return []
-        commit = int(read_checkpoint(newest).facts["commit"])
+        facts = read_checkpoint(newest).facts
+        if "commit" not in facts:
+            raise RunError(
+                f"{run.path}: has a learner of its own; go on with `understudy serve {run.store}` and "
+                f"`understudy learner {run.path} SERVER`"
+            )
+        commit = int(facts["commit"])
         if self._store.last_commit < commit:
             raise RunError(
                 f"{run.store}: has {self._store.last_commit} commits, and the checkpoint counts on {commit}; "

@@ -6,6 +6,7 @@ metrics.jsonl       how it went
 checkpoints/        from where it can go on
 policy.safetensors  the newest policy
 videos/             the worst episodes of each evaluation
+health/             what each of its processes does now
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+import errno
 import importlib
 import os
 import subprocess
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import understudy
-from understudy.cli.main import COMMANDS, main
+from understudy.cli.main import COMMANDS, GROUPS, INTERRUPTED, main, module_of
 from understudy.core.errors import SpecError, UnderstudyError
 
 
@@ -50,21 +51,22 @@ def test_help_lists_every_command(option, capsys):
     assert err == ""
     options = {"--help": "Show this text, or that of a command.", "--version": "Show the version."}
     width = max(map(len, [*COMMANDS, *options]))
-    assert out.splitlines() == [
-        "usage: understudy <command> [options]",
-        "",
-        "commands:",
-        *(f"  {name:<{width}}  {text}" for name, text in COMMANDS.items()),
-        "",
-        "options:",
-        *(f"  {name:<{width}}  {text}" for name, text in options.items()),
-    ]
+    wanted = ["usage: understudy <command> [options]"]
+    for title, group in [*GROUPS.items(), ("options", options)]:
+        wanted += ["", f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in group.items())]
+    assert out.splitlines() == wanted
+    assert [name for group in GROUPS.values() for name in group] == list(COMMANDS)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_module_of_its_name(name):
-    module = importlib.import_module(f"understudy.cli.{name.replace('-', '_')}")
+    module = importlib.import_module(module_of(name))
     assert hasattr(module, "command") != hasattr(module, "COMMANDS")
+
+
+def test_a_command_may_be_named_like_a_word_of_python():
+    assert module_of("import") == "understudy.cli.import_"
+    assert module_of("crash-test") == "understudy.cli.crash_test"
 
 
 def test_no_command_shows_the_help_as_a_mistake(capsys):
@@ -214,6 +216,60 @@ def test_an_interrupt_is_130(failing, capsys, monkeypatch, debug):
     assert capsys.readouterr() == ("", "interrupted\n")
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["record", "x"], "interrupted; what was recorded is kept, and the same command goes on"),
+        (["train", "rlpd", "here"], "interrupted; `understudy resume here` goes on as if nothing had happened"),
+        (["train", "rlpd", "nowhere"], "interrupted; nothing was begun"),
+        (["train", "clone", "here"], "interrupted; nothing is left of it; it is short, so run it again"),
+    ],
+)
+def test_an_interrupt_says_what_becomes_of_it(words, said, monkeypatch, tmp_path, capsys):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").touch()
+    monkeypatch.chdir(tmp_path)
+
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sys.modules["understudy.cli.main"], "_call", interrupted)
+    assert main(words) == 130
+    assert capsys.readouterr() == ("", f"{said}\n")
+
+
+def test_every_advice_is_for_a_command_that_exists():
+    for path in INTERRUPTED:
+        name, _, inner = path.partition(" ")
+        module = importlib.import_module(module_of(name))
+        assert not inner or inner in module.COMMANDS
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "error: store/x: No space left on device; free some space and run it again\n"),
+        (
+            errno.EACCES,
+            "error: store/x: Permission denied; give this user the right to do that, or choose another place\n",
+        ),
+    ],
+)
+def test_what_the_system_refuses_is_one_line(failing, capsys, monkeypatch, number, said):
+    failing(OSError(number, os.strerror(number), "store/x"))
+    assert main(["throw-away"]) == 1
+    assert capsys.readouterr() == ("", said)
+    monkeypatch.setenv("UNDERSTUDY_DEBUG", "1")
+    with pytest.raises(OSError, match="store/x"):
+        main(["throw-away"])
+
+
+def test_another_error_of_the_system_is_a_bug(failing):
+    failing(OSError(errno.EIO, "Input/output error"))
+    with pytest.raises(OSError, match="Input/output"):
+        main(["throw-away"])
+
+
 # --- in a process of its own -------------------------------------------------------------------------------------
 
 
@@ -250,3 +306,11 @@ def test_the_exit_code_reaches_the_shell():
     done = run("import sys; from understudy.cli import main; sys.exit(main(['juggle']))")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("unknown command 'juggle'; ")
+
+
+def test_a_reader_who_goes_away_is_no_error():
+    done = subprocess.run(
+        f"{sys.executable} -m understudy --help | true", shell=True, capture_output=True, text=True, timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(understudy.__file__).parents[1])}, check=False,
+    )  # fmt: skip
+    assert done.stderr == ""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -69,3 +72,19 @@ def test_a_sink_that_is_not_installed_is_named(tmp_path: Path) -> None:
         except ImportError:
             with pytest.raises(UnderstudyError, match=f"run `pip install {name}`"):
                 open_sink(name, tmp_path, {})  # type: ignore[arg-type]
+
+
+def test_weights_and_biases_hears_the_same_numbers(tmp_path: Path) -> None:
+    """The real client, offline: what it would send stands in a file."""
+    pytest.importorskip("wandb")
+    script = (
+        "import sys; from pathlib import Path; from understudy.training.metrics import MetricLog, open_sink\n"
+        "place = Path(sys.argv[1]); log = MetricLog(place / 'm', (open_sink('wandb', place, {'seed': 7}),))\n"
+        "log.write('train', step=3, update=6, loss=0.5); log.write('evaluation', step=4, update=8, success=1.0)\n"
+        "log.close()\n"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    subprocess.run([sys.executable, "-c", script, tmp_path], env=environment, check=True, timeout=120)
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    held = file.read_bytes()
+    assert all(name in held for name in (b"seed", b"train/loss", b"evaluation/success"))

@@ -52,12 +52,26 @@ def listen(host: str, port: int) -> socket.socket:
         raise DeviceError(f"{host}:{port}: cannot listen there ({reason}); choose another port, or 0 for any") from None
 
 
-def names(host: str, hosts: Sequence[str]) -> set[str]:
-    """The names by which browsers may ask for this server."""
-    known = {"localhost", "127.0.0.1", "::1", host, *hosts}
-    if not is_loopback(host):
-        known |= {socket.gethostname(), f"{socket.gethostname()}.local"}
-    return {name.lower() for name in known}
+class Names:
+    """The names by which browsers may ask for a server that listens at `host`."""
+
+    def __init__(self, host: str, hosts: Sequence[str]):
+        self._any_address = not is_loopback(host)
+        known = {"localhost", "127.0.0.1", "::1", host, *hosts}
+        if self._any_address:
+            known |= {socket.gethostname(), f"{socket.gethostname()}.local"}
+        self._known = {name.lower() for name in known}
+
+    def __contains__(self, asked: str) -> bool:
+        """Whether what stands in a Host header, with or without a port, is one of them."""
+        name = asked if asked.endswith("]") else asked.rsplit(":", 1)[0]
+        name = name.strip("[]").lower()
+        if name in self._known:
+            return True
+        with contextlib.suppress(ValueError):
+            ipaddress.ip_address(name)
+            return self._any_address  # a number cannot be made to point elsewhere
+        return False
 
 
 def shown_host(host: str) -> str:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-import ipaddress
 import json
 import logging
 import struct
@@ -33,7 +32,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.envs.people.browser_door import checked_token, import_websockets, is_loopback, listen, names, shown_host
+from understudy.envs.people.browser_door import Names, checked_token, import_websockets, listen, shown_host
 from understudy.envs.people.browser_messages import RefusedMessage, held_in, number, parsed
 from understudy.envs.people.clock import PageClock
 from understudy.envs.people.hands import Hands
@@ -119,8 +118,7 @@ class PageServer:
         self._token = checked_token(token, host)
         self._socket = listen(host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._names = names(host, hosts)
-        self._any_address = not is_loopback(host)
+        self._names = Names(host, hosts)
         shown = shown_host(host)
         self.url = f"http://{shown}:{self.port}/" + (f"#token={token}" if token is not None else "")
         self._files = {path: (PAGE / name).read_bytes() for path, (name, _) in FILES.items()}
@@ -211,7 +209,7 @@ class PageServer:
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
         """The answer to an HTTP request; None for the one that becomes a socket."""
         host = request.headers.get("Host", "")
-        if not self._knows(host):
+        if host not in self._names:
             return self._refuse(connection, 421, f"This server is not known as {host!r}.")
         path = request.path.partition("?")[0]
         if path == SOCKET:
@@ -234,16 +232,6 @@ class PageServer:
             response.headers.pop(name, None)
             response.headers[name] = value
         return response
-
-    def _knows(self, host: str) -> bool:
-        name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
-        name = name.strip("[]").lower()
-        if name in self._names:
-            return True
-        with contextlib.suppress(ValueError):
-            ipaddress.ip_address(name)
-            return self._any_address  # a number cannot be made to point elsewhere
-        return False
 
     # --- pages
 

@@ -1,0 +1,46 @@
+"""Damages data sets of every format in thousands of ways and reads them: refused or whole, never a crash or a hang.
+
+    python benchmarks/mutate.py                             # 10,000 of each
+    python benchmarks/mutate.py --only rlds --num 500 --seed 7
+
+Exit code 1 if anything but a FormatError came of it; each such case is printed with its seed.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import tempfile
+from pathlib import Path
+
+import tyro
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.unit.formats.case import all_cases
+from tests.unit.formats.mutation import survive
+
+MOST_BYTES = 8 * 2**30  # of addresses: what asks for more than this gets a MemoryError, which fails
+
+
+def main(only: str = "", num: int = 10_000, seed: int = 0) -> int:
+    """Damage and read.
+
+    Args:
+        only: The formats whose name begins so.
+        num: How many times each.
+        seed: Of the first; the others count on from it.
+    """
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    failures = 0
+    for case in all_cases():
+        if str(case).startswith(only):
+            with tempfile.TemporaryDirectory() as folder:
+                outcomes = survive(case, Path(folder), num=num, seed=seed)
+            print(f"{case}: {', '.join(f'{count} {what}' for what, count in sorted(outcomes.items()))}", flush=True)
+            failures += sum(count for what, count in outcomes.items() if what not in ("refused", "read"))
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(tyro.cli(main))

@@ -1,0 +1,290 @@
+"""The three functions with which TF-Agents takes RLDS data in, without TensorFlow, and into a store.
+
+    data = read_rlds("kitchen/1.0.0")                        # or a tf.data.Dataset, or any iterable of episodes
+    create_trajectory_data_spec(data)                        # a Trajectory of ArraySpecs
+    for trajectory in convert_rlds_to_trajectories(data): ...
+    push_rlds_to_replay(data, store)                         # a Store, a Remote, or a writer of either
+    push_rlds_to_reverb(data, observer)                      # an observer of TF-Agents
+
+An episode is a dict whose "steps" are columns [N, ...] or a sequence of step dicts. What differs from TF-Agents, each
+on purpose: nested observations are taken apart step by step; the discount into a terminal state is 0; a first step that
+is not the last is not followed by another first; policy_info is checked; an episode is pushed whole or not at all; what
+is returned counts pairs, each of which can be sampled; discounts of float64 are taken.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from understudy.compat.arrays import tree_to_numpy
+from understudy.compat.rlds_steps import open_episodes
+from understudy.core import ArraySpec, EpisodeError, EpisodeInfo, Spec, SpecError, Step, StepSpec
+from understudy.core import tree as trees
+from understudy.core.tree import Tree
+from understudy.replay import Store, Writer
+
+if TYPE_CHECKING:
+    from understudy.service import Remote
+
+FIRST, MID, LAST = np.int32(0), np.int32(1), np.int32(2)
+_WRITER = "rlds"
+
+PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Tree]
+
+
+class Trajectory(NamedTuple):
+    """A step and what its successor is, in the fields and the order of TF-Agents; as a spec, its ArraySpecs."""
+
+    step_type: Any
+    observation: Tree
+    action: Tree
+    policy_info: Tree
+    next_step_type: Any
+    reward: Any
+    discount: Any
+
+
+def create_trajectory_data_spec(rlds_data: Iterable[Mapping[str, Any]]) -> Trajectory:
+    """What each trajectory of the data is; reads the first episode, unless the data itself says it."""
+    spec, _ = open_episodes(rlds_data)
+    return _trajectory_spec(spec, ())
+
+
+def convert_rlds_to_trajectories(
+    rlds_data: Iterable[Mapping[str, Any]], policy_info_fn: PolicyInfoFn | None = None
+) -> Iterator[Trajectory]:
+    """A trajectory for each step, from overlapping pairs of neighbouring steps; a zero first step is put at the end.
+
+    `policy_info_fn(step, next_step)` makes each one's policy_info.
+    """
+    spec, episodes = open_episodes(rlds_data)
+    return _trajectories(spec, episodes, policy_info_fn)
+
+
+def push_rlds_to_replay(
+    rlds_data: Iterable[Mapping[str, Any]], replay: Store | Remote | Writer, policy_info_fn: PolicyInfoFn | None = None
+) -> int:
+    """Write the episodes into a store, here or over the network; returns how many pairs of steps went in.
+
+    An episode is checked before any of it is written; into a Store it goes in one commit. A Writer must have the spec
+    that the data has (`replay_spec`). The discount of each step and its policy_info are in `extras`.
+    """
+    spec, episodes = open_episodes(rlds_data)
+    push = _Push(replay)
+    pairs = 0
+    for number, columns in enumerate(episodes):
+        where = f"episode {number}"
+        trajectories = list(_trajectories(spec, [columns], policy_info_fn, first=number))
+        length = len(trajectories) - 1  # the last is the last observation
+        if length:
+            push.episode(_step_spec(spec, trajectories[0].policy_info), columns, trajectories, where)
+        pairs += length
+    push.close()
+    return pairs
+
+
+def replay_spec(rlds_data: Iterable[Mapping[str, Any]], policy_info_fn: PolicyInfoFn | None = None) -> StepSpec:
+    """The spec of the steps that `push_rlds_to_replay` writes."""
+    spec, episodes = open_episodes(rlds_data)
+    first = next(iter(_trajectories(spec, itertools.islice(episodes, 1), policy_info_fn)), None)
+    return _step_spec(spec, () if first is None else first.policy_info)
+
+
+def push_rlds_to_reverb(
+    rlds_data: Iterable[Mapping[str, Any]], reverb_observer: Any, policy_info_fn: PolicyInfoFn | None = None
+) -> int:
+    """Write the data through an observer of TF-Agents, episode by episode; returns how many pairs of steps went in."""
+    theirs = importlib.import_module("tf_agents.trajectories.trajectory").Trajectory
+    spec, episodes = open_episodes(rlds_data)
+    signature = _signature(reverb_observer)
+    pairs = 0
+    for number, columns in enumerate(episodes):
+        trajectories = list(_trajectories(spec, [columns], policy_info_fn, first=number))
+        if number == 0:
+            _same_signature(_trajectory_spec(spec, _spec_of(trajectories[0].policy_info)), signature)
+        for trajectory in trajectories:
+            reverb_observer(theirs(*trajectory))
+        pairs += len(trajectories) - 1
+    return pairs
+
+
+# ---- pairs
+
+
+def _trajectories(
+    spec: Spec, episodes: Iterable[dict[str, Any]], policy_info_fn: PolicyInfoFn | None, first: int = 0
+) -> Iterator[Trajectory]:
+    """A trajectory for each step of the episodes, one after the other, and at the very end a zero first step."""
+    pad = {**trees.unflatten({path: leaf.zero() for path, leaf in spec.flat.items()}), "is_first": np.bool_(True)}
+    before: tuple[dict[str, Any], str] | None = None
+    wanted: Spec | None = None
+    for step, where in itertools.chain(_steps(episodes, first), [(pad, "the end")]):
+        if before is not None:
+            current, at = before
+            info = () if policy_info_fn is None else tree_to_numpy(policy_info_fn(current, step), "policy_info")
+            wanted = wanted or _policy_info_spec(info)
+            wanted.check(info or {}, f"{at}: policy_info")
+            yield _pair(current, step, info, at)
+        before = (step, where)
+
+
+def _steps(episodes: Iterable[dict[str, Any]], first: int) -> Iterator[tuple[dict[str, Any], str]]:
+    for number, columns in enumerate(episodes, first):
+        for row in range(len(columns["is_first"])):
+            step = trees.unflatten({path: column[row] for path, column in columns.items()})
+            yield step, f"episode {number}, step {row}"
+
+
+def _pair(step: dict[str, Any], after: dict[str, Any], policy_info: Tree, where: str) -> Trajectory:
+    last, terminal, next_first = bool(step["is_last"]), bool(step["is_terminal"]), bool(after["is_first"])
+    if terminal and not last:
+        raise EpisodeError(f"{where}: is terminal and not the last of its episode; set is_last, or clear is_terminal")
+    if next_first and not last:
+        raise EpisodeError(f"{where}: is not the last, and a first step follows; end the episode with is_last")
+    if last and not next_first:
+        raise EpisodeError(f"{where}: is the last, and no first step follows; begin the next episode with is_first")
+    kind, next_kind = _step_type(step), _step_type(after)
+    if kind == FIRST and next_kind == FIRST:  # an episode of one step
+        kind = next_kind = LAST
+    ends = terminal or (not last and bool(after["is_terminal"]))  # where it leads to, nothing more is to be had
+    return Trajectory(
+        step_type=kind, observation=step["observation"], action=step["action"], policy_info=policy_info,
+        next_step_type=next_kind, reward=step["reward"], discount=np.float32(0.0 if ends else step["discount"]),
+    )  # fmt: skip
+
+
+def _step_type(step: Mapping[str, Any]) -> np.int32:
+    return FIRST if step["is_first"] else LAST if step["is_last"] else MID
+
+
+# ---- specs
+
+
+def _trajectory_spec(spec: Spec, policy_info: Tree) -> Trajectory:
+    kind = ArraySpec(shape=(), dtype="int32")
+    return Trajectory(
+        step_type=kind, observation=spec.tree["observation"], action=spec.tree["action"], policy_info=policy_info,
+        next_step_type=kind, reward=spec.tree["reward"], discount=ArraySpec(shape=(), dtype="float32", low=0, high=1),
+    )  # fmt: skip
+
+
+def _spec_of(policy_info: Tree) -> Tree:
+    """The ArraySpecs of a policy_info; () if there is none."""
+    if isinstance(policy_info, tuple) and not policy_info:
+        return ()
+    return _policy_info_spec(policy_info).tree
+
+
+def _policy_info_spec(policy_info: Tree) -> Spec:
+    if isinstance(policy_info, tuple) and not policy_info:
+        return Spec({})
+    leaf: Callable[[Any], ArraySpec] = lambda x: ArraySpec(shape=np.shape(x), dtype=str(np.asarray(x).dtype))  # noqa: E731
+    return Spec(trees.map_leaves(leaf, policy_info))
+
+
+def _step_spec(spec: Spec, policy_info: Tree) -> StepSpec:
+    extras: dict[str, Any] = {"discount": ArraySpec(shape=(), dtype="float32", low=0, high=1)}
+    info = _policy_info_spec(policy_info).tree
+    if not isinstance(info, Mapping) or info:
+        extras["policy_info"] = info
+    return StepSpec(
+        observation=Spec(spec.tree["observation"]), action=Spec(spec.tree["action"]), reward=spec.tree["reward"],
+        extras=Spec(extras),
+    )  # fmt: skip
+
+
+def _signature(observer: Any) -> dict[str, tuple[tuple[Any, ...], str]]:
+    """What the observer's table takes, by path: shape and dtype."""
+    return _flat_signature(observer.get_table_signature(), lambda leaf: (tuple(leaf.shape)[1:], leaf.dtype.name))
+
+
+def _same_signature(spec: Trajectory, signature: dict[str, tuple[tuple[Any, ...], str]]) -> None:
+    ours = _flat_signature(spec, lambda leaf: (leaf.shape, leaf.dtype))
+    for path in sorted(ours.keys() | signature.keys()):
+        if ours.get(path) != signature.get(path):
+            raise SpecError(f"{path}: the table takes {signature.get(path)}, and the data has {ours.get(path)}; make "
+                            f"the table with create_trajectory_data_spec of this data")  # fmt: skip
+
+
+def _flat_signature(nest: Any, of: Callable[[Any], Any], path: str = "") -> dict[str, Any]:
+    """The leaves of a nest of dicts and named tuples, by path."""
+    if isinstance(nest, Mapping):
+        children: Iterable[tuple[str, Any]] = nest.items()
+    elif hasattr(nest, "_asdict"):
+        children = nest._asdict().items()
+    elif isinstance(nest, Sequence) and not isinstance(nest, str):
+        children = ((str(number), child) for number, child in enumerate(nest))
+    else:
+        return {path: of(nest)}
+    found: dict[str, Any] = {}
+    for name, child in children:
+        found |= _flat_signature(child, of, trees.join(path, name))
+    return found
+
+
+# ---- into a store
+
+
+class _Push:
+    """Writes episodes whole: into a Store or a Remote with a writer whose chunks hold the longest of them."""
+
+    def __init__(self, replay: Store | Remote | Writer):
+        self._replay = replay
+        self._writer = replay if isinstance(replay, Writer) else None
+        self._rows = 0
+
+    def episode(self, spec: StepSpec, columns: dict[str, Any], trajectories: list[Trajectory], where: str) -> None:
+        writer = self._writer_of(spec, len(trajectories), where)
+        length = len(trajectories) - 1
+        steps = [_step(trajectory) for trajectory in trajectories[:-1]]
+        terminal = bool(columns["is_terminal"][length])
+        steps[-1] = replace(steps[-1], terminated=terminal, truncated=not terminal)
+        try:
+            for step in steps:
+                writer.spec.row(step)
+            last = writer.spec.observation.check(trajectories[-1].observation, "observation")
+        except SpecError as error:
+            raise SpecError(f"{where}: {error}") from None
+        # Until its last row is there, an episode is in no view to train on.
+        info = EpisodeInfo(actor=_WRITER)
+        writer.begin(replace(info, split="eval"))
+        for step in steps:
+            writer.append(step)
+        writer.end(trees.unflatten(trees.below(last, "observation")), split=info.split)
+        getattr(writer, "wait_delivered", writer.flush)()  # a server's writer has a queue, which is not to overflow
+
+    def _writer_of(self, spec: StepSpec, num_rows: int, where: str) -> Writer:
+        if isinstance(self._replay, Writer):
+            if self._replay.spec != spec:
+                raise SpecError(f"{where}: the writer's spec is not that of the data; make it with replay_spec(data)")
+            return self._replay
+        if self._writer is None or self._writer.spec != spec or num_rows > self._rows:
+            self.close()
+            self._rows = max(num_rows, 2 * self._rows)
+            self._writer = self._replay.writer(_WRITER, spec, commit_steps=self._rows)
+        return self._writer
+
+    def close(self) -> None:
+        """A writer that was given stays open."""
+        if self._writer is not self._replay:
+            getattr(self._writer, "close", lambda: None)()  # that of a server has something to close
+
+
+def _step(trajectory: Trajectory) -> Step:
+    extras: dict[str, Any] = {"discount": np.asarray(trajectory.discount)}
+    if isinstance(trajectory.policy_info, Mapping) or not isinstance(trajectory.policy_info, tuple):
+        extras["policy_info"] = trees.map_leaves(np.asarray, trajectory.policy_info)
+    return Step(
+        observation=_as_given(trajectory.observation), action=_as_given(trajectory.action), reward=trajectory.reward,
+        extras=extras,
+    )  # fmt: skip
+
+
+def _as_given(tree: Tree) -> Tree:
+    return trees.map_leaves(lambda leaf: leaf if isinstance(leaf, str) else np.asarray(leaf), tree)

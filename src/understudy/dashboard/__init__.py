@@ -1,0 +1,1 @@
+"""Dashboard: pages and reports that show runs and stores to people."""

@@ -1,0 +1,57 @@
+// Elements from words: h("p", { class: "soft" }, "text", child). No markup is ever parsed from data.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+export function h(tag, props, ...children) {
+  return build(document.createElement(tag), props, children);
+}
+
+export function svg(tag, props, ...children) {
+  return build(document.createElementNS(SVG, tag), props, children);
+}
+
+function build(node, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "style") Object.assign(node.style, value);
+    else if (name === "vars") for (const [key, item] of Object.entries(value)) node.style.setProperty(key, item);
+    else if (name in PROPERTIES) node[name] = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+const PROPERTIES = { value: 1, checked: 1, disabled: 1, textContent: 1, title: 1, selected: 1, hidden: 1 };
+
+export function fill(node, ...children) {
+  node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+// A function that runs at most once in `ms`, and once more if it was called meanwhile.
+export function seldom(ms, act) {
+  let timer = null, again = false, running = false;
+  const run = async () => {
+    running = true;
+    try { await act(); } finally {
+      running = false;
+      timer = setTimeout(() => { timer = null; if (again) { again = false; run(); } }, ms);
+    }
+  };
+  return () => { if (running || timer !== null) again = true; else run(); };
+}
+
+export function card(title, { note, wide, tools } = {}, ...children) {
+  return h("section", { class: wide ? "card wide" : "card" },
+    h("header", {}, h("h2", {}, title), note ? h("span", { class: "soft" }, note) : null, tools ?? null), ...children);
+}
+
+export function empty(title, ...advice) {
+  return h("div", { class: "empty" }, h("h2", {}, title), ...advice.map((line) => (typeof line === "string" ? h("p", {}, line) : line)));
+}
+
+export function tile(name, value, note, kind) {
+  return h("div", { class: `tile ${kind ?? ""}` }, h("dt", {}, name), h("dd", {}, value), note ? h("small", {}, note) : null);
+}

@@ -1,0 +1,119 @@
+// Grid: a scrolled grid of which only the visible part exists. Cards are used again; rows come in pages.
+
+import { h } from "./dom.js";
+
+const PAGE = 60, KEPT_PAGES = 100, GAP = 12, AHEAD_ROWS = 2, SETTLE_MS = 30;
+
+export class Grid {
+  // fetchPage(offset, limit) gives { rows, total, ... }; makeCard() a node; fillCard(node, row, settled) fills it.
+  constructor({ scroller, fetchPage, makeCard, fillCard, minWidth = 150, foot = 52, ratio = 0.8 }) {
+    Object.assign(this, { scroller, fetchPage, makeCard, fillCard, minWidth, foot, ratio });
+    this.node = h("div", { class: "grid", role: "list" });
+    this.pages = new Map();
+    this.asked = new Set();
+    this.cards = new Map();
+    this.spare = [];
+    this.total = 0;
+    this.turn = 0;
+    this.onscroll = () => this.draw();
+    scroller.addEventListener("scroll", this.onscroll, { passive: true });
+    this.sizes = new ResizeObserver(() => this.measure());
+    this.sizes.observe(this.node);
+  }
+
+  close() {
+    this.sizes.disconnect();
+    this.scroller.removeEventListener("scroll", this.onscroll);
+    clearTimeout(this.settling);
+  }
+
+  // Begin anew with the first page, which is shown at once; what is on the screen stays until then.
+  async reset() {
+    const turn = ++this.turn;
+    const first = Math.floor(this.firstVisible() / PAGE);
+    const pages = await Promise.all([...new Set([0, first])].map(async (number) => [number, await this.fetchPage(number * PAGE, PAGE)]));
+    if (turn !== this.turn) return null;
+    this.pages = new Map(pages.map(([number, said]) => [number, said.rows]));
+    this.asked.clear();
+    this.total = pages[0][1].total;
+    this.measure();
+    return pages[0][1];
+  }
+
+  row(index) {
+    return this.pages.get(Math.floor(index / PAGE))?.[index % PAGE];
+  }
+
+  firstVisible() {
+    return this.columns ? Math.max(0, Math.floor(this.above() / this.high) * this.columns) : 0;
+  }
+
+  above() {
+    return this.scroller.getBoundingClientRect().top - this.node.getBoundingClientRect().top;
+  }
+
+  measure() {
+    const width = this.node.clientWidth;
+    if (!width) return;
+    this.columns = Math.max(2, Math.floor((width + GAP) / (this.minWidth + GAP)));
+    this.wide = (width - GAP * (this.columns - 1)) / this.columns;
+    this.high = Math.round(this.wide * this.ratio) + this.foot + GAP;
+    this.node.style.height = `${Math.ceil(this.total / this.columns) * this.high}px`;
+    this.node.style.setProperty("--pic", `${Math.round(this.wide * this.ratio)}px`);
+    this.draw(true);
+  }
+
+  draw(all) {
+    if (!this.columns) return;
+    const above = this.above(), view = this.scroller.clientHeight;
+    const first = Math.max(0, (Math.floor(above / this.high) - AHEAD_ROWS) * this.columns);
+    const stop = Math.min(this.total, (Math.ceil((above + view) / this.high) + AHEAD_ROWS) * this.columns);
+    const fast = Math.abs(above - (this.before ?? above)) > view;
+    this.before = above;
+    for (const [index, card] of this.cards) {
+      if (index < first || index >= stop) { this.cards.delete(index); card.remove(); this.fillCard(card, null, false); this.spare.push(card); } // its picture need not come any more
+    }
+    for (let index = first; index < stop; index++) {
+      let card = this.cards.get(index);
+      const fresh = !card;
+      if (fresh) {
+        card = this.spare.pop() ?? this.makeCard();
+        this.cards.set(index, card);
+        this.node.append(card);
+      }
+      if (fresh || all) {
+        card.style.width = `${this.wide}px`;
+        card.style.height = `${this.high - GAP}px`;
+        card.style.transform = `translate(${(index % this.columns) * (this.wide + GAP)}px, ${Math.floor(index / this.columns) * this.high}px)`;
+      }
+      if (fresh || all || card.waiting) this.fill(index, card, !fast);
+    }
+    clearTimeout(this.settling);
+    if (fast) this.settling = setTimeout(() => { for (const [index, card] of this.cards) this.fill(index, card, true); }, SETTLE_MS);
+  }
+
+  fill(index, card, settled) {
+    const row = this.row(index);
+    card.waiting = !row;
+    card.index = index;
+    this.fillCard(card, row, settled);
+    if (!row && settled) this.want(Math.floor(index / PAGE));
+  }
+
+  async want(number) {
+    if (this.asked.has(number)) return;
+    this.asked.add(number);
+    const turn = this.turn;
+    try {
+      const said = await this.fetchPage(number * PAGE, PAGE);
+      if (turn !== this.turn) return;
+      this.pages.set(number, said.rows);
+      while (this.pages.size > KEPT_PAGES) this.pages.delete(this.pages.keys().next().value);
+      this.draw();
+    } catch { /* asked again when it is seen again */ } finally { this.asked.delete(number); }
+  }
+
+  refresh() {
+    for (const [index, card] of this.cards) this.fill(index, card, true);
+  }
+}

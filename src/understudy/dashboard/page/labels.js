@@ -1,0 +1,31 @@
+// A small dialog for labels: a name, or name=value; with a minus before it, the label is taken off.
+
+import { h } from "./dom.js";
+
+export function labelDialog(what, done, known = []) {
+  const field = h("input", { placeholder: "good, or reason=slipped, or -good to take it off", "aria-label": "Label", list: "known-labels", maxlength: "200" });
+  const who = h("input", { placeholder: "your name, if you like", "aria-label": "Your name", value: localStorage.getItem("who") ?? "", maxlength: "60" });
+  const dialog = h("dialog", { class: "dialog", onclose: () => dialog.remove() }, h("form", { method: "dialog", onsubmit: () => {
+    const labels = parseLabels(field.value);
+    localStorage.setItem("who", who.value.trim());
+    if (labels) done(labels, told(labels));
+  } }, h("h2", {}, `Label ${what}`), field, h("datalist", { id: "known-labels" }, known.map((name) => h("option", { value: name }))), who,
+  h("div", { class: "buttons" }, h("button", { type: "button", class: "plain", onclick: () => dialog.close() }, "Cancel"), h("button", { class: "solid" }, "Label"))));
+  document.body.append(dialog);
+  dialog.showModal();
+  field.focus();
+}
+
+export function parseLabels(text) {
+  const found = {};
+  for (const part of text.split(",").map((one) => one.trim()).filter(Boolean)) {
+    if (part.startsWith("-")) { found[part.slice(1).trim()] = null; continue; }
+    const at = part.indexOf("=");
+    if (at === 0) continue;
+    found[at < 0 ? part : part.slice(0, at).trim()] = at < 0 ? "yes" : part.slice(at + 1).trim();
+  }
+  delete found[""];
+  return Object.keys(found).length ? found : null;
+}
+
+const told = (labels) => Object.entries(labels).map(([name, value]) => (value === null ? `no longer ${name}` : value === "yes" ? `labelled ${name}` : `labelled ${name}=${value}`)).join(", ");

@@ -1,0 +1,130 @@
+// The frame of the page: which place, which view, what is new.
+
+import { get, listen, post, Refused } from "./api.js";
+import { empty, fill, h } from "./dom.js";
+
+const VIEWS = {
+  overview: ["Overview", "M4 19V11M10 19V5M16 19v-9M22 19V8"],
+  episodes: ["Episodes", "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z"],
+  interventions: ["Interventions", "M12 3v8M8 6v6M16 6v6M20 9v5a8 8 0 0 1-16 0v-3"],
+  replay: ["Replay", "M4 7c0-2 16-2 16 0s-16 2-16 0zm0 0v10c0 2 16 2 16 0V7M4 12c0 2 16 2 16 0"],
+  health: ["Health", "M3 12h4l3-8 4 16 3-8h4"],
+  runs: ["Runs", "M4 18c4 0 4-12 8-12s4 8 8 8M4 12c5 0 5-6 8-6"],
+};
+const LAST = ["metrics", "inbox", "config", "health", "commit", "newest"];
+
+const side = { place: document.getElementById("place"), nav: document.getElementById("nav"), link: document.getElementById("link") };
+const root = document.getElementById("view");
+let places = [];
+let current = null; // { name, number, rest, view }
+let news = [];
+let showing = 0;
+
+async function begin() {
+  if (location.hash.startsWith("#token=")) {
+    const token = decodeURIComponent(location.hash.slice(7));
+    history.replaceState(null, "", "#/");
+    try { await post("enter", { token }); } catch (error) { return locked(error.message); }
+  }
+  try {
+    ({ places } = await get("places"));
+  } catch (error) {
+    if (error instanceof Refused && error.status === 401) return locked();
+    fill(root, empty("The server cannot be reached", "Is `understudy watch` still running? This page tries again."));
+    setTimeout(begin, 2000);
+    return;
+  }
+  window.addEventListener("hashchange", route);
+  listen(heard, linked);
+  route();
+}
+
+function locked(why) {
+  document.body.classList.add("locked");
+  const field = h("input", { type: "password", placeholder: "token", autocomplete: "off", "aria-label": "token" });
+  const form = h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    try { await post("enter", { token: field.value }); location.reload(); } catch (error) { said.textContent = error.message; }
+  } }, field, h("button", { class: "solid" }, "Enter"));
+  const said = h("p", { class: "bad" }, why ?? "");
+  fill(root, empty("This page needs a token", "Open the whole address that `understudy watch` printed, or give the token here.", form, said));
+}
+
+// ---- where we are: #/PLACE/VIEW/REST
+
+export function parse(hash) {
+  const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
+  const [number = "0", name = "overview", rest = ""] = path.split("/");
+  return { number: Number(number) < places.length ? Number(number) : 0, name: name in VIEWS || name === "episode" ? name : "overview", rest, query: new URLSearchParams(query) };
+}
+
+async function route() {
+  const wanted = parse(location.hash);
+  if (current && current.name === wanted.name && current.number === wanted.number && current.rest === wanted.rest) {
+    current.view?.move?.(wanted.query);
+    return;
+  }
+  const turn = ++showing;
+  current?.view?.close?.();
+  current = { ...wanted, view: null };
+  drawSide();
+  root.className = `view-${wanted.name}`;
+  const place = places[wanted.number];
+  document.title = `${place.name} · ${VIEWS[wanted.name]?.[0] ?? `Episode ${wanted.rest}`}`;
+  try {
+    const { open } = await import(`./view_${wanted.name}.js`);
+    if (turn !== showing) return;
+    const page = h("div", { class: "page" });
+    fill(root, page);
+    root.scrollTop = 0;
+    const view = await open(page, { place: wanted.number, info: place, rest: wanted.rest, query: wanted.query, root });
+    if (turn !== showing) view?.close?.();
+    else current.view = view;
+  } catch (error) {
+    if (turn === showing) failed(error);
+  }
+}
+
+function failed(error) {
+  if (error instanceof Refused && error.status === 401) return locked();
+  console.error(error);
+  fill(root, h("div", { class: "page" }, empty("This cannot be shown", error.message,
+    h("button", { onclick: () => { current = null; route(); } }, "Try again"))));
+}
+
+function drawSide() {
+  const { number, name } = current;
+  const chooser = places.length > 1
+    ? h("select", { "aria-label": "Run or store", onchange: (event) => { location.hash = `#/${event.target.value}/${name === "episode" ? "episodes" : name}`; } },
+      places.map((place, at) => h("option", { value: String(at), selected: at === number }, place.name)))
+    : h("strong", { title: places[0].path }, places[0].name);
+  fill(side.place, chooser);
+  fill(side.nav, Object.entries(VIEWS).map(([key, [title, path]]) => {
+    const shape = document.createElementNS("http://www.w3.org/2000/svg", "svg");
+    shape.setAttribute("viewBox", "0 0 24 24");
+    const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
+    line.setAttribute("d", path);
+    shape.append(line);
+    const here = key === name || (key === "episodes" && name === "episode");
+    return h("a", { href: `#/${number}/${key}`, class: here ? "here" : "", "aria-current": here ? "page" : null, "data-view": key }, shape, h("span", {}, title));
+  }));
+}
+
+// ---- what is new
+
+function heard(said) {
+  const before = news;
+  news = said;
+  const { number } = current ?? {};
+  if (number === undefined || !said[number]) return;
+  const changed = LAST.filter((key) => before[number]?.[key] !== said[number][key]);
+  if (before.length && changed.length) current.view?.update?.(changed, said[number]);
+  else if (!before.length) current.view?.update?.(LAST, said[number]);
+}
+
+function linked(on) {
+  side.link.className = on ? "on" : "";
+  side.link.lastChild.textContent = on ? "live" : "not connected";
+}
+
+begin();

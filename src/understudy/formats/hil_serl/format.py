@@ -1,0 +1,53 @@
+"""The format `hil_serl`, both ways, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from understudy.core import KINDS, Kind, Source, StepSpec
+from understudy.formats.hil_serl.files import find_files
+from understudy.formats.hil_serl.source import HilSerlSource, ReadOptions
+from understudy.formats.hil_serl.target import HilSerlTarget
+from understudy.formats.known import check_options
+from understudy.formats.options import number, one_of
+
+
+class HilSerlFormat:
+    """HIL-SERL's pickles of transitions."""
+
+    name = "hil_serl"
+    cannot = (
+        "Files of others: 64-bit floats are rounded to 32 bits, as HIL-SERL's buffer does, unless floats=keep.",
+        "Files of others: what a policy would have done where a person acted, and of infos all but intervene_action, "
+        "succeed and grasp_penalty.",
+        "HIL-SERL itself passes over attributes, policy versions, proposals and extras but grasp_penalty, which stand "
+        "in infos/understudy; its files hold every frame twice.",
+    )
+
+    def read(self, path: Path, options: Mapping[str, str]) -> HilSerlSource:
+        check_options(options, ("kind", "source", "floats", "stack", "max_steps"), self.name)
+        kind, source = options.get("kind"), options.get("source")
+        read = ReadOptions(
+            kind=None if kind is None else cast(Kind, one_of(self.name, "kind", kind, KINDS)),
+            source=None if source is None else Source[one_of(self.name, "source", source, _SOURCES).upper()],
+            floats=one_of(self.name, "floats", options.get("floats", "float32"), ("float32", "keep")),
+            stack=one_of(self.name, "stack", options.get("stack", "keep"), ("keep", "last")),
+            max_steps=number(self.name, "max_steps", options["max_steps"]) if "max_steps" in options else None,
+        )
+        return HilSerlSource(find_files(path), read)
+
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> HilSerlTarget:
+        check_options(options, ("stack", "steps_per_file"), self.name)
+        return HilSerlTarget(
+            path,
+            spec,
+            steps_per_file=number(self.name, "steps_per_file", options.get("steps_per_file", "1000")),
+            stack=one_of(self.name, "stack", options.get("stack", "keep"), ("keep", "add")),
+        )
+
+
+_SOURCES = tuple(source.name.lower() for source in Source)
+
+FORMAT = HilSerlFormat()

@@ -1,0 +1,71 @@
+"""Known formats: a format and a path by one name, such as "rlds:~/data/kitchen/1.0.0?split=train".
+
+    FORMAT:PATH[?option=value&...]
+
+Each format is a module of this package that defines `FORMAT`. It is imported when it is named, because some need
+libraries that not every user has.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from understudy.formats.format import Format, FormatError
+
+KNOWN: Mapping[str, str] = {  # and a line about each
+    "rlds": "RLDS, as TensorFlow Datasets keeps it (tfrecord or array_record).",
+    "lerobot": "LeRobot data sets, v2.1 and v3.",
+    "hil_serl": "HIL-SERL pickles of transitions, read without running them.",
+    "robomimic": "robomimic and LIBERO demonstrations in HDF5.",
+    "minari": "Minari data sets.",
+    "mcap": "MCAP, for Foxglove and rosbag tools.",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A name that was understood."""
+
+    format: Format
+    path: Path
+    options: Mapping[str, str] = field(default_factory=dict)
+
+
+def find_format(name: str) -> Format:
+    if name not in KNOWN:
+        nearest = difflib.get_close_matches(name, KNOWN, n=1)
+        advice = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(KNOWN)}"
+        raise FormatError(f"format {name!r}: is not known; {advice}")
+    try:
+        found: Format = importlib.import_module(f"understudy.formats.{name}").FORMAT
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("understudy"):
+            raise
+        raise FormatError(f"{name}: needs {error.name}; run `pip install 'understudy[{name}]'`") from error
+    return found
+
+
+def find_place(name: str) -> Place:
+    """What FORMAT:PATH?option=value means."""
+    which, colon, rest = name.partition(":")
+    if not colon or not rest:
+        raise FormatError(f"{name!r}: expected FORMAT:PATH, such as rlds:{name or 'DIR'}; formats: {', '.join(KNOWN)}")
+    path, _, query = rest.partition("?")
+    pairs = parse_qsl(query, keep_blank_values=True)
+    if len(dict(pairs)) < len(pairs):
+        raise FormatError(f"{name!r}: an option is given twice; give each once")
+    return Place(format=find_format(which), path=Path(path).expanduser(), options=dict(pairs))
+
+
+def check_options(options: Mapping[str, str], allowed: Collection[str], name: str) -> None:
+    """Refuse options that the format does not have."""
+    for option in options:
+        if option not in allowed:
+            nearest = difflib.get_close_matches(option, allowed, n=1)
+            advice = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted(allowed)) or 'none'}"
+            raise FormatError(f"{name}: has no option {option!r}; {advice}")

@@ -1,0 +1,15 @@
+"""LeRobot data sets, v2.1 and v3: tables in parquet, cameras as video or pictures. lerobot itself is not needed."""
+
+from understudy.formats.format import FormatError
+
+
+class MissingError(FormatError, ImportError):
+    """A library that this format needs is not installed."""
+
+
+try:
+    from understudy.formats.lerobot.both import FORMAT
+except ModuleNotFoundError as error:
+    raise MissingError(f"lerobot: needs {error.name}; run `pip install 'understudy[lerobot]'`") from error
+
+__all__ = ["FORMAT"]

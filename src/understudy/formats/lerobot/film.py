@@ -1,0 +1,205 @@
+"""Film: a video that is read forward, frame by frame, and one that is written episode by episode.
+
+A frame is found by its time, as LeRobot finds it. Episodes that follow each other in a file are decoded in one go;
+only a jump makes the film seek. The container must be MP4: what a file says it is does not choose who reads it.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import av.container
+import av.error
+import av.video.frame
+import av.video.reformatter
+import numpy as np
+
+from understudy.formats.format import FormatError
+
+Array = np.ndarray[Any, Any]
+
+MOST_MEAN_ERROR = 12.0  # of 255, over the frames of one camera in one episode: what is worse is not written
+_NEAR_FRAMES = 64  # a gap up to here is decoded through; beyond, the film seeks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Codec:
+    encoder: str
+    pixels: str
+    settings: Mapping[str, str]
+    exact: bool = False
+    least: int = 1  # pixels on a side
+
+
+CODECS: Mapping[str, Codec] = {
+    # what LeRobot uses; a key frame every second frame makes random access cheap
+    # (below 32 x 32, SVT-AV1 3.0 divides by zero and ends the process)
+    "av1": Codec(encoder="libsvtav1", pixels="yuv420p", settings={"g": "2", "crf": "30", "preset": "8"}, least=32),
+    "h264": Codec(encoder="libx264", pixels="yuv420p", settings={"g": "2", "crf": "23", "bf": "0"}),
+    "lossless": Codec(encoder="libx264rgb", pixels="rgb24", settings={"g": "2", "qp": "0", "bf": "0"}, exact=True),
+}
+
+
+@contextmanager
+def refusing_film(path: object) -> Iterator[None]:
+    try:
+        yield
+    except FormatError:
+        raise
+    except FileNotFoundError:
+        raise FormatError(f"{path}: is missing; fetch the data set again") from None
+    except (av.error.FFmpegError, OSError, ValueError, LookupError, ArithmeticError, MemoryError) as error:
+        text = " ".join(ascii(str(error)).strip("'\"").split())[:120]
+        raise FormatError(f"{path}: is damaged ({type(error).__name__}: {text}); fetch the data set again") from None
+
+
+class Film:
+    """The frames of one file, taken in runs from front to back; going back seeks."""
+
+    def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
+        """`shape` is [height, width, 3]."""
+        self._path, self._shape, self._fps = path, shape, fps
+        height, width, _ = shape
+        self._frames: Iterator[av.video.frame.VideoFrame] | None = None
+        self._at_s = 0.0  # of the last frame that was decoded
+        self.num_decoded = 0
+        self._reformatter = av.video.reformatter.VideoReformatter()
+        with refusing_film(path):
+            if not path.is_file():
+                raise FileNotFoundError
+            options = {"protocol_whitelist": "file", "enable_drefs": "0"}  # a film may not name other files
+            self._container = av.open(f"file:{path.absolute()}", "r", format="mp4", options=options)
+        try:
+            with refusing_film(path):
+                self._stream = self._container.streams.video[0]
+                context: Any = self._stream.codec_context
+                if context is None:
+                    raise ValueError("its codec is not known")
+                if (context.height, context.width) != (height, width):
+                    raise FormatError(
+                        f"{path}: expected frames of {height} x {width}, got {context.height} x {context.width}; "
+                        f"correct the shape in meta/info.json"
+                    )
+                context.thread_count = 1
+                context.options = {"max_pixels": str(4 * width * height + 2**16), "err_detect": "explode"}
+                if not self._stream.time_base:
+                    raise ValueError("it has no clock")
+                self._tick_s = float(self._stream.time_base)
+        except FormatError:
+            self._container.close()
+            raise
+
+    def take(self, times_s: Array, out: Array) -> None:
+        """The frames at these times, which grow, into `out` [len(times_s), height, width, 3]."""
+        near_s = 0.25 / self._fps
+        if len(times_s) > 1 and float(np.diff(times_s).min()) <= 2 * near_s:
+            raise FormatError(
+                f"{self._path}: frames are not {self._fps:g} per second apart; correct fps in meta/info.json"
+            )
+        with refusing_film(self._path):
+            self._go_to(float(times_s[0]), near_s)
+            for index, wanted_s in enumerate(times_s.tolist()):
+                self._convert(self._frame_at(wanted_s, near_s), out[index])
+
+    def close(self) -> None:
+        self._frames = None
+        self._container.close()
+
+    def _go_to(self, start_s: float, near_s: float) -> None:
+        ahead_s = start_s - self._at_s
+        if self._frames is not None and near_s < ahead_s < _NEAR_FRAMES / self._fps:
+            return
+        self._container.seek(max(0, round(start_s / self._tick_s) - 1), stream=self._stream, backward=True)
+        self._frames = self._container.decode(self._stream)
+        self._at_s = -1.0
+
+    def _frame_at(self, wanted_s: float, near_s: float) -> av.video.frame.VideoFrame:
+        assert self._frames is not None
+        for frame in self._frames:
+            if frame.pts is None:
+                continue
+            self._at_s = frame.pts * self._tick_s
+            self.num_decoded += 1
+            if frame.is_corrupt:
+                raise FormatError(f"{self._path}: the frame at {self._at_s:.3f} s is damaged; fetch the data set again")
+            if self._at_s > wanted_s + near_s:
+                break
+            if self._at_s >= wanted_s - near_s:
+                return frame
+        self._frames = None
+        raise FormatError(f"{self._path}: has no frame at {wanted_s:.3f} s; fetch the data set again")
+
+    def _convert(self, frame: av.video.frame.VideoFrame, out: Array) -> None:
+        if (frame.height, frame.width) != self._shape[:2]:
+            raise FormatError(f"{self._path}: frames change their size; fetch the data set again")
+        out[:] = self._reformatter.reformat(frame, format="rgb24").to_ndarray()
+
+
+def encode(frames: Array, codec: Codec, fps: int) -> bytes:
+    """Frames [T, height, width, 3] as an MP4 film of their own."""
+    os.environ.setdefault("SVT_LOG", "1")  # or the encoder writes its settings to the terminal, for each episode
+    film = io.BytesIO()
+    with av.open(film, "w", format="mp4") as container:
+        stream: Any = container.add_stream(codec.encoder, rate=fps, options=dict(codec.settings))
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = codec.pixels
+        stream.time_base = Fraction(1, fps)
+        for index, picture in enumerate(frames):
+            frame = av.video.frame.VideoFrame.from_ndarray(picture, format="rgb24")
+            frame.pts, frame.time_base = index, Fraction(1, fps)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return film.getvalue()
+
+
+def mean_error(film: bytes, frames: Array) -> float:
+    """How far the decoded film is from the frames it was made of, a mean over all values from 0 to 255."""
+    total = count = 0
+    reformatter = av.video.reformatter.VideoReformatter()
+    with av.open(io.BytesIO(film), "r", format="mp4") as container:
+        for frame, picture in zip(container.decode(video=0), frames, strict=True):
+            decoded = reformatter.reformat(frame, format="rgb24").to_ndarray()
+            total += int(np.abs(decoded.astype(np.int16) - picture).sum())
+            count += picture.size
+    return total / count
+
+
+class FilmWriter:
+    """One file of films that were encoded alike, one behind the other."""
+
+    def __init__(self, path: Path, fps: int) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._container = av.open(str(path), "w", format="mp4")
+        self._stream: Any = None
+        self._fps = fps
+        self.num_frames = 0
+        self.size_bytes = 0
+
+    def add(self, film: bytes, num_frames: int) -> None:
+        with av.open(io.BytesIO(film), "r", format="mp4") as source:
+            stream = source.streams.video[0]
+            if self._stream is None:
+                self._stream = self._container.add_stream_from_template(stream, opaque=True)
+                self._stream.time_base = stream.time_base
+            assert stream.time_base is not None
+            shift = round(Fraction(self.num_frames, self._fps) / stream.time_base)
+            for packet in source.demux(stream):
+                if packet.dts is None or packet.pts is None:
+                    continue  # what flushes a decoder
+                packet.pts += shift
+                packet.dts += shift
+                packet.stream = self._stream
+                self._container.mux(packet)
+        self.num_frames += num_frames
+        self.size_bytes += len(film)
+
+    def close(self) -> None:
+        self._container.close()

@@ -1,0 +1,45 @@
+"""Pictures inside tables: PNG to write, PNG and JPEG to read."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zlib
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from understudy.formats.format import FormatError
+
+Array = np.ndarray[Any, Any]
+
+_DAMAGE = (  # what Pillow raises over files that are not what they seem
+    OSError, ValueError, SyntaxError, ArithmeticError, LookupError, TypeError, MemoryError, RuntimeError, Warning,
+    struct.error, zlib.error, Image.DecompressionBombError,
+)  # fmt: skip
+_MODES = {1: ("L",), 3: ("RGB",), 4: ("RGBA",)}
+
+
+def decode_picture(data: bytes, shape: tuple[int, ...], where: str) -> Array:
+    """The pixels [height, width, channels] of a picture of just this shape."""
+    height, width, channels = shape
+    try:
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as picture:
+            if picture.size != (width, height) or picture.mode not in _MODES[channels]:
+                raise FormatError(
+                    f"{where}: expected pictures of {height} x {width} in {_MODES[channels][0]}, got "
+                    f"{picture.size[1]} x {picture.size[0]} in {picture.mode}; correct the shape in meta/info.json"
+                )
+            return np.asarray(picture, np.uint8).reshape(shape)
+    except FormatError:
+        raise
+    except _DAMAGE as error:
+        raise FormatError(f"{where}: a picture is damaged ({type(error).__name__}); fetch the data set again") from None
+
+
+def encode_picture(pixels: Array) -> bytes:
+    """A PNG of [height, width, 3]."""
+    data = io.BytesIO()
+    Image.fromarray(pixels).save(data, "PNG", compress_level=1)
+    return data.getvalue()

@@ -1,0 +1,43 @@
+"""The format `mcap`, for looking at episodes, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn
+
+from understudy.core import StepSpec
+from understudy.formats.format import FormatError
+from understudy.formats.known import check_options
+from understudy.formats.mcap.target import McapTarget, WriteOptions
+from understudy.formats.options import number, one_of
+
+
+class McapFormat:
+    """MCAP, for Foxglove and rosbag tools."""
+
+    name = "mcap"
+    cannot = (
+        "It is written to be looked at, and not read back.",
+        "With images=jpeg, pictures are as JPEG of quality 90 leaves them; images=png keeps them exactly.",
+        "Numbers are JSON: what is not finite becomes null.",
+    )
+
+    def read(self, path: Path, options: Mapping[str, str]) -> NoReturn:
+        raise FormatError(
+            "mcap: is written to be looked at and not read; write rlds, lerobot or robomimic, which come back exactly. "
+            "A bag of a robot has topics and rates of its own: convert it to one of them first"
+        )
+
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> McapTarget:
+        check_options(options, ("hz", "time", "images", "compression"), self.name)
+        write = WriteOptions(
+            hz=number(self.name, "hz", options.get("hz", "10")),
+            time=options.get("time"),
+            images=one_of(self.name, "images", options.get("images", "jpeg"), ("jpeg", "png")),
+            compression=one_of(self.name, "compression", options.get("compression", "zstd"), ("zstd", "lz4", "none")),
+        )
+        return McapTarget(path, spec, write)
+
+
+FORMAT = McapFormat()

@@ -1,0 +1,5 @@
+"""Minari data sets, read from their HDF5 files."""
+
+from understudy.formats.minari.format import FORMAT, MinariFormat
+
+__all__ = ["FORMAT", "MinariFormat"]

@@ -1,0 +1,43 @@
+"""The format `minari`, as a reader, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NoReturn, cast
+
+from understudy.core import KINDS, Kind, Source, StepSpec
+from understudy.formats.format import FormatError
+from understudy.formats.known import check_options
+from understudy.formats.minari.source import MinariSource, ReadOptions
+from understudy.formats.options import one_of
+
+
+class MinariFormat:
+    """Minari data sets."""
+
+    name = "minari"
+    cannot = (
+        "It is read and not written.",
+        "Rewards are rounded to float32.",
+        "The info of a reset is left out; that of each step stands in the extras of the step.",
+        "Data sets that Minari keeps as Arrow files are refused; Minari can write them again as HDF5.",
+    )
+
+    def read(self, path: Path, options: Mapping[str, str]) -> MinariSource:
+        check_options(options, ("bounds", "infos", "kind", "source"), self.name)
+        read = ReadOptions(
+            bounds=one_of(self.name, "bounds", options.get("bounds", "action"), ("action", "none")),
+            infos=one_of(self.name, "infos", options.get("infos", "all"), ("all", "none")),
+            kind=cast(Kind, one_of(self.name, "kind", options.get("kind", "demonstration"), KINDS)),
+            source=Source[one_of(self.name, "source", options.get("source", "policy"), _SOURCES).upper()],
+        )
+        return MinariSource(path, read)
+
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> NoReturn:
+        raise FormatError("minari: is read and not written; write robomimic, rlds or lerobot instead")
+
+
+_SOURCES = tuple(source.name.lower() for source in Source)
+
+FORMAT = MinariFormat()

@@ -1,0 +1,261 @@
+"""MinariSource: a Minari data set as Episodes.
+
+data/metadata.json            spaces, and how the data is kept
+data/main_data.hdf5
+  episode_0                   attrs: id, seed, total_steps
+    observations, infos       T+1 rows; a Tuple is a group of _index_0, _index_1, ...
+    actions, rewards, terminations, truncations         T rows
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.core import ArraySpec, Episode, EpisodeInfo, Kind, Source, Spec, Step, StepSpec, UnderstudyError
+from understudy.core import tree as trees
+from understudy.core.spec import DTYPES
+from understudy.formats.format import Field, FormatError
+from understudy.formats.hdf5 import Dataset, Group, Hdf5Reader
+from understudy.formats.hdf5.columns import checked
+from understudy.formats.minari import spaces
+from understudy.formats.minari.pictures import decode_pictures
+from understudy.formats.order import natural
+
+METADATA, MAIN = "metadata.json", "main_data.hdf5"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadOptions:
+    bounds: str = "action"  # or none: the spec of the action has the bounds of its space
+    infos: str = "all"  # or none: whether infos become extras
+    kind: Kind = "demonstration"
+    source: Source = Source.POLICY
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """Where a field of ours stands in an episode of theirs."""
+
+    theirs: str
+    leaf: ArraySpec
+    picture: bool = False
+
+
+class MinariSource:
+    def __init__(self, path: Path, options: ReadOptions):
+        self._options = options
+        folder = path / "data" if (path / "data").is_dir() else path
+        self._metadata = _metadata(folder)
+        self._reader = Hdf5Reader(folder / MAIN)
+        try:
+            names, _ = self._reader.names("/")
+            self._episodes = sorted((name for name in names if name.startswith("episode_")), key=natural)
+            if not self._episodes:
+                raise FormatError(f"{folder / MAIN}: holds no episodes")
+            first = self._reader.tree(self._episodes[0])
+            self._places = dict(self._find_places(first))
+            self.spec = self._spec()
+        except FormatError:
+            self.close()
+            raise
+        except UnderstudyError as error:
+            self.close()
+            raise FormatError(f"{folder}: {error}") from None
+        self.num_episodes: int | None = len(self._episodes)
+        self.mapping = tuple(self._mapping(first))
+
+    def close(self) -> None:
+        self._reader.close()
+
+    # ---- the spec
+
+    def _find_places(self, first: Group) -> Iterator[tuple[str, _Place]]:
+        """Where each field stands, by its path in a step."""
+        jpeg = self._metadata.get("jpeg_encoding") is True
+        parts = (("observation", "observations"), ("action", "actions"))
+        for ours, theirs in parts:
+            name = f"{ours}_space"
+            for path, space in spaces.leaves(self._metadata.get(name), name).items():
+                full = trees.join(theirs, path)
+                if full not in first.datasets:
+                    raise FormatError(f"{self._reader.path}: {first.path}/{full}: is not there, though its space is")
+                data = first.datasets[full]
+                picture = jpeg and spaces.is_picture(space)
+                leaf = ArraySpec(shape=tuple(space["shape"]), dtype="uint8") if picture else _leaf(data)
+                if not picture and space.get("type") == "Box" and list(data.shape[1:]) != space.get("shape"):
+                    raise FormatError(
+                        f"{self._reader.path}: {first.path}/{full}: rows are {list(data.shape[1:])}, its space says "
+                        f"{space.get('shape')!r:.80}; it is damaged"
+                    )
+                if leaf is None:
+                    raise FormatError(f"{self._reader.path}: {first.path}/{full}: holds neither numbers nor text")
+                if ours == "action" and self._options.bounds == "action" and not picture and not leaf.ragged:
+                    low, high = spaces.bounds(space, leaf.fixed_shape)
+                    leaf = ArraySpec(shape=leaf.shape, dtype=leaf.dtype, low=low, high=high)
+                yield trees.join(ours, spaces.ours(path)), _Place(theirs=full, leaf=leaf, picture=picture)
+        if self._options.infos == "all":
+            for full, data in first.datasets.items():
+                leaf = _leaf(data) if full.startswith("infos/") and self._is_of_steps(first, data) else None
+                if leaf is not None:
+                    yield "extras/" + spaces.ours(full.removeprefix("infos/")), _Place(theirs=full, leaf=leaf)
+
+    def _is_of_steps(self, group: Group, data: Dataset) -> bool:
+        rewards = group.datasets.get("rewards")
+        return rewards is not None and data.shape[:1] == (rewards.shape[0] + 1,)
+
+    def _spec(self) -> StepSpec:
+        def part(name: str) -> Spec:
+            return Spec(trees.unflatten(trees.below({path: place.leaf for path, place in self._places.items()}, name)))
+
+        return StepSpec(observation=part("observation"), action=part("action"), extras=part("extras"))
+
+    # ---- episodes
+
+    def episodes(self, skip: Container[str] = ()) -> Iterator[tuple[str, Episode]]:
+        for name in self._episodes:
+            if name in skip:
+                continue
+            try:
+                episode = self._episode(self._reader.tree(name))
+            except FormatError as error:
+                if str(error).startswith(str(self._reader.path)):
+                    raise
+                raise FormatError(f"{self._reader.path}: {name}: {error}") from None
+            except UnderstudyError as error:
+                advice = "; bounds=none reads it" if "from" in str(error) and "action" in str(error) else ""
+                raise FormatError(f"{self._reader.path}: {name}: {error}{advice}") from None
+            if episode is not None:
+                yield name, episode
+
+    def _episode(self, group: Group) -> Episode | None:
+        """An episode; None if it has no step."""
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused with the step
+            rewards = self._flat(group, "rewards").astype(np.float32)
+        num_steps = len(rewards)
+        if num_steps == 0:
+            raise FormatError("holds no step; remove it")
+        ends = {name: self._flat(group, name) != 0 for name in ("terminations", "truncations")}
+        if any(len(flags) != num_steps for flags in ends.values()):
+            raise FormatError(f"rewards, terminations and truncations have {num_steps} rows and others")
+        columns = {path: self._column(group, path, place, num_steps) for path, place in self._places.items()}
+        rows = {
+            path: column if path.partition("/")[0] == "observation" else [*column, None]
+            for path, column in columns.items()
+        }
+        trees_of = {name: trees.unflatten(trees.below(rows, name)) for name in ("observation", "action", "extras")}
+
+        def pick(name: str, index: int) -> Any:
+            return trees.map_leaves(lambda column: column[index], trees_of[name])
+
+        steps = [
+            Step(
+                observation=pick("observation", index),
+                action=pick("action", index),
+                reward=float(rewards[index]),
+                terminated=bool(ends["terminations"][index]),
+                truncated=bool(ends["truncations"][index])
+                or (index == num_steps - 1 and not ends["terminations"][index]),
+                source=self._options.source,
+                extras=pick("extras", index),
+            )
+            for index in range(num_steps)
+        ]
+        return Episode.from_steps(self.spec, steps, pick("observation", num_steps), self._info(group))
+
+    def _flat(self, group: Group, name: str) -> np.ndarray[Any, Any]:
+        if name not in group.datasets or len(group.datasets[name].shape) != 1:
+            raise FormatError(f"{name}: expected a number for each step")
+        found = self._reader.read(f"{group.path}/{name}")
+        if not isinstance(found, np.ndarray):
+            raise FormatError(f"{name}: expected numbers, got text")
+        return found
+
+    def _column(self, group: Group, path: str, place: _Place, num_steps: int) -> Any:
+        """The rows of a field; infos of steps stand one row later, because the first is that of the reset."""
+        if place.theirs not in group.datasets:
+            raise FormatError(f"{place.theirs}: the first episode has it, and this one has not")
+        part = path.partition("/")[0]
+        num_rows = num_steps if part == "action" else num_steps + 1
+        try:
+            found = self._reader.read(f"{group.path}/{place.theirs}")
+            if place.picture:
+                return decode_pictures(found, place.leaf, num_rows)
+            unbounded = ArraySpec(shape=place.leaf.shape, dtype=place.leaf.dtype)
+            column = checked(unbounded, found, num_rows)
+        except FormatError as error:
+            raise FormatError(f"{place.theirs}: {error}") from None
+        return column[1:] if part == "extras" else column
+
+    def _info(self, group: Group) -> EpisodeInfo:
+        seed = group.attrs.get("seed")
+        success = None
+        if "infos/success" in group.datasets and len(group.datasets["infos/success"].shape) == 1:
+            flags = self._reader.read(f"{group.path}/infos/success")
+            success = bool(np.any(flags[1:])) if isinstance(flags, np.ndarray) else None
+        return EpisodeInfo(
+            task=_text(_env_id(self._metadata)),
+            seed=seed if type(seed) is int and abs(seed) < 2**63 else None,
+            actor=_text(self._metadata.get("algorithm_name")),
+            success=success,
+            kind=self._options.kind,
+        )
+
+    # ---- for people
+
+    def _mapping(self, first: Group) -> Iterator[Field]:
+        for path, place in self._places.items():
+            how = "JPEG, decoded" if place.picture else "of the next row" if path.startswith("extras") else "as it is"
+            yield Field(theirs=place.theirs, ours=path, how=how)
+        yield Field(theirs="rewards", ours="reward", how="float32")
+        yield Field(theirs="terminations", ours="terminated", how="as it is")
+        yield Field(theirs="truncations", ours="truncated", how="as it is; also where an episode just stops")
+        known = {place.theirs for place in self._places.values()} | {"rewards", "terminations", "truncations"}
+        for name in first.datasets:
+            if name not in known:
+                yield Field(theirs=name, ours="", how="left out")
+
+
+def _metadata(folder: Path) -> Mapping[str, Any]:
+    path = folder / METADATA
+    try:
+        found = json.loads(path.read_bytes())
+    except OSError as error:
+        raise FormatError(
+            f"{path}: cannot be read ({error.strerror}); give the directory of a Minari data set"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: is no JSON ({error}); it is damaged") from None
+    if not isinstance(found, dict):
+        raise FormatError(f"{path}: expected a JSON object; it is damaged")
+    kept = found.get("data_format", "hdf5")
+    if kept != "hdf5":
+        raise FormatError(
+            f"{path}: the data is kept as {kept!r:.40}, and only hdf5 is read; write it again with Minari as hdf5, as "
+            f"docs/hdf5.md shows"
+        )
+    return found
+
+
+def _env_id(metadata: Mapping[str, Any]) -> Any:
+    try:
+        return json.loads(metadata["env_spec"])["id"]
+    except (LookupError, TypeError, ValueError, RecursionError):
+        return metadata.get("dataset_id")
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _leaf(data: Dataset) -> ArraySpec | None:
+    if data.dtype == "str":
+        return ArraySpec(shape=(), dtype="str") if len(data.shape) == 1 else None
+    if data.dtype not in DTYPES or not data.shape:
+        return None
+    return ArraySpec(shape=data.shape[1:], dtype=data.dtype)

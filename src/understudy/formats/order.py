@@ -1,0 +1,10 @@
+"""The order of numbered names."""
+
+from __future__ import annotations
+
+import re
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A key to sort by: demo_2 stands before demo_10."""
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]

@@ -1,0 +1,55 @@
+"""The format `rlds`, both ways, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from understudy.core import Source, StepSpec
+from understudy.formats.known import check_options
+from understudy.formats.options import number, one_of
+from understudy.formats.rlds.dataset import FILE_FORMATS
+from understudy.formats.rlds.rows import RldsEpisodes
+from understudy.formats.rlds.source import ReadOptions, RldsSource
+from understudy.formats.rlds.target import RldsTarget, WriteOptions
+
+_IMAGES = ("png", "jpeg", "bytes")
+_LAST = ("observation", "step")
+_SOURCES = tuple(source.name.lower() for source in Source)
+
+
+class RldsFormat:
+    """RLDS as TensorFlow Datasets keeps it."""
+
+    name = "rlds"
+    cannot = (
+        "The order of episodes of different splits: those for evaluation stand behind those for training.",
+        "With images=jpeg, pictures come back as JPEG of quality 95 leaves them.",
+        "Other programs see the last row's action and reward as zeros, and pass over who acted, policy versions, "
+        "proposals and attributes, which stand in fields called understudy.",
+    )
+
+    def read(self, path: Path, options: Mapping[str, str]) -> RldsSource:
+        check_options(options, ("split", "last", "source", "workers"), self.name)
+        read = ReadOptions(
+            split=options.get("split"),
+            last=one_of(self.name, "last", options.get("last", "observation"), _LAST),
+            source=Source[one_of(self.name, "source", options.get("source", "policy"), _SOURCES).upper()],
+            workers=number(self.name, "workers", options.get("workers", "1")),
+        )
+        return RldsSource(RldsEpisodes(path, read.split, read.workers), read)
+
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RldsTarget:
+        check_options(options, ("file_format", "images", "shard_mb"), self.name)
+        return RldsTarget(
+            path,
+            spec,
+            WriteOptions(
+                file_format=one_of(self.name, "file_format", options.get("file_format", "tfrecord"), FILE_FORMATS),
+                images=one_of(self.name, "images", options.get("images", "png"), _IMAGES),
+                shard_mb=number(self.name, "shard_mb", options.get("shard_mb", "512")),
+            ),
+        )
+
+
+FORMAT = RldsFormat()

@@ -1,0 +1,48 @@
+"""The format `robomimic`, both ways, and its options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import cast
+
+from understudy.core import KINDS, Kind, Source, StepSpec
+from understudy.formats.known import check_options
+from understudy.formats.options import one_of
+from understudy.formats.robomimic.source import ReadOptions, RobomimicSource
+from understudy.formats.robomimic.target import RobomimicTarget
+
+
+class RobomimicFormat:
+    """robomimic and LIBERO demonstrations in HDF5."""
+
+    name = "robomimic"
+    cannot = (
+        "robomimic itself sees the numbers of an action side by side, `dones` as terminated, and passes over text, "
+        "attributes, who acted, policy versions, proposals and extras, which stand in groups called understudy.",
+        "A field called '.', or with a NUL character in its name, has no place in HDF5.",
+        "Files of others: attributes of a demonstration but its instruction, and data sets that are no rows of it.",
+    )
+
+    def read(self, path: Path, options: Mapping[str, str]) -> RobomimicSource:
+        check_options(options, ("mask", "align", "last", "end", "extras", "kind", "source"), self.name)
+        read = ReadOptions(
+            mask=options.get("mask"),
+            align=one_of(self.name, "align", options["align"], ("before", "after")) if "align" in options else None,
+            last=one_of(self.name, "last", options["last"], ("repeat", "drop")) if "last" in options else None,
+            end=one_of(self.name, "end", options.get("end", "last"), ("last", "first")),
+            extras=one_of(self.name, "extras", options.get("extras", "all"), ("all", "none")),
+            kind=cast(Kind, one_of(self.name, "kind", options.get("kind", "demonstration"), KINDS)),
+            source=Source[one_of(self.name, "source", options.get("source", "human"), _SOURCES).upper()],
+        )
+        return RobomimicSource(path, read)
+
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RobomimicTarget:
+        check_options(options, ("compression",), self.name)
+        packed = one_of(self.name, "compression", options.get("compression", "none"), ("none", "gzip"))
+        return RobomimicTarget(path, spec, compression=None if packed == "none" else packed)
+
+
+_SOURCES = tuple(source.name.lower() for source in Source)
+
+FORMAT = RobomimicFormat()

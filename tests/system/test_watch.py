@@ -1,0 +1,365 @@
+"""The page in a real Chromium, beside a real run that is learning: every view, live; changes, and taking them back."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.system.train_process import SAC, small_config
+
+from understudy.cli import main
+from understudy.policies.encoder import EncoderConfig
+from understudy.replay import EpisodeRecord, Reader, Store
+from understudy.training.run import Run
+
+pytest.importorskip("fastapi")
+pytest.importorskip("PIL")
+sync_api = pytest.importorskip("playwright.sync_api")
+WatchServer: Any = pytest.importorskip("understudy.dashboard.server").WatchServer
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH"),
+    pytest.mark.xdist_group("browser"),
+]
+
+ENV = "toy:touch_purple?size=32&state=task"
+VIEWS = ("overview", "episodes", "episode/2", "interventions", "replay", "health", "runs")
+LIMIT_S = 90.0  # for whatever is waited for; the machine may be busy
+
+
+def wait_for(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+    start = time.monotonic()
+    while not (found := condition()):
+        assert time.monotonic() - start < limit_s, "it did not come true"
+        time.sleep(0.05)
+    return found
+
+
+def begin(path: Path) -> subprocess.Popen[bytes]:
+    """The run, at work in a process of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.system.train_process", str(path), "none"], stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+AT_WORK: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    path = tmp_path_factory.mktemp("watched") / "touch"
+    assert main(["record", str(path / "store"), "--env", ENV, "--successes", "3"]) == 0
+    sac = replace(SAC, actor=replace(SAC.actor, encoder=EncoderConfig(inputs=("state",))))
+    Run.create(path, "rlpd", small_config(None, env=ENV, steps=1_000_000, sac=sac, eval_every=100, checkpoint_every=60))
+    yield path
+    for process in AT_WORK:
+        end(process)
+
+
+@pytest.fixture(scope="module")
+def run(prepared: Path) -> Path:
+    """A run that is learning, and has been evaluated."""
+    AT_WORK.append(begin(prepared))
+    metrics = prepared / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and b"evaluation" in metrics.read_bytes())
+    return prepared
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    with open_page(browser) as made:
+        yield made
+
+
+@contextlib.contextmanager
+def open_page(browser: Any, *, phone: bool = False, dark: bool = False) -> Iterator[Any]:
+    """A page that complains about any error of its own."""
+    size = {"width": 390, "height": 844} if phone else {"width": 1360, "height": 850}
+    context = browser.new_context(viewport=size, color_scheme="dark" if dark else "light")
+    made = context.new_page()
+    made.set_default_timeout(LIMIT_S * 1e3)
+    errors: list[str] = []
+    made.on("pageerror", lambda error: errors.append(str(error)))
+    made.on("console", lambda said: errors.append(said.text) if "Content Security" in said.text else None)
+    yield made
+    context.close()
+    assert errors == []
+
+
+@pytest.fixture
+def server(run: Path) -> Iterator[Any]:
+    with WatchServer([run, run / "store"]) as made:
+        yield made
+
+
+def number(text: str) -> int:
+    return int(re.sub(r"\D", "", text) or -1)
+
+
+def tile(page: Any, name: str) -> str:
+    return str(page.locator(".tile", has=page.locator(f"dt:text-is('{name}')")).locator("dd").first.inner_text())
+
+
+def records(run: Path, where: str = "deleted is null") -> list[EpisodeRecord]:
+    with Reader(run / "store") as reader:
+        return list(reader.episodes(where))
+
+
+# ---- while it learns
+
+
+def test_the_overview_is_live(page: Any, server: Any, run: Path) -> None:
+    page.goto(server.url)
+    page.locator("#link.on").wait_for()
+    page.locator(".score.big").first.wait_for()  # an evaluation
+    assert page.locator(".score.big b").inner_text() == "touch_purple"
+    assert re.fullmatch(r"\d+ %", page.locator(".score.big strong").inner_text())
+    assert re.search(r"\d+ % to \d+ %", page.locator(".score.big .ends").inner_text())
+    assert page.locator(".title .pill.good").count() == 1
+    before = number(tile(page, "practice")), number(tile(page, "updates")), number(tile(page, "episodes"))
+    wait_for(lambda: number(tile(page, "practice")) > before[0])  # nobody has touched the page
+    wait_for(lambda: number(tile(page, "updates")) > before[1])
+    assert number(tile(page, "episodes")) >= before[2]
+    assert page.locator(".chart .line").count() > 5
+    assert page.locator(".mini img").count() > 3
+
+
+def test_two_people_see_the_same(browser: Any, server: Any) -> None:
+    with open_page(browser) as one, open_page(browser) as other:
+        for page in (one, other):
+            page.goto(server.url)
+            page.locator("#link.on").wait_for()
+        before = [number(tile(page, "practice")) for page in (one, other)]
+        for page, was in zip((one, other), before, strict=True):
+            wait_for(lambda page=page, was=was: number(tile(page, "practice")) > was)
+
+
+def test_episodes_are_pictures_and_filters_are_right(page: Any, server: Any, run: Path) -> None:
+    page.goto(f"{server.url}#/0/episodes")
+    page.locator(".episode img[src]").first.wait_for()
+    wait_for(lambda: page.locator(".episode img").first.evaluate("node => node.naturalWidth") == 32)
+    assert number(page.locator(".episode").first.get_attribute("data-id")) > 3
+
+    def total() -> int:
+        return int(page.locator(".count").get_attribute("data-total"))
+
+    page.locator("select[data-filter=kind]").select_option("demonstration")
+    wait_for(lambda: total() == 3)
+    assert "kind=demonstration" in page.url
+    assert {card.get_attribute("data-id") for card in page.locator(".episode").all()} == {"1", "2", "3"}
+    page.locator("select[data-filter=kind]").select_option("")
+    page.locator("select[data-filter=source]").select_option("human")
+    human = [record.id for record in records(run) if record.num_human]
+    wait_for(lambda: page.locator(".episode").count() and total() >= len(human))
+    shown = [number(card.get_attribute("data-id")) for card in page.locator(".episode").all()]
+    assert set(human[-2:]) <= {*shown, *human[:-20]}
+    page.locator("select[data-filter=source]").select_option("")
+    page.get_by_label("Search").fill("nothing like this")
+    page.get_by_text("No episode fits").wait_for()
+    page.get_by_role("button", name="Clear filters").last.click()
+    wait_for(lambda: total() > 3)
+    before = total()
+    wait_for(lambda: total() > before)  # what is lived meanwhile comes by itself
+
+
+def test_a_change_waits_for_the_run_and_is_applied_and_taken_back(page: Any, server: Any, run: Path) -> None:
+    page.goto(f"{server.url}#/0/episodes?kind=demonstration")
+    card = page.locator(".episode[data-id='2']")
+    card.locator(".pick").click()
+    page.locator(".selection").get_by_text("1 episode selected").wait_for()
+    page.locator(".selection").get_by_role("button", name="Delete").click()
+    page.locator(".toast", has_text="1 episode deleted; the writer applies it with its next commit").wait_for()
+    wait_for(lambda: card.count() == 0)  # done, as far as the page is concerned
+    wait_for(lambda: records(run, "id = 2")[0].deleted)  # and then by the run
+    page.locator(".toast").get_by_role("button", name="Undo").click()
+    card.wait_for()
+    wait_for(lambda: records(run, "id = 2")[0].deleted is None)
+    card.locator(".pick").click()
+    page.locator(".selection").get_by_role("button", name="Label").click()
+    page.get_by_label("Label", exact=True).fill("good, reason=neat")
+    page.get_by_label("Your name").fill("ada")
+    page.locator("dialog").get_by_role("button", name="Label").click()
+    wait_for(lambda: records(run, "id = 2")[0].info.labels.get("reason") == "neat")
+    assert records(run, "id = 2")[0].info.labels["good"] == "yes"
+    wait_for(lambda: "good, reason" in card.inner_text())
+    page.locator("select[data-filter=label]").select_option("reason")
+    wait_for(lambda: page.locator(".count").get_attribute("data-total") == "1")
+
+
+def test_an_episode_is_played_step_by_step(page: Any, server: Any, run: Path) -> None:
+    record = wait_for(lambda: next((r for r in reversed(records(run)) if r.num_human and r.state == "ended"), None))
+    page.goto(f"{server.url}#/0/episode/{record.id}")
+    shown = page.locator(".cameras canvas")
+    wait_for(lambda: shown.count() == 2 and shown.first.get_attribute("data-row") == "0")
+    assert page.locator(".counter").inner_text() == f"0 / {record.num_steps}"
+
+    def at() -> int:
+        return int(page.locator(".counter").inner_text().split(" / ")[0])
+
+    def pixels() -> str:
+        return str(shown.first.evaluate("node => node.toDataURL()"))
+
+    first = pixels()
+    for key, wanted in (("ArrowRight", 1), ("ArrowRight", 2), ("ArrowLeft", 1), ("End", record.num_steps), ("Home", 0)):
+        page.keyboard.press(key)
+        assert at() == wanted
+        wait_for(lambda wanted=wanted: shown.last.get_attribute("data-row") == str(wanted))
+    assert pixels() == first
+    page.keyboard.press("End")
+    wait_for(lambda: pixels() != first)
+    page.keyboard.press("Home")
+    page.get_by_label("Speed").select_option("50")
+    page.locator("h1").click()
+    page.keyboard.press(" ")
+    wait_for(lambda: at() > 2)
+    wait_for(lambda: at() == record.num_steps)  # plays to the end
+    assert "what the policy wanted" in page.locator(".legend").first.inner_text()
+    assert "human" in page.locator(".legend").first.inner_text()
+    box = page.locator(".plotted").bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 12)
+    assert abs(at() - (record.num_steps - 1) / 2) <= 1
+    # in a step of the human, the policy's wish stands beside the action
+    human = next(step for step in range(record.num_steps) if _source(run, record.id, step) == 1)
+    page.keyboard.press("Home")
+    for _ in range(human):
+        page.keyboard.press("ArrowRight")
+    assert page.locator(".who-now").inner_text().startswith("human")
+    assert re.search(r"\(-?[\d.e-]+\)", page.locator(".lanes .names").inner_text())
+    page.get_by_role("link", name="Older").click()
+    wait_for(lambda: f"#{record.id} " not in page.locator("h1").inner_text() + " ")
+
+
+def _source(run: Path, episode: int, step: int) -> int:
+    with Reader(run / "store") as reader:
+        return int(reader.read(episode).source[step])
+
+
+def test_the_other_views_say_what_the_store_says(page: Any, server: Any, run: Path) -> None:
+    page.goto(f"{server.url}#/0/interventions")
+    wait_for(lambda: page.locator("table tbody tr").count() > 2)
+    taken = [r for r in records(run) if r.num_human and r.info.kind != "demonstration"]
+    assert 0 < len(taken) - 5 <= number(tile(page, "takeovers"))
+    assert "no progress for 30 steps" in page.locator(".page").inner_text()
+    page.goto(f"{server.url}#/0/replay")
+    page.get_by_text("Every row once").wait_for()
+    assert (tile(page, "lost rows"), tile(page, "duplicates"), tile(page, "dropped")) == ("0", "0", "0")
+    assert tile(page, "wanted") == "50 %"
+    assert tile(page, "drawn") == "50 %"
+    page.goto(f"{server.url}#/0/health")
+    role = page.locator(".role")
+    role.locator(".pill.good").wait_for()
+    assert "local" in role.inner_text()
+    assert "policy" in role.inner_text()
+    page.goto(f"{server.url}#/0/runs")
+    page.get_by_text("Where scores come from").wait_for()
+    assert "touch" in page.locator(".prints").inner_text()
+    assert ENV in page.locator(".prints").inner_text()
+
+
+@pytest.mark.parametrize(("phone", "dark"), [(True, False), (False, True), (True, True)])
+def test_every_view_fits_a_phone_and_the_dark(phone: bool, dark: bool, browser: Any, server: Any) -> None:
+    with open_page(browser, phone=phone, dark=dark) as page:
+        for view in VIEWS:
+            page.goto(f"{server.url}#/0/{view}")
+            page.locator("h1").first.wait_for()
+            page.wait_for_timeout(150)
+            wide = page.evaluate("[document.documentElement.scrollWidth, document.querySelector('#view').scrollWidth]")
+            assert max(wide) <= page.viewport_size["width"], view
+            red, green, blue = map(
+                int, re.findall(r"\d+", page.evaluate("getComputedStyle(document.body).background"))[:3]
+            )
+            assert (red + green + blue < 200) == dark
+        box = page.locator("#nav").bounding_box()
+        assert (box["y"] > 700) == phone
+
+
+def test_a_learner_that_is_killed_is_shown_and_goes_on(page: Any, server: Any, run: Path) -> None:
+    """Last in this file: the run is another process afterwards."""
+    page.goto(f"{server.url}#/0/health")
+    page.locator(".role .pill.good").wait_for()
+    assert f"{AT_WORK[-1].pid} on " in page.locator(".role").inner_text()
+    page.goto(f"{server.url}#/0/overview")
+    page.locator("#link.on").wait_for()
+    assert page.locator(".alarm.bad").count() == 0 or "disk" in page.locator(".alarm.bad").first.inner_text()
+    end(AT_WORK[-1])
+    page.locator(".title .pill", has_text="killed").wait_for()
+    page.locator(".alarm", has_text="is gone").wait_for()
+    steps = number(tile(page, "practice"))
+    page.goto(f"{server.url}#/0/episodes?kind=demonstration")  # nobody holds the store: done at once
+    page.locator(".episode[data-id='3'] .pick").click()
+    page.locator(".selection").get_by_role("button", name="Delete").click()
+    page.locator(".toast", has_text=re.compile("^1 episode deleted.?Undo")).wait_for()
+    assert records(run, "id = 3")[0].deleted
+    page.locator(".toast").get_by_role("button", name="Undo").click()
+    wait_for(lambda: records(run, "id = 3")[0].deleted is None)
+    page.goto(f"{server.url}#/0/overview")
+    AT_WORK.append(begin(run))
+    page.locator(".title .pill.good").wait_for()
+    wait_for(lambda: number(tile(page, "practice")) > steps)
+    assert page.locator(".alarm", has_text="is gone").count() == 0
+
+
+# ---- who may look, and what is shown of nothing
+
+
+def test_without_the_token_the_page_shows_nothing(browser: Any, tmp_path: Path) -> None:
+    Store.open(tmp_path / "secret").close()
+    token = "0123456789abcdef0123"
+    with WatchServer([tmp_path / "secret"], token=token) as server:
+        with open_page(browser) as page:
+            page.goto(f"http://127.0.0.1:{server.port}/#/0/episodes")
+            page.get_by_text("This page needs a token").wait_for()
+            assert "secret" not in page.locator("body").inner_text()
+            page.get_by_label("token").fill("wrong")
+            page.get_by_role("button", name="Enter").click()
+            page.get_by_text("the token is wrong").wait_for()
+        with open_page(browser) as page:
+            page.goto(server.url)
+            page.locator("#place", has_text="secret").wait_for()
+            page.locator("#link.on").wait_for()
+            assert token not in page.url
+            page.reload()  # the cookie is enough
+            page.locator("#place", has_text="secret").wait_for()
+
+
+def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: Path) -> None:
+    with WatchServer([tmp_path / "soon"]) as server:
+        page.goto(server.url)
+        page.get_by_text("Nothing is here yet").wait_for()
+        for view, words in (("episodes", "There is no store yet"), ("replay", "There is no store yet"),
+                            ("interventions", "Nobody has taken over yet"), ("runs", "There are no runs here"),
+                            ("health", "No process has reported yet")):  # fmt: skip
+            page.goto(f"{server.url}#/0/{view}")
+            page.get_by_text(words).wait_for()
+        Store.open(tmp_path / "soon").close()
+        page.goto(f"{server.url}#/0/episodes")
+        page.get_by_text("The store is empty").wait_for()
+        assert main(["record", str(tmp_path / "soon"), "--env", ENV, "--successes", "1"]) == 0
+        page.locator(".episode[data-id='1']").wait_for()  # without a reload
+        page.goto(f"{server.url}#/0/episode/77")
+        page.get_by_text("This episode is not here").wait_for()

@@ -1,0 +1,124 @@
+"""`understudy record` with a person, and with people who watch: the real command, a real Chromium."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.core import Source
+from understudy.replay import Reader
+
+pytest.importorskip("websockets")
+sync_api = pytest.importorskip("playwright.sync_api")
+
+from tests.system.test_browser import CHROMIUM, Chromium, wait_for  # noqa: E402  # it needs playwright
+
+pytestmark = [
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH"),
+    pytest.mark.xdist_group("browser"),
+]
+
+WAIT_S = 120.0
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        chromium = Chromium(tmp_path_factory.mktemp("chromium") / "profile", playwright)
+        try:
+            yield chromium.browser.new_page()
+        finally:
+            chromium.close()
+
+
+@contextmanager
+def recording(place: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """The command, and the address that it prints."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "understudy", "record", "store", "--page", "127.0.0.1:0", *words], cwd=place,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    try:
+        found = re.fullmatch(r"the page: (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline())
+        assert found is not None, process.communicate()
+        yield found[1], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
+    words = [
+        "--env",
+        "toy:stack_red_on_blue",
+        "--human",
+        "browser",
+        "--hz",
+        "20",
+        "--successes",
+        "1",
+        "--operator",
+        "ada",
+    ]
+    with recording(tmp_path, *words) as (address, process):
+        page.goto(address)
+        page.locator("#link.on").wait_for(timeout=1e3 * WAIT_S)
+        told = "stack the red block on the blue block"
+        wait_for(lambda: page.locator("#instruction").text_content() == told, timeout_s=WAIT_S)
+        began_s = time.monotonic()
+        page.keyboard.down("w")
+        wait_for(lambda: time.monotonic() - began_s > 0.5)
+        page.keyboard.up("w")
+        page.keyboard.press("Enter")  # a success, the person says
+        out, error = process.communicate(timeout=WAIT_S)
+        took_s = time.monotonic() - began_s
+    assert (process.returncode, error) == (0, "")
+    assert "1 successes in 1 episodes of stack_red_on_blue" in out
+    assert re.search(r"[\d.]+ of 20 Hz over \d+ ticks", out)
+    with Reader(tmp_path / "store") as reader:
+        (record,) = reader.episodes()
+        episode = reader.read(record.id)
+    assert (record.info.operator, record.info.kind, record.info.success) == ("ada", "demonstration", True)
+    assert (episode.source == Source.HUMAN).all()
+    assert 3 <= len(episode) <= 20 * took_s + 2  # not faster than was asked for
+    forward = np.float32([0, 0.5, 0, -1])
+    assert (episode.action == forward).all(axis=1).sum() >= 3
+    assert {tuple(action) for action in episode.action.tolist()} <= {tuple(forward.tolist()), (0.0, 0.0, 0.0, -1.0)}
+
+
+def test_a_script_can_be_watched_and_not_be_driven(page: Any, tmp_path: Path) -> None:
+    with recording(tmp_path, "--env", "toy:pick_red", "--hz", "5", "--successes", "3", "--noise", "0") as (
+        address, process,
+    ):  # fmt: skip
+        page.goto(address)
+        page.locator("#link.on").wait_for(timeout=1e3 * WAIT_S)
+        page.locator("#cameras canvas, #cameras img").first.wait_for(timeout=1e3 * WAIT_S)
+        wait_for(lambda: "pick up the red block" in page.locator("#instruction").text_content(), timeout_s=WAIT_S)
+        assert not page.locator("#drive").is_visible()
+        page.keyboard.press("w")
+        page.keyboard.press("Enter")
+        out, error = process.communicate(timeout=WAIT_S)
+    assert (process.returncode, error) == (0, "")
+    rate = re.search(r"([\d.]+) of 5 Hz over (\d+) ticks", out)
+    assert rate is not None
+    assert float(rate[1]) < 5.5
+    with Reader(tmp_path / "store") as reader:
+        assert {Source(int(s)) for r in reader.episodes() for s in reader.read(r.id).source} == {Source.SCRIPT}
+
+
+@pytest.mark.parametrize("page_at", ["7448", "127.0.0.1:http"])
+def test_an_address_that_is_none_is_refused(page_at: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from understudy.cli import main
+
+    assert main(["record", str(tmp_path / "store"), "--human", "browser", "--page", page_at]) == 1
+    assert f"page: expected host:port, such as 127.0.0.1:7448, got '{page_at}'" in capsys.readouterr().err

@@ -1,0 +1,33 @@
+"""The page's parts need FastAPI, uvicorn and pillow."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("uvicorn")
+pytest.importorskip("PIL")
+
+from tests.unit.dashboard.stores import make_store
+
+from understudy.dashboard.places import Place
+
+
+@pytest.fixture(scope="session")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_store(tmp_path_factory.mktemp("template") / "store")
+
+
+@pytest.fixture
+def store(template: Path, tmp_path: Path) -> Path:
+    """A store of its own, as a copy of one that is made once."""
+    return Path(shutil.copytree(template, tmp_path / "store"))
+
+
+@pytest.fixture
+def place(store: Path) -> Iterator[Place]:
+    made = Place(store, "store")
+    yield made
+    made.close()

@@ -1,0 +1,204 @@
+"""What is written comes back: exactly without loss, and with video up to the loss that the data set states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from tests.unit.formats.lerobot.made import SPEC, edit_json, read, smooth_episode, write
+
+from understudy.core import ArraySpec, Episode, Spec, StepSpec
+from understudy.core.examples import random_episode, robot_spec, small_spec
+from understudy.core.tree import equal_leaf
+from understudy.formats import FormatError, find_format
+from understudy.formats.lerobot import shelf
+
+EPISODES = [smooth_episode(5, 0), smooth_episode(1, 1), smooth_episode(7, 2)]
+
+
+def info_of(place: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((place / "meta" / "info.json").read_text())
+    return found
+
+
+def error_of(wanted: Episode, got: Episode) -> float:
+    """The mean error of the camera; all else must be equal."""
+    theirs = got.columns()
+    assert wanted.info == got.info
+    for path, column in wanted.columns().items():
+        if path != "observation/front":
+            assert equal_leaf(column, theirs[path]), path
+    return float(np.abs(wanted.observation["front"][:-1].astype(int) - got.observation["front"][:-1]).mean())
+
+
+@pytest.mark.parametrize("version", ["3", "2.1"])
+@pytest.mark.parametrize("video", ["av1", "h264"])
+def test_video_loses_what_the_data_set_states_and_no_more(tmp_path: Path, video: str, version: str) -> None:
+    place = write(tmp_path / "d", EPISODES, video=video, version=version)
+    stated = json.loads((place / "meta" / "understudy" / "spec.json").read_text())["mean_error"]
+    errors = [error_of(wanted, got) for wanted, got in zip(EPISODES, read(place), strict=True)]
+    assert 0 < max(errors) < 4
+    assert stated == {"observation.images.front": max(errors)}
+    for wanted, got in zip(EPISODES, read(place), strict=True):
+        assert np.array_equal(wanted.last_observation["front"], got.last_observation["front"])  # kept beside the film
+
+
+@pytest.mark.parametrize("version", ["3", "2.1"])
+@pytest.mark.parametrize("video", ["lossless", "png"])
+def test_lossless_and_png_are_exact(tmp_path: Path, video: str, version: str) -> None:
+    place = write(tmp_path / "d", EPISODES, video=video, version=version)
+    assert all(wanted.equals(got) for wanted, got in zip(EPISODES, read(place), strict=True))
+
+
+def test_lossless_keeps_noise_and_odd_sizes(tmp_path: Path) -> None:
+    spec = StepSpec(observation=Spec({"eye": ArraySpec(shape=(9, 11, 3), dtype="uint8")}), action=small_spec().action)
+    noise = random_episode(spec, 6, 1)
+    (got,) = read(write(tmp_path / "d", [noise], spec, video="lossless"))
+    assert noise.equals(got)
+
+
+@pytest.mark.parametrize(
+    ("video", "codec", "dtype"), [("av1", "av1", "video"), ("h264", "h264", "video"), ("lossless", "h264", "video")]
+)
+def test_video_chooses_the_codec(tmp_path: Path, video: str, codec: str, dtype: str) -> None:
+    place = write(tmp_path / "d", EPISODES, video=video)
+    feature = info_of(place)["features"]["observation.images.front"]
+    assert (feature["dtype"], feature["info"]["video.codec"]) == (dtype, codec)
+    (film,) = place.rglob("*.mp4")
+    with av.open(str(film)) as container:
+        stream = container.streams.video[0]
+        assert codec in (stream.codec.name, stream.codec.canonical_name)
+        assert stream.codec_context.pix_fmt == ("gbrp" if video == "lossless" else "yuv420p")
+        assert stream.frames == 13
+
+
+def test_png_goes_into_the_table(tmp_path: Path) -> None:
+    place = write(tmp_path / "d", EPISODES, video="png")
+    assert info_of(place)["features"]["observation.images.front"]["dtype"] == "image"
+    assert not list(place.rglob("*.mp4"))
+    (table,) = (place / "data").rglob("*.parquet")
+    assert pq.read_table(table)["observation.images.front"][0].as_py()["bytes"].startswith(b"\x89PNG")
+
+
+def test_fps_is_the_clock_of_tables_and_films(tmp_path: Path) -> None:
+    place = write(tmp_path / "d", EPISODES, fps="25")
+    assert info_of(place)["fps"] == 25
+    (table,) = (place / "data").rglob("*.parquet")
+    assert np.allclose(pq.read_table(table)["timestamp"].to_numpy()[:5], np.arange(5) / 25)
+    (film,) = place.rglob("*.mp4")
+    with av.open(str(film)) as container:
+        assert container.streams.video[0].average_rate == 25
+    assert len(read(place)) == 3
+
+
+@pytest.mark.parametrize("option", [("fps", "0"), ("fps", "fast"), ("fps", "1001"), ("video", "gif"), ("version", "4")])
+def test_options_that_make_no_sense_are_refused(tmp_path: Path, option: tuple[str, str]) -> None:
+    with pytest.raises(FormatError, match=f"lerobot: expected {option[0]}="):
+        find_format("lerobot").write(tmp_path / "d", SPEC, dict([option]))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("option", [("last", "x"), ("source", "x"), ("rest", "x")])
+def test_options_of_reading_too(tmp_path: Path, option: tuple[str, str]) -> None:
+    with pytest.raises(FormatError, match=rf"lerobot: expected {option[0]}=\w+\|"):
+        find_format("lerobot").read(tmp_path, dict([option]))
+
+
+def test_what_video_would_ruin_is_refused(tmp_path: Path) -> None:
+    spec = robot_spec(32)  # of which random pictures are noise
+    with pytest.raises(FormatError, match=r"av1 changes the pixels of episode 0 by \d+\.\d of 255 in the mean"):
+        write(tmp_path / "d", [random_episode(spec, 8, 0)], spec)
+    assert not list(tmp_path.iterdir())
+
+
+def test_av1_refuses_what_its_encoders_crash_on(tmp_path: Path) -> None:
+    spec = robot_spec(16)
+    with pytest.raises(FormatError, match=r"wrist_1: av1 needs 32 x 32 pixels, got 16 x 16; use \?video=png"):
+        write(tmp_path / "d", [random_episode(spec, 2, 0)], spec)
+
+
+def test_h264_refuses_odd_sizes(tmp_path: Path) -> None:
+    spec = StepSpec(observation=Spec({"eye": ArraySpec(shape=(9, 11, 3), dtype="uint8")}), action=small_spec().action)
+    with pytest.raises(FormatError, match=r"h264 cannot hold 9 x 11 pixels .*; use \?video=png"):
+        write(tmp_path / "d", [random_episode(spec, 2, 0)], spec, video="h264")
+
+
+def test_lerobot_sees_what_its_users_look_for(tmp_path: Path) -> None:
+    place = write(tmp_path / "d", EPISODES, video="png")
+    (path,) = (place / "data").rglob("*.parquet")
+    table = pq.read_table(path).to_pydict()
+    assert table["next.done"] == [False] * 4 + [True, True] + [False] * 6 + [True]
+    assert table["next.truncated"] == [False] * 13
+    assert table["next.success"] == table["next.done"]
+    assert table["next.reward"] == [float(done) for done in table["next.done"]]
+    assert table["intervention"][:5] == [False, True, False, False, True]
+    assert table["index"] == list(range(13))
+    assert table["episode_index"] == [0] * 5 + [1] + [2] * 7
+    assert table["observation.prompt"][:2] == ["step 0", "step 1"]
+    assert np.array_equal(np.float32(table["complementary_info.log_prob"][:5]), EPISODES[0].extras["log_prob"])
+    assert info_of(place)["features"]["action"] == {"dtype": "float32", "shape": [2], "names": None}
+    tasks = pq.read_table(place / "meta" / "tasks.parquet").to_pydict()
+    assert tasks == {"task_index": [0], "task": ["push it"]}
+
+
+def test_rest_ignore_reads_it_as_lerobot_has_it(tmp_path: Path) -> None:
+    place = write(tmp_path / "d", EPISODES, video="png")
+    first, _, _ = read(place, rest="ignore")
+    assert np.array_equal(first.action, EPISODES[0].action)
+    assert first.info.labels["last_observation"] == "repeats the last frame"
+    assert first.info.seed is None
+    assert first.source.tolist() == EPISODES[0].source.tolist()
+
+
+def test_a_data_set_that_was_changed_afterwards_says_so(tmp_path: Path) -> None:
+    place = write(tmp_path / "d", EPISODES, version="2.1", video="png")
+    lines = (place / "meta" / "episodes.jsonl").read_text().splitlines()
+    (place / "meta" / "episodes.jsonl").write_text("\n".join(lines[:2]))
+    edit_json(place / "meta" / "info.json", lambda info: info.update(total_episodes=2))
+    with pytest.raises(FormatError, match=r"knows 3 episodes and the data set has 2.*\?rest=ignore"):
+        read(place)
+    assert len(read(place, rest="ignore")) == 2
+
+
+def test_files_are_filled_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("understudy.formats.lerobot.target.DATA_FILE_BYTES", 1)
+    monkeypatch.setattr("understudy.formats.lerobot.target.VIDEO_FILE_BYTES", 1)
+    monkeypatch.setattr(shelf, "CHUNK_FILES", 2)
+    place = write(tmp_path / "d", EPISODES, video="lossless")
+    names = sorted(str(path.relative_to(place / "data")) for path in (place / "data").rglob("*.parquet"))
+    assert names == ["chunk-000/file-000.parquet", "chunk-000/file-001.parquet", "chunk-001/file-000.parquet"]
+    assert len(list(place.rglob("*.mp4"))) == 3
+    assert all(wanted.equals(got) for wanted, got in zip(EPISODES, read(place), strict=True))
+
+
+def test_names_that_lerobot_would_stumble_over(tmp_path: Path) -> None:
+    number = ArraySpec(shape=(2,), dtype="float32")
+    camera = ArraySpec(shape=(8, 8, 3), dtype="uint8")
+    spec = StepSpec(
+        observation=Spec({"a b": number, "a_b": number, "image size": number, "images": {"x": camera}, "x": camera}),
+        action=Spec({"arm": number}),
+        extras=Spec(number),
+    )
+    episode = random_episode(spec, 3, 0)
+    place = write(tmp_path / "d", [episode], spec, video="png")
+    assert [key for key in info_of(place)["features"] if "." in key and not key.startswith("next.")] == [
+        "observation.a_b", "observation.a_b_", "observation.img_size", "observation.images.images.x",
+        "observation.images.x", "action.arm", "complementary_info.value",
+    ]  # fmt: skip
+    assert episode.equals(read(place)[0])
+
+
+def test_an_empty_data_set_is_one(tmp_path: Path) -> None:
+    for version in ("3", "2.1"):
+        assert read(write(tmp_path / version, [], version=version)) == []
+
+
+def test_no_room_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FormatError, match="cannot be written"):
+        write(tmp_path / "file" / "d", EPISODES)
