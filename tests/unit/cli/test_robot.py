@@ -60,8 +60,10 @@ def ask(url: str, token: str | None = None) -> Any:
 
 def stop(process: subprocess.Popen[str]) -> str:
     process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
-    assert (process.returncode, error) == (0, "")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    out = process.stdout.read()  # and not `communicate`, which forgets what was read ahead with the first line
+    assert (process.wait(60), process.stderr.read()) == (0, "")
     return out
 
 
