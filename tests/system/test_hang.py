@@ -61,6 +61,7 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
         learner = start("learner", run.path, address, log=tmp_path / "learner.log")
         processes += [actor, learner]
         wait_for(lambda: "learner" in seen() and (seen()["learner"].said["policy_version"] or 0) > 1, tmp_path)
+        wait_for(lambda: seen()["actor"].said["page"] is not None, tmp_path)
         assert seen()["actor"].said["page"].startswith("http://127.0.0.1:")
 
         hang.touch()
