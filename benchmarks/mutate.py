@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import resource
 import sys
+import tarfile
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import tyro
@@ -18,8 +20,11 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.unit.formats.case import all_cases
-from tests.unit.formats.mutation import survive
+from tests.unit.formats.mutation import survive, survive_in
 
+from understudy.formats import find_format
+
+MINARI = Path(__file__).parents[1] / "tests" / "golden" / "formats" / "minari" / "data.tar.xz"
 MOST_BYTES = 8 * 2**30  # of addresses: what asks for more than this gets a MemoryError, which fails
 
 
@@ -33,13 +38,29 @@ def main(only: str = "", num: int = 10_000, seed: int = 0) -> int:
     """
     resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
     failures = 0
-    for case in all_cases():
+    for case in [*all_cases(), "minari"]:
         if str(case).startswith(only):
             with tempfile.TemporaryDirectory() as folder:
-                outcomes = survive(case, Path(folder), num=num, seed=seed)
+                if isinstance(case, str):
+                    outcomes = minari(Path(folder), num, seed)
+                else:
+                    outcomes = survive(case, Path(folder), num=num, seed=seed)
             print(f"{case}: {', '.join(f'{count} {what}' for what, count in sorted(outcomes.items()))}", flush=True)
             failures += sum(count for what, count in outcomes.items() if what not in ("refused", "read"))
     return 1 if failures else 0
+
+
+def minari(folder: Path, num: int, seed: int) -> Counter[str]:
+    """Minari is read and not written here, so what its own library wrote is damaged."""
+    with tarfile.open(MINARI) as archive:
+        archive.extractall(folder / "golden", filter="data")
+    places = []
+    for found in sorted((folder / "golden").iterdir()):
+        places.append(folder / found.name)
+        places[-1].mkdir()
+        found.rename(places[-1] / "data")
+    read = find_format("minari").read
+    return survive_in("minari", places, "data", lambda place: read(place / "data", {}), folder, num=num, seed=seed)
 
 
 if __name__ == "__main__":

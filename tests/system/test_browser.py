@@ -225,6 +225,40 @@ def test_what_is_pressed_is_what_is_recorded(patient: BrowserDevice, page: Any, 
     print(f"a key acts after {median(late_s):.3f} s and lets go after {median(freed_s):.3f} s, a step takes {STEP_S} s")
 
 
+@pytest.mark.serial
+def test_a_key_acts_at_once(page: Any, device: BrowserDevice) -> None:
+    """Within 0.15 s of the key, in the middle of nine, for a loop that asks every 0.05 s; and lets go as soon."""
+    open_page(page, device)
+    down_s, up_s = [], []
+    for _ in range(9):
+        down_s.append(seconds_to(lambda: page.keyboard.down("w"), lambda: drives(device)))
+        up_s.append(seconds_to(lambda: page.keyboard.up("w"), lambda: not drives(device)))
+    print(f"a key acts after {median(down_s):.3f} s and lets go after {median(up_s):.3f} s")
+    assert median(down_s) < 0.15
+    assert median(up_s) < 0.15
+
+
+def seconds_to(press: Callable[[], None], condition: Callable[[], bool], *, every_s: float = 0.05) -> float:
+    """From before the key until a control loop, which has a rate of its own, sees it."""
+    time.sleep(every_s)
+    seen_s: list[float] = []
+
+    def loop() -> None:
+        end_s = time.monotonic() + 5.0
+        while not seen_s and time.monotonic() < end_s:
+            if condition():
+                seen_s.append(time.monotonic())
+            time.sleep(every_s)
+
+    asking = threading.Thread(target=loop)
+    asking.start()
+    start_s = time.monotonic()
+    press()
+    asking.join()
+    assert seen_s, "nobody saw it in 5 s"
+    return seen_s[0] - start_s
+
+
 # ---- a dead man's switch
 
 

@@ -13,7 +13,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -154,6 +154,14 @@ def survive(case: Case, folder: Path, *, num: int, seed: int = 0) -> Counter[str
             target.close()
             places.append(folder / name)
     assert places, f"{case}: carries none of the canonical episodes"
+    return survive_in(str(case), places, case.file, case.read, folder, num=num, seed=seed)
+
+
+def survive_in(
+    name: str, places: Sequence[Path], file: str, read: Callable[[Path], EpisodeSource], folder: Path, *, num: int,
+    seed: int = 0,
+) -> Counter[str]:  # fmt: skip
+    """As `survive`, of data sets that are there: each of `places` holds one, called `file`; `read` is given a place."""
     base = _peak_bytes()
     outcomes: Counter[str] = Counter()
     signal.signal(signal.SIGALRM, _too_long)
@@ -162,23 +170,23 @@ def survive(case: Case, folder: Path, *, num: int, seed: int = 0) -> Counter[str
         copy = folder / "damaged"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(rng.choice(places), copy)
-        done = damage(copy / case.file, rng)
+        done = damage(copy / file, rng)
         before = time.monotonic()
-        outcome = _outcome(case, copy)
+        outcome = _outcome(read, copy)
         if time.monotonic() - before > LIMIT_S / 2:
             outcome = "slow"
         if _peak_bytes() - base > LIMIT_BYTES:
             outcome, base = "memory", _peak_bytes()
         outcomes[outcome.partition(":")[0]] += 1
         if outcome not in ("refused", "read"):
-            print(f"{case}, seed {number}, {done}: {outcome}", flush=True)
+            print(f"{name}, seed {number}, {done}: {outcome}", flush=True)
     return outcomes
 
 
-def _outcome(case: Case, folder: Path) -> str:
+def _outcome(read: Callable[[Path], EpisodeSource], folder: Path) -> str:
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
-        source = case.read(folder)
+        source = read(folder)
         try:
             read_all(source)
         finally:
