@@ -23,6 +23,7 @@ terminal, `understudy COMMAND --help` says the same.
 Exit codes: 0 done, 1 it failed or found something wrong, 2 the command line makes no sense, 130 interrupted.
 """
 DEFAULTS = {"": "", "None": "", "False": ""}  # that go without saying
+MACHINE = {"--workers.num-parallel-envs": "as many as there are cores, at least 2"}  # defaults that are of the machine
 MARKERS = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)  # those of cli/main.py
 
 
@@ -61,6 +62,8 @@ def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
         name = action.option_strings[-1] if action.option_strings else action.dest.upper()
         value = "" if action.metavar is None else str(action.metavar).replace("{None}|", "")
         about = _plain(" ".join(str(action.help or "").split()))
+        if name in MACHINE:
+            about = re.sub(r"\(default: .*\)$", f"(default: {MACHINE[name]})", about)
         about = re.sub(r"\(default: (.*)\)$", lambda found: DEFAULTS.get(found[1], f"Default: `{found[1]}`."), about)
         about = about.replace("(required)", "").strip()
         shown = f"`{value}`" if value else ""

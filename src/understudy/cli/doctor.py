@@ -34,6 +34,7 @@ State: TypeAlias = Literal["good", "missing", "careful", "broken"]
 
 EXTRAS = {
     "train": "training, and `understudy demo`",
+    "vla": "vision-language-action policies, OpenVLA, LoRA",
     "remote": "a store over the network: serve, actor, learner",
     "web": "pages to drive a robot from, and to watch runs on",
     "plot": "figures, and films of episodes",

@@ -1,4 +1,4 @@
-"""The line that a person watches while a run is at work."""
+"""The lines that a person watches while a run is at work."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
+    from understudy.training import onpolicy
     from understudy.training.learner import Moment
 
 RECENT = 20  # episodes
@@ -61,3 +62,38 @@ def run_line(console: Console) -> Iterator[RunLine]:
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True) as bar:
         yield RunLine(console, bar)
+
+
+class IterationLine:
+    """Told each Progress of an on-policy run; shows what the last iteration lived and learned from."""
+
+    def __init__(self, console: Console, bar: Progress):
+        self._console = console
+        self._bar = bar
+        self._line = bar.add_task("train", total=None, said="")
+        self._said = ""
+
+    def __call__(self, news: onpolicy.Progress) -> None:
+        if news.evaluation is not None:
+            self._console.print(f"iteration {news.iteration}, alone: {news.evaluation}", soft_wrap=True)
+        if news.collected is not None:
+            lived, report = news.collected.lived, news.collected.report
+            success = sum(rollout.success for rollout in lived) / max(len(lived), 1)
+            self._said = (
+                f"success {100 * success:.0f} % of {len(lived)}; {report.num_kept} of {report.num_wanted} groups teach"
+            )
+            if news.collected.short:
+                self._console.print(str(report), style="yellow", soft_wrap=True)
+        living = f"; {news.episodes} episodes so far" if news.episodes else ""
+        self._bar.update(self._line, completed=news.iteration, total=news.iterations, said=self._said + living)
+
+
+@contextmanager
+def iteration_line(console: Console) -> Iterator[IterationLine]:
+    """A bar with the line, which goes away at the end."""
+    columns = (
+        BarColumn(20), MofNCompleteColumn(), TextColumn("iterations"), TimeElapsedColumn(), TextColumn("left"),
+        TimeRemainingColumn(), TextColumn("{task.fields[said]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield IterationLine(console, bar)

@@ -14,6 +14,7 @@ from understudy.cli.show import needs_extra
 from understudy.training.evaluate import last_score
 
 with needs_extra("train"):
+    from understudy.cli import onpolicy
     from understudy.training.cloning import CloningRunConfig, run_cloning
     from understudy.training.local import LocalRun
     from understudy.training.rlpd import RLPDConfig
@@ -54,7 +55,7 @@ def clone(
     return 0
 
 
-COMMANDS: dict[str, Callable[..., int]] = {"rlpd": rlpd, "clone": clone}
+COMMANDS: dict[str, Callable[..., int]] = {"rlpd": rlpd, "clone": clone, **onpolicy.COMMANDS}
 
 
 def work(run: Run) -> int:

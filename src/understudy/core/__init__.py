@@ -1,6 +1,6 @@
 """The nouns: trees, specs, steps, episodes, batches and errors. Numpy only."""
 
-from understudy.core.batch import SequenceBatch, TransitionBatch
+from understudy.core.batch import BlockBatch, SequenceBatch, TransitionBatch
 from understudy.core.episode import KINDS, SPLITS, Episode, EpisodeInfo, Kind, Split
 from understudy.core.errors import (
     BacklogError,
@@ -30,6 +30,7 @@ __all__ = [
     "SPLITS",
     "ArraySpec",
     "BacklogError",
+    "BlockBatch",
     "DamageError",
     "DeliveryError",
     "Episode",

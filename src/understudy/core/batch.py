@@ -1,7 +1,8 @@
-"""The two shapes of training data: transitions (pairs of neighbouring rows) and sequences (runs of rows)."""
+"""The shapes of training data: transitions (pairs of neighbouring rows), sequences (runs of rows), and decisions."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -72,6 +73,39 @@ class SequenceBatch:
         return len(self.reward)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlockBatch:
+    """N decisions of a policy that gives blocks of H actions: E whole episodes, one after another.
+
+    D is the number of log-probs of an action: one for each of its numbers where they are tokens, else 1.
+    """
+
+    observation: Tree  # [N, ...]: what each decision was made on
+    instruction: tuple[str, ...]  # N
+    replay: dict[str, Array]  # [N, ...]: what is needed to find the choice again, such as tokens [N, H, D]
+    log_prob: Array  # [N, H, D] float32, as recorded
+    executed: Array  # [N, H] bool: False for actions behind the end of the episode
+    reward: Array  # [N, H] float32; 0 where not executed
+    value: Array | None  # [N] float32, as recorded by policies that judge states
+    next_value: Array | None  # [N] float32: of what the block led to, where that was cut off by a time limit; else 0
+    policy_version: Array  # [N] int64
+    episode: Array  # [N] int64: 0 to E-1, in order
+    group: Array  # [E] int64
+    success: Array  # [E] bool
+    terminated: Array  # [E] bool: False where a time limit ended it
+
+    def __post_init__(self) -> None:
+        decisions, episodes = _leading(self.log_prob, 1), (len(self.group),)
+        special = dict.fromkeys(("group", "success", "terminated"), episodes)
+        absent = {name for name in ("value", "next_value") if getattr(self, name) is None}
+        _check_leading(self, decisions, special, without={"instruction", *absent})
+        if len(self.instruction) != len(self):
+            raise SpecError(f"instruction: expected {len(self)} texts, got {len(self.instruction)}")
+
+    def __len__(self) -> int:
+        return len(self.log_prob)
+
+
 def _leading(reward: Array, num_dimensions: int) -> tuple[int, ...]:
     """The leading dimensions of a batch, which are those of its rewards."""
     if np.ndim(reward) < num_dimensions:
@@ -80,9 +114,13 @@ def _leading(reward: Array, num_dimensions: int) -> tuple[int, ...]:
     return np.shape(reward)[:num_dimensions]
 
 
-def _check_leading(batch: Any, usual: tuple[int, ...], special: dict[str, tuple[int, ...]]) -> None:
+def _check_leading(
+    batch: Any, usual: tuple[int, ...], special: Mapping[str, tuple[int, ...]], without: Collection[str] = ()
+) -> None:
     """Refuse a field whose leading dimensions are not those of the batch."""
     for item in fields(batch):
+        if item.name in without:
+            continue
         wanted = special.get(item.name, usual)
         for path, leaf in trees.leaves(getattr(batch, item.name), item.name):
             if isinstance(leaf, list):  # a ragged column

@@ -106,7 +106,10 @@ def _add_views(app: FastAPI, places: list[Place], live: Live) -> None:
 
     view("overview", overview)
     view("replay", replay)
-    view("interventions", lambda place: tallies.interventions(place) if place.has_store else {"absent": True})
+    view("interventions", lambda place: {
+        "kind": (place.config() or {}).get("kind"),
+        **(tallies.interventions(place) if place.has_store else {"absent": True}),
+    })  # fmt: skip
     view("health", lambda place: {
         "roles": vitals.roles(place), "owner": vitals.owner(place), "disk": vitals.disk(place.path),
         "directories": [str(path) for path in place.health],

@@ -35,7 +35,10 @@ def compare(places: list[Place]) -> dict[str, Any]:
 
 
 def _evaluation(said: Mapping[str, Any]) -> dict[str, Any]:
-    names = ("step", "update", "success", "low", "high", "episodes", "starts", "mean_steps", "tasks", "fingerprint")
+    names = (
+        "step", "update", "success", "low", "high", "episodes", "starts", "mean_steps", "tasks", "fingerprint",
+        "protocol", "split", "meaning", "sampling", "temperature",
+    )  # fmt: skip
     return {name: said.get(name) for name in names}
 
 

@@ -14,6 +14,8 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from understudy.dashboard.practice import Practice
+
 MAX_BINS = 400  # of a curve; when there are more, neighbours are merged
 MAX_EVALUATIONS = 500
 BLOCK_BYTES = 2**20
@@ -94,9 +96,10 @@ class MetricsFollower:
         self._bins: dict[str, Bins] = {}  # by kind of line
         self._last: dict[str, dict[str, Any]] = {}
         self._evaluations: deque[dict[str, Any]] = deque(maxlen=MAX_EVALUATIONS)
+        self._practice = Practice()
 
     def follow(self) -> dict[str, Any]:
-        """Take in what is new; returns all that is known: curves by kind of line, last lines, evaluations."""
+        """Take in what is new; returns all that is known: curves by kind of line, last lines, evaluations, groups."""
         with self._lock:
             try:
                 with self.path.open("rb") as file:
@@ -109,7 +112,8 @@ class MetricsFollower:
                 self._begin()
             return {
                 "curves": {kind: bins.to_json() for kind, bins in self._bins.items()}, "last": dict(self._last),
-                "evaluations": list(self._evaluations), "num_damaged": self._num_damaged,
+                "evaluations": list(self._evaluations), "practice": self._practice.to_json(),
+                "num_damaged": self._num_damaged,
             }  # fmt: skip
 
     def _goes_on(self, file: Any) -> bool:
@@ -147,11 +151,14 @@ class MetricsFollower:
         }  # fmt: skip
         if kind not in self._bins and len(self._bins) >= 20:
             return
+        if kind == "collection":
+            numbers |= self._practice.add(said)
         self._bins.setdefault(kind, Bins()).add(step, update, numbers)
         trials = said.pop("trials", None)
         self._last[kind] = said
         if kind == "evaluation":
-            self._evaluations.append({**said, "tasks": _by_task(trials)})
+            iteration = self._practice.num_iterations  # after which it was
+            self._evaluations.append({**said, "iteration": iteration, "tasks": _by_task(trials)})
 
 
 def _by_task(trials: Any) -> dict[str, list[int]]:

@@ -6,22 +6,23 @@ import base64
 import html
 import json
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from understudy import __version__
 from understudy.core import UnderstudyError
-from understudy.dashboard.report_data import Line, RunData, read_run
+from understudy.dashboard.report_data import RunData, read_run
 from understudy.dashboard.report_plots import Plot, draw_all
-from understudy.dashboard.report_repeat import changed_options, command_of, options_of
-from understudy.training.score import Score
+from understudy.dashboard.report_repeat import changed_options, command_of, evaluation_of, options_of
+from understudy.dashboard.report_scores import evaluations, headline
 
 EMBED_BYTES = 8 * 2**20  # of films that go into the file; the others are named
-LAST = 8  # evaluations in the table
 INCH = 108  # pixels, so that letters have one size in all figures
 PAGE = Path(__file__).with_name("report.css")
+ALGORITHMS = {
+    "rlpd": "RLPD", "cloning": "behaviour cloning", "sft": "supervised fine-tuning", "grpo": "GRPO", "rloo": "RLOO",
+    "reinforce": "REINFORCE++", "ppo": "PPO",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ def _page(data: RunData, plots: list[Plot]) -> str:
         _head(data),
         _missing(data),
         "<section class='plots'>" + "".join(_plot(plot) for plot in plots) + "</section>" if plots else "",
-        _evaluations(data),
+        evaluations(data),
         _films(data),
         _repeat(data),
         _config(data),
@@ -73,38 +74,45 @@ def _page(data: RunData, plots: list[Plot]) -> str:
 
 
 def _head(data: RunData) -> str:
-    newest = data.evaluations[-1] if data.evaluations else data.later
-    if newest is None:
-        headline = "<p class='headline none'>not evaluated yet</p>"
-    else:
-        score = _score(newest)
-        low, high = score.interval
-        headline = (
-            f"<p class='headline'><b>{100 * score.rate:.0f} %</b> of {score.num_episodes} held-out episodes "
-            f"<span class='soft'>95 %: {100 * low:.0f} to {100 * high:.0f}</span></p>"
-        )
-    cloning = data.kind == "cloning"
-    facts = {
-        "algorithm": {"rlpd": "RLPD", "cloning": "behaviour cloning"}.get(data.kind, data.kind),
-        "seed": data.config.get("seed"),
-        "updates": f"{data.update:,}",
-        "demonstrations": _demonstrations(data),
-    }
-    if not cloning:
-        steps = sum(lived.length for lived in data.episodes)
-        human = sum(lived.human_steps for lived in data.episodes)
-        whole = data.config.get("steps", 0)
-        facts |= {
-            "practice": f"{data.step:,} of {whole:,} steps, {len(data.episodes):,} episodes",
-            "by the human": f"{100 * human / steps:.1f} % of steps" if steps else "no steps yet",
-        }
+    facts = {"algorithm": ALGORITHMS.get(data.kind, data.kind), "seed": data.config.get("seed")}
+    facts |= _iterations(data) if data.on_policy else _steps(data)
     state = "<span class='state live'>at work</span>" if data.at_work else "<span class='state'>not at work</span>"
     listed = "".join(f"<div><dt>{name}</dt><dd>{html.escape(str(value))}</dd></div>" for name, value in facts.items())
     title = html.escape(data.path.resolve().name)
     return (
         f"<header><h1>{title} {state}</h1><p class='env'><code>{html.escape(data.env)}</code></p>"
-        f"{headline}<dl>{listed}</dl></header>"
+        f"{headline(data)}<dl>{listed}</dl></header>"
     )
+
+
+def _steps(data: RunData) -> dict[str, str]:
+    """How far a run is that learns from demonstrations, and from practice if it lives any."""
+    facts = {"updates": f"{data.update:,}", "demonstrations": _demonstrations(data)}
+    if data.imitates:
+        return facts
+    steps = sum(lived.length for lived in data.episodes)
+    human = sum(lived.human_steps for lived in data.episodes)
+    whole = data.config.get("steps", 0)
+    return facts | {
+        "practice": f"{data.step:,} of {whole:,} steps, {len(data.episodes):,} episodes",
+        "by the human": f"{100 * human / steps:.1f} % of steps" if steps else "no steps yet",
+    }
+
+
+def _iterations(data: RunData) -> dict[str, str]:
+    """How far an on-policy run is, and what came of its groups."""
+    practice = data.practice
+    lived, won = (sum(task["recent"][name] for task in practice["tasks"]) for name in ("episodes", "successes"))
+    share = f"{won:,} of {lived:,} ({100 * won / max(lived, 1):.0f} %)"
+    dropped = ", ".join(f"{number:,} {reason}" for reason, number in practice["dropped"].items())
+    return {
+        "iterations": f"{practice['iterations']:,} of {data.config['iterations']:,}",
+        "updates": f"{data.update:,}",
+        "practice": f"{data.step:,} steps, {len(data.episodes):,} episodes",
+        f"succeeded in the last {practice['recent']} iterations": share,
+        "groups": f"{practice['kept']:,} kept; dropped: {dropped or 'none'}",
+        "began as": Path(data.config["policy"]).name,
+    }
 
 
 def _missing(data: RunData) -> str:
@@ -116,57 +124,12 @@ def _missing(data: RunData) -> str:
 
 def _plot(plot: Plot) -> str:
     source = f"data:image/svg+xml;base64,{base64.b64encode(plot.svg.read_bytes()).decode()}"
-    wide = " class='wide'" if plot.name == "losses" else ""
+    wide = " class='wide'" if plot.name in ("losses", "by_task") else ""
     return (
         f"<figure{wide}><h2>{plot.title}</h2><img src='{source}' alt='{html.escape(plot.title)}' "
         f"width='{plot.width * INCH:.0f}'>"
         f"<figcaption>{html.escape(plot.caption)} <code>{plot.name}.svg</code></figcaption></figure>"
     )
-
-
-def _evaluations(data: RunData) -> str:
-    rows = [(f"{line['step']:,}", f"{line['update']:,}", line) for line in data.evaluations[-LAST:][::-1]]
-    if data.later is not None:
-        rows.insert(0, ("<code>understudy evaluate</code>", "", data.later))
-    if not rows:
-        return ""
-    body = "".join(_evaluation(step, update, line) for step, update, line in rows)
-    left = len(data.evaluations) - LAST
-    more = f"<p class='soft'>{left} earlier ones are in <code>metrics.jsonl</code>.</p>" if left > 0 else ""
-    return (
-        "<section><h2>Evaluations</h2><div class='scroll'><table><thead><tr><th>step</th><th>update</th>"
-        "<th>success</th><th>95 % interval</th><th>episodes</th><th>starts</th><th>mean length</th><th>policy</th>"
-        f"<th>code</th><th>commit</th></tr></thead><tbody>{body}</tbody></table></div>{more}{_failures(data)}"
-        f"{_versions(rows[0][2])}</section>"
-    )
-
-
-def _evaluation(step: str, update: str, line: Line) -> str:
-    score = _score(line)
-    low, high = score.interval
-    made_of = line["fingerprint"]
-    cells = [
-        step, update, f"<b>{100 * score.rate:.0f} %</b>", f"{100 * low:.1f} to {100 * high:.1f} %",
-        f"{score.num_episodes:,}", f"{line['starts']:,}", f"{line['mean_steps']:.1f}",
-        *(f"<code>{html.escape(str(made_of.get(name) or '-'))}</code>" for name in ("parameters", "code", "commit")),
-    ]  # fmt: skip
-    return "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-
-
-def _failures(data: RunData) -> str:
-    if not data.evaluations:
-        return ""
-    failed = [trial["start"] for trial in data.evaluations[-1]["trials"] if not trial["success"]]
-    if not failed:
-        return "<p class='soft'>The last evaluation failed from no start.</p>"
-    listed = ", ".join(map(str, failed[:40])) + (f" and {len(failed) - 40} others" if len(failed) > 40 else "")
-    return f"<p class='soft'>The last evaluation failed from these starts: {listed}.</p>"
-
-
-def _versions(line: Line) -> str:
-    found = {"understudy": line["fingerprint"]["understudy"], **line["fingerprint"]["versions"]}
-    listed = ", ".join(f"{html.escape(str(name))} {html.escape(str(value))}" for name, value in found.items())
-    return f"<p class='soft'>Measured on {listed}; config <code>{line['fingerprint']['config']}</code>.</p>"
 
 
 def _films(data: RunData) -> str:
@@ -190,19 +153,35 @@ def _films(data: RunData) -> str:
 
 
 def _repeat(data: RunData) -> str:
-    commands = [command_of(data.kind, data.config), "understudy evaluate again", "understudy report again"]
-    demos = data.config.get("demos") or "again/store"
-    number = "the same" if data.demonstrations is None else f"{data.demonstrations[0]:,}"
-    first = (
-        f"# {number} demonstrations belong in {demos}: copy the store, or record new ones\n"
-        if data.demonstrations is None or data.demonstrations[0] else ""
-    )  # fmt: skip
+    commands = [command_of(data.kind, data.config), evaluation_of(data.kind, data.config), "understudy report again"]
     return (
         "<section><h2>How to repeat it</h2>"
-        f"<pre>{html.escape(first + chr(10).join(commands))}</pre>"
-        "<p class='soft'>On the same code, world and demonstrations and with the same number of CPU threads, a run in "
-        "one process comes to the same bits, so <code>policy</code> in the table above is the same; with actors and a "
-        "learner of their own it comes close.</p></section>"
+        f"<pre>{html.escape(_before(data) + chr(10).join(commands))}</pre><p class='soft'>{_same(data)}</p></section>"
+    )
+
+
+def _before(data: RunData) -> str:
+    """What must be there first, as a comment."""
+    if data.on_policy:
+        return "# --policy must be the policy that it began with: a file, or the run that made it\n"
+    if data.demonstrations is not None and not data.demonstrations[0]:
+        return ""
+    demos = data.config.get("demos") or "again/store"
+    number = "the same" if data.demonstrations is None else f"{data.demonstrations[0]:,}"
+    return f"# {number} demonstrations belong in {demos}: copy the store, or record new ones\n"
+
+
+def _same(data: RunData) -> str:
+    same = "comes to the same bits, so <code>policy</code> in the table above is the same"
+    if data.on_policy:
+        return (
+            f"On the same code and world, from the same policy and with the same number of CPU threads, a run in one "
+            f"process {same}, however many workers it has; on several ranks it comes close."
+        )
+    others = "" if data.imitates else "; with actors and a learner of their own it comes close"
+    return (
+        f"On the same code, world and demonstrations and with the same number of CPU threads, a run in one process "
+        f"{same}{others}."
     )
 
 
@@ -226,11 +205,6 @@ def _demonstrations(data: RunData) -> str:
         return "not counted"
     episodes, steps = data.demonstrations
     return f"{episodes:,} ({steps:,} steps)" if episodes else "none"
-
-
-def _score(line: Mapping[str, Any]) -> Score:
-    number = int(line["episodes"])
-    return Score(num_successes=round(float(line["success"]) * number), num_episodes=number)
 
 
 def _with_code(text: str) -> str:

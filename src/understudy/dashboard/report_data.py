@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from understudy.core import UnderstudyError
+from understudy.dashboard.practice import ON_POLICY, Practice
 from understudy.replay import Reader
 from understudy.training.health import HEALTH, Seen, look
 from understudy.training.metrics import read_metrics
 from understudy.training.run import Run
 
 Line: TypeAlias = Mapping[str, Any]
+
+IMITATION = ("cloning", "sft")  # kinds of run that live nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +38,9 @@ class RunData:
     kind: str
     version: str  # of Understudy, when it began
     config: Mapping[str, Any]
-    evaluations: tuple[Line, ...]
+    evaluations: tuple[Line, ...]  # each with the `iteration` after which it was, which is 0 where there are none
     trains: tuple[Line, ...]
+    collections: tuple[Line, ...]  # an iteration each, of on-policy runs
     episodes: tuple[Lived, ...]
     later: Line | None  # what `understudy evaluate` found last
     films: tuple[Path, ...]  # of the last evaluation that has any
@@ -47,6 +51,24 @@ class RunData:
     @property
     def env(self) -> str:
         return str(self.config["env"])
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether it goes on in iterations, each of which lives groups of episodes and learns from them."""
+        return self.kind in ON_POLICY
+
+    @property
+    def imitates(self) -> bool:
+        """Whether it lives nothing, and learns from demonstrations alone."""
+        return self.kind in IMITATION
+
+    @property
+    def practice(self) -> Line:
+        """What came of the groups, and of each task."""
+        found = Practice()
+        for line in self.collections:
+            found.add(line)
+        return found.to_json()
 
     @property
     def step(self) -> int:
@@ -68,21 +90,24 @@ def read_run(path: Path) -> RunData:
     run = Run(path)
     said = run.said
     lines = list(read_metrics(run.metrics)) if run.metrics.exists() else []
-    evaluations = tuple(line for line in lines if line["kind"] == "evaluation")
+    evaluations = _evaluations(lines)
     trains = tuple(line for line in lines if line["kind"] == "train")
+    collections = tuple(line for line in lines if line["kind"] == "collection")
     episodes = tuple(_lived(line) for line in lines if line["kind"] == "episode")
     missing = []
-    demonstrations, stored = _store(run, said["config"])
+    on_policy = run.kind in ON_POLICY
+    demonstrations, stored = ((0, 0), ()) if on_policy else _store(run, said["config"])
     if not episodes:
         episodes = stored
     if not evaluations:
         every = said["config"].get("eval_every")
-        when = f"; the first comes after {every:,} steps of practice" if every else ""
+        first = "; the first comes before the first iteration" if on_policy else ""
+        when = f"; the first comes after {every:,} steps of practice" if every and not on_policy else first
         missing.append(f"no evaluation yet{when}, or with `understudy evaluate {path}`")
     if not trains:
         missing.append("no updates yet, so there are no losses to draw")
-    if not episodes and run.kind != "cloning":
-        missing.append("no episode of practice has ended yet")
+    if not episodes and run.kind not in IMITATION:
+        missing.append("no iteration has ended yet" if on_policy else "no episode of practice has ended yet")
     films = _films(run, evaluations)
     if evaluations and not films:
         missing.append("no films: they need a world with cameras, and `--evaluation.videos 3`")
@@ -90,10 +115,20 @@ def read_run(path: Path) -> RunData:
         missing.append("the store of demonstrations cannot be read from here, so they are not counted")
     return RunData(
         path=path, kind=run.kind, version=str(said.get("understudy", "?")), config=said["config"],
-        evaluations=evaluations, trains=trains, episodes=episodes, later=_later(run), films=films,
-        demonstrations=demonstrations, processes=(*look(run.path / HEALTH), *look(run.store / HEALTH)),
+        evaluations=evaluations, trains=trains, collections=collections, episodes=episodes, later=_later(run),
+        films=films, demonstrations=demonstrations, processes=(*look(run.path / HEALTH), *look(run.store / HEALTH)),
         missing=tuple(missing),
     )  # fmt: skip
+
+
+def _evaluations(lines: list[dict[str, Any]]) -> tuple[Line, ...]:
+    found, iteration = [], 0
+    for line in lines:
+        if line["kind"] == "collection":
+            iteration += 1
+        elif line["kind"] == "evaluation":
+            found.append({**line, "iteration": iteration})
+    return tuple(found)
 
 
 def _lived(line: Line) -> Lived:
@@ -138,8 +173,12 @@ def _later(run: Run) -> Line | None:
 
 def _films(run: Run, evaluations: tuple[Line, ...]) -> tuple[Path, ...]:
     for line in reversed(evaluations):
-        places = (run.videos / f"step-{line['step']:09d}", run.videos)
-        found = [place / name for name in line["films"] for place in places if (place / name).exists()]
+        places = (
+            run.videos / f"step-{line['step']:09d}",
+            run.videos / f"iteration-{line['iteration']:06d}",
+            run.videos,
+        )
+        found = [place / name for name in line.get("films", ()) for place in places if (place / name).exists()]
         if found:
             return tuple(found)
     return ()

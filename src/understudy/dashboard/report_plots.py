@@ -10,14 +10,24 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter
 
+from understudy.dashboard import report_groups as groups
+from understudy.dashboard.report_axes import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    legend_above,
+    new_axes,
+    steps_axis,
+    thousands,
+)
 from understudy.dashboard.report_data import Lived, RunData
 
 RECENT = 20  # episodes that a moving share is taken of
 SMOOTH, MANY = 15, 60  # reports that a median is taken of, if there are many
-SIZE = (4.6, 2.9)  # inches: one column of a paper, with room to scale
-BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc3311", "#8a8a8a"  # told apart by all eyes
 STYLE: dict[Any, Any] = {
     "font.size": 9, "axes.labelsize": 9, "xtick.labelsize": 8, "ytick.labelsize": 8, "legend.fontsize": 8,
     "axes.spines.top": False, "axes.spines.right": False, "axes.linewidth": 0.7, "axes.grid": True,
@@ -26,6 +36,13 @@ STYLE: dict[Any, Any] = {
 }  # fmt: skip
 # What a person looks at first, of the metrics of any algorithm here; two on one axis share a unit.
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("policy loss", ("policy_loss",)),
+    ("KL from what was drawn", ("approx_kl",)),
+    ("clipped share", ("clip_low", "clip_high")),
+    ("KL from the reference", ("kl",)),
+    ("value loss", ("value_loss",)),
+    ("value and return", ("value", "return")),
+    ("explained variance", ("explained_variance",)),
     ("critic loss", ("critic_loss",)),
     ("value", ("q", "q_target")),
     ("actor loss", ("actor_loss",)),
@@ -34,6 +51,8 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("TD error", ("td_error",)),
     ("loss", ("loss",)),
     ("log likelihood", ("log_likelihood",)),
+    ("error of the most likely action", ("error",)),
+    ("norm of the gradient", ("gradient",)),
 )
 
 
@@ -51,9 +70,11 @@ class Plot:
 def draw_all(data: RunData, out: Path) -> list[Plot]:
     """Each figure that there is data for, as SVG, PDF and PNG in `out`."""
     makers: list[tuple[str, str, Callable[[RunData], tuple[Figure, str] | None]]] = [
-        ("learning", "Success of the policy alone", _learning),
+        ("learning", "Success of the policy alone", groups.learning if data.on_policy else _learning),
+        ("groups", "What came of the groups", groups.kept_and_dropped),
         ("intervention", "Steps by the human", _intervention),
-        ("lengths", "Length of episodes", _lengths),
+        ("lengths", "Length of episodes", groups.lengths if data.on_policy else _lengths),
+        ("by_task", "Success by task, policy alone", groups.by_task),
         ("age", "Age of what it learned from", _age),
         ("losses", "What the updates report", _losses),
     ]
@@ -75,11 +96,11 @@ def draw_all(data: RunData, out: Path) -> list[Plot]:
 
 def _learning(data: RunData) -> tuple[Figure, str] | None:
     lines = data.evaluations
-    if not lines or data.kind == "cloning":  # which is evaluated once, and that is the headline
+    if not lines or data.imitates:  # which is evaluated once, and that is the headline
         return None
     at = np.array([line["step"] for line in lines])
     rate, low, high = (100 * np.array([line[name] for line in lines]) for name in ("success", "low", "high"))
-    figure, axes = _axes()
+    figure, axes = new_axes()
     if len(lines) == 1:  # one point has no band
         axes.errorbar(at, rate, yerr=[rate - low, high - rate], fmt="o", color=BLUE, markersize=4, capsize=3)
     else:
@@ -88,7 +109,7 @@ def _learning(data: RunData) -> tuple[Figure, str] | None:
     axes.annotate(f"{rate[-1]:.0f} %", (at[-1], rate[-1]), (0, 7 if rate[-1] < 88 else -14), ha="right",
                   textcoords="offset points", color=BLUE, fontsize=8, fontweight="bold")  # fmt: skip
     axes.set(xlabel="environment steps of practice", ylabel="success (%)", ylim=(-3, 103))
-    _steps_axis(axes, int(at[-1]))
+    steps_axis(axes, int(at[-1]))
     numbers = {int(line["episodes"]) for line in lines}
     many = f"{min(numbers):,}" if len(numbers) == 1 else f"{min(numbers):,} to {max(numbers):,}"
     return figure, (
@@ -104,13 +125,13 @@ def _intervention(data: RunData) -> tuple[Figure, str] | None:
     at, share = _moving(episodes, [lived.human_steps for lived in episodes], [lived.length for lived in episodes])
     helped = [float(lived.human_steps > 0) for lived in episodes]
     _, some = _moving(episodes, helped, [1.0] * len(episodes))
-    figure, axes = _axes()
+    figure, axes = new_axes()
     axes.fill_between(at, 0, share, color=ORANGE, alpha=0.18, linewidth=0)
     axes.plot(at, share, color=ORANGE, label="of steps")
     axes.plot(at, some, color=GREY, linewidth=1, linestyle=(0, (4, 2)), label="of episodes, at least one step")
     axes.set(xlabel="environment steps of practice", ylabel="by the human (%)", ylim=(0, max(20, *some) * 1.05))
-    _legend_above(axes)
-    _steps_axis(axes, int(at[-1]))
+    legend_above(axes)
+    steps_axis(axes, int(at[-1]))
     return figure, f"Moving share over the last {RECENT} episodes of practice."
 
 
@@ -121,7 +142,7 @@ def _lengths(data: RunData) -> tuple[Figure, str] | None:
     at = np.array([lived.step for lived in episodes])
     length = np.array([lived.length for lived in episodes])
     success = np.array([lived.success for lived in episodes])
-    figure, axes = _axes()
+    figure, axes = new_axes()
     size = 14 if len(at) < 150 else 6
     for which, colour, label in ((success, GREEN, "success"), (~success, RED, "failure")):
         if which.any():
@@ -132,7 +153,7 @@ def _lengths(data: RunData) -> tuple[Figure, str] | None:
     axes.legend(
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.4, columnspacing=1.4, markerscale=2
     )
-    _steps_axis(axes, int(at[-1]))
+    steps_axis(axes, int(at[-1]))
     return figure, "Every episode of practice, by how it ended; a human may have helped."
 
 
@@ -141,14 +162,14 @@ def _age(data: RunData) -> tuple[Figure, str] | None:
     if not lines:
         return None
     at, mean, most = (np.array([line[name] for line in lines], float) for name in ("update", "lag_mean", "lag_max"))
-    figure, axes = _axes()
+    figure, axes = new_axes()
     axes.plot(at, most, color=GREY, linewidth=1, linestyle=(0, (4, 2)), label="oldest")
     axes.plot(at, mean, color=BLUE, label="mean")
     axes.set(xlabel="updates", ylabel="versions behind the acting policy")
     axes.set_ylim(0, max(float(most.max()), 1) * 1.06)
-    axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
+    axes.yaxis.set_major_formatter(FuncFormatter(thousands))
     axes.legend(loc="upper left")
-    _steps_axis(axes, int(at[-1]))
+    steps_axis(axes, int(at[-1]))
     return figure, (
         f"Policy lag of the sampled steps that a policy chose. A stored step was drawn {lines[-1]['reuse']:.0f} times "
         f"so far, and {100 * lines[-1]['demo_share']:.0f} % of what was drawn last were demonstrations or human steps."
@@ -157,6 +178,7 @@ def _age(data: RunData) -> tuple[Figure, str] | None:
 
 def _losses(data: RunData) -> tuple[Figure, str] | None:
     known = {name for line in data.trains for name in line}
+    known -= {"loss"} if "policy_loss" in known else set()  # of which it is nearly all
     panels = [(title, [name for name in names if name in known]) for title, names in PANELS]
     panels = [panel for panel in panels if panel[1]]
     if not panels:
@@ -174,36 +196,18 @@ def _losses(data: RunData) -> tuple[Figure, str] | None:
                 values = _smooth(values)
             axes.plot(at, values, color=colour, label=name.replace("_", " "))
         axes.set_title(title, fontsize=8.5, loc="left", pad=3)
-        _steps_axis(axes, data.update)
+        steps_axis(axes, data.update)
         if len(names) > 1:
             axes.legend(handlelength=1)
     for axes in list(grid.flat)[len(panels) :]:
         axes.set_visible(False)
     figure.supxlabel("updates", fontsize=9)
     strong = f" Strong: median of the last {SMOOTH}." if len(data.trains) >= MANY else ""
-    return figure, f"{'Pale: as' if strong else 'As'} reported, at the last update of each round.{strong}"
+    when = "over the updates of each iteration" if data.on_policy else "at the last update of each round"
+    return figure, f"{'Pale: as' if strong else 'As'} reported, {when}.{strong}"
 
 
 # ---- parts
-
-
-def _axes() -> tuple[Figure, Any]:
-    figure = Figure(figsize=SIZE)
-    return figure, figure.subplots()
-
-
-def _legend_above(axes: Any) -> None:
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.5, markerscale=2)
-
-
-def _steps_axis(axes: Any, last: int) -> None:
-    axes.set_xlim(0, max(last, 1) * 1.02)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
-
-
-def _thousands(value: float, _: object) -> str:
-    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
 def _moving(

@@ -6,18 +6,33 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from understudy.dashboard.practice import ON_POLICY
 from understudy.training.config import to_json
 
-NAMES = {"rlpd": "rlpd", "cloning": "clone"}  # of a run's kind, as a command
+NAMES = {  # of a run's kind, as a command
+    "rlpd": "train rlpd", "cloning": "train clone", "sft": "sft", **{kind: f"train {kind}" for kind in ON_POLICY},
+}  # fmt: skip
 
 
 def command_of(kind: str, config: Mapping[str, Any]) -> str:
-    """As `understudy train` takes it; the run is called `again`."""
+    """As `understudy train` or `understudy sft` takes it; the run is called `again`."""
     if kind not in NAMES:
         return f"# a run of {kind} is made in Python"
-    words = ["understudy", "train", NAMES[kind], "again"]
+    words = ["understudy", *NAMES[kind].split(), "again"]
+    defaults = dict(options_of(_defaults(kind)))
     for path, value in changed_options(kind, config):
-        words += _option(path, value)
+        words += _option(path, value, flag=isinstance(defaults.get(path, value), bool))
+    return shlex.join(words)
+
+
+def evaluation_of(kind: str, config: Mapping[str, Any]) -> str:
+    """The command that evaluates it as the run itself did."""
+    words = ["understudy", "evaluate", "again"]
+    if kind in (*ON_POLICY, "sft") and "evaluation" in config:
+        asked = config["evaluation"]
+        words += ["--episodes", str(asked["episodes"])]
+        words += ["--sampled", "--temperature", str(asked["temperature"])] if asked["sampling"] == "sampled" else []
+        words += ["--split", asked["split"] or "all"] if asked["protocol"] == "benchmark" else []
     return shlex.join(words)
 
 
@@ -40,13 +55,28 @@ def options_of(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
 
 
 def _defaults(kind: str) -> Mapping[str, Any]:
-    """None are known where torch is not installed; every option is then one that is not the default."""
+    """None are known where torch or transformers is missing; every option is then one that is not the default."""
+    if kind not in NAMES:
+        return {}
     try:
-        from understudy.training.cloning import CloningRunConfig
-        from understudy.training.rlpd import RLPDConfig
+        return to_json(_default_config(kind))
     except ModuleNotFoundError:
         return {}
-    return to_json({"rlpd": RLPDConfig, "cloning": CloningRunConfig}[kind]()) if kind in NAMES else {}
+
+
+def _default_config(kind: str) -> Any:
+    if kind in ON_POLICY:
+        from understudy.training.onpolicy.config import default_config
+
+        return default_config(kind, policy="")
+    if kind == "sft":
+        from understudy.training.sft import SFTConfig
+
+        return SFTConfig()
+    from understudy.training.cloning import CloningRunConfig
+    from understudy.training.rlpd import RLPDConfig
+
+    return {"rlpd": RLPDConfig, "cloning": CloningRunConfig}[kind]()
 
 
 def _plain(value: Any) -> Any:
@@ -54,9 +84,10 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _option(path: str, value: Any) -> list[str]:
+def _option(path: str, value: Any, *, flag: bool) -> list[str]:
+    """`flag`: it takes no value. What may also be None takes True or False."""
     name = path.replace("_", "-")
-    if isinstance(value, bool):
+    if isinstance(value, bool) and flag:
         head, _, last = name.rpartition(".")
         return [f"--{name}" if value else f"--{head + '.' if head else ''}no-{last}"]
     if isinstance(value, list | tuple):

@@ -5,13 +5,14 @@ from understudy.policies.classifier import ClassifierConfig, SuccessClassifier
 from understudy.policies.encoder import EncoderConfig
 from understudy.policies.gripper import Gripper
 from understudy.policies.inputs import Inputs
-from understudy.policies.protocol import Acted, Evaluated, Policy, PolicyError
+from understudy.policies.protocol import Acted, BlockPolicy, Evaluated, Policy, PolicyError, Sampling
 from understudy.policies.stats import Stats
 
 __all__ = [
     "Acted",
     "ActorConfig",
     "ActorPolicy",
+    "BlockPolicy",
     "ClassifierConfig",
     "EncoderConfig",
     "Evaluated",
@@ -19,6 +20,7 @@ __all__ = [
     "Inputs",
     "Policy",
     "PolicyError",
+    "Sampling",
     "Stats",
     "SuccessClassifier",
 ]

@@ -50,29 +50,39 @@ def write(path: str | Path, description: Mapping[str, Any], tree: Tree) -> None:
         raise PolicyError(f"{path}: writing failed: {error.strerror}; choose another place and save again") from error
 
 
+def kind_of(path: str | Path) -> str:
+    """What a file is an artefact of, without reading its arrays."""
+    return str(_described(Path(path), "policy", arrays=False)[0]["kind"])
+
+
 def read(path: str | Path, kind: str) -> tuple[dict[str, Any], Tree]:
     """The description and the arrays of a file of this kind."""
     path = Path(path)
+    description, arrays = _described(path, kind, arrays=True)
+    if description["format"] != FORMAT:
+        raise PolicyError(
+            f"{path}: expected format {FORMAT}, got {description['format']}; a newer Understudy wrote it: update"
+        )
+    if description["kind"] != kind:
+        raise PolicyError(f"{path}: expected a {kind}, got a {description['kind']}; load it as that")
+    return description, trees.unflatten(arrays)
+
+
+def _described(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], dict[str, Array]]:
     if not path.is_file():
         raise PolicyError(f"{path}: expected a {kind}, got no such file; check the path")
     try:
         with safe_open(path, framework="np") as file:
             metadata = file.metadata() or {}
-            arrays: dict[str, Array] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            found = {name: file.get_tensor(name) for name in file.keys()} if arrays else {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise PolicyError(f"{path}: expected a {kind} in safetensors, got {error}; copy the file again") from error
     try:
         description = json.loads(metadata[KEY])
-        found = description["kind"]
-    except (KeyError, ValueError) as error:
+        description["kind"], description["format"]
+    except (KeyError, ValueError, TypeError) as error:
         raise PolicyError(f"{path}: expected a {kind} of Understudy, got a safetensors file of others") from error
-    if description["format"] != FORMAT:
-        raise PolicyError(
-            f"{path}: expected format {FORMAT}, got {description['format']}; a newer Understudy wrote it: update"
-        )
-    if found != kind:
-        raise PolicyError(f"{path}: expected a {kind}, got a {found}; load it as that")
-    return description, trees.unflatten(arrays)
+    return description, found
 
 
 def pack(weights: Mapping[str, torch.Tensor], stats: Stats) -> Tree:

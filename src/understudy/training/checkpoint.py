@@ -1,7 +1,8 @@
 """Checkpoints: all that a run needs to go on, in a directory that is there whole or not at all, and not too many.
 
-000000012000/arrays.safetensors     what is numbers
-000000012000/facts.json             what is not, and the checksum of the arrays
+000000012000-0/arrays.safetensors     what is numbers
+000000012000-0/facts.json             what is not, and the checksum of the arrays
+000000012000-0/shards/                what ranks wrote, each its own part, if there were several
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,29 +43,45 @@ class Checkpoint:
 
 
 def write_checkpoint(
-    root: Path, number: int, state: Mapping[str, Any], facts: Mapping[str, Any], *, keep: int
+    root: Path, number: int, state: Mapping[str, Any], facts: Mapping[str, Any], *, keep: int,
+    fill: Callable[[Path], object] | None = None,
 ) -> Path:  # fmt: skip
-    """Save, and then remove all but the newest `keep`. Whoever is killed in here leaves the older ones as they were."""
+    """Save, and then remove all but the newest `keep`. Whoever is killed in here leaves the older ones as they were.
+
+    `fill` is given the new directory, to put more into it before it gets its name.
+    """
     if keep < 1:
         raise CheckpointError(f"keep: expected at least 1 checkpoint, got {keep}")
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(".new-*"):  # by one who was killed
         shutil.rmtree(left)
-    place = root / f".new-{number:012d}"
+    place = unfinished(root, number)
     place.mkdir()
+    if fill is not None:
+        fill(place)
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     plain = {name: value for name, value in state.items() if name not in arrays}
     content = save({name: array.copy(order="C") for name, array in arrays.items()})  # as safetensors wants them
     said = {"format": _FORMAT, "number": number, "arrays": xxhash.xxh3_128_hexdigest(content), "state": plain}
-    _write(place / ARRAYS, content)
-    _write(place / FACTS, json.dumps({**said, "facts": dict(facts)}, indent=1).encode())
-    again = len(list(root.glob(f"{number:012d}-*")))  # a resumed run comes to the same number once more
-    path = root / f"{number:012d}-{again}"
+    write_synced(place / ARRAYS, content)
+    write_synced(place / FACTS, json.dumps({**said, "facts": dict(facts)}, indent=1).encode())
+    path = _free(root, number)
     place.rename(path)
-    _sync(root)
+    sync_directory(root)
     for old in sorted(root.glob("[0-9]*"))[:-keep]:
         shutil.rmtree(old.rename(root / f".new-{old.name}"))  # at no moment is half of one there under its name
     return path
+
+
+def _free(root: Path, number: int) -> Path:
+    """Its name, behind those of the same number: a resumed run comes there once more."""
+    there = [int(path.name.partition("-")[2]) for path in root.glob(f"{number:012d}-*")]
+    return root / f"{number:012d}-{max(there, default=-1) + 1}"
+
+
+def unfinished(root: Path, number: int) -> Path:
+    """Where a checkpoint is while it is written; other ranks put their part there too."""
+    return root / f".new-{number:012d}"
 
 
 def newest_checkpoint(root: Path) -> Path | None:
@@ -89,14 +106,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise CheckpointError(f"{path}: is not a whole checkpoint ({error}); {advice}") from None
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_synced(path: Path, content: bytes) -> None:
+    """A new file that is on the disk when this returns."""
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _sync(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Names in it that are new, or gone, stay so."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

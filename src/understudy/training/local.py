@@ -16,6 +16,7 @@ from understudy.envs.known import open_world
 from understudy.envs.world import World
 from understudy.replay import Store
 from understudy.training.actor import Actor
+from understudy.training.aside import set_aside
 from understudy.training.checkpoint import newest_checkpoint, read_checkpoint
 from understudy.training.config import ConfigError
 from understudy.training.health import HEALTH, Health
@@ -103,16 +104,4 @@ class LocalRun:
                 f"{run.path}: has a learner of its own; go on with `understudy serve {run.store}` and "
                 f"`understudy learner {run.path} SERVER`"
             )
-        commit = int(facts["commit"])
-        if self._store.last_commit < commit:
-            raise RunError(
-                f"{run.store}: has {self._store.last_commit} commits, and the checkpoint counts on {commit}; "
-                f"restore the store, or begin a new run"
-            )
-        with self._store.snapshot() as catalog:
-            records = [r for r in catalog.episodes("deleted is null and begun > ?", (commit,)) if r.info.actor == NAME]
-        if not records:
-            return []
-        self._store.delete([record.id for record in records])
-        steps = sum(record.num_steps for record in records)
-        return [f"set aside {len(records)} episodes ({steps} steps) that were lived after the checkpoint"]
+        return set_aside(self._store, run.store, int(facts["commit"]), NAME)

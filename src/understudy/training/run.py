@@ -90,6 +90,15 @@ class Run:
                 (run.path / CONFIG).unlink()
             raise
 
+    @staticmethod
+    def is_at(path: str | Path) -> bool:
+        """Whether a directory is that of a run; others have files of that name too."""
+        try:
+            said: dict[str, Any] = json.loads((Path(path) / CONFIG).read_text())
+            return {"kind", "understudy"} <= said.keys()
+        except (OSError, ValueError, AttributeError):
+            return False
+
     @property
     def kind(self) -> str:
         """Which algorithm it runs."""

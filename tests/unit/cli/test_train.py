@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +114,28 @@ def test_a_policy_file_needs_a_world(run: Path, tmp_path: Path, capsys: pytest.C
     assert main(["evaluate", policy, "--env", ENV, "--episodes", "1"]) == 0
     assert main(["evaluate", policy, "--env", "gym:Pendulum-v1?success_return=0", "--episodes", "1"]) == 1
     assert "observation" in capsys.readouterr().err
+
+
+# ---- what is not installed
+
+
+@pytest.mark.parametrize(
+    "args", [["train", "rlpd", "--help"], ["train", "grpo", "--help"], ["resume", "--help"], ["evaluate", "--help"]]
+)
+def test_commands_that_many_use_need_no_transformers(args: list[str]) -> None:
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['transformers', 'peft', 'tokenizers'])\n"
+        f"from understudy.cli import main; main({args!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_vla_without_transformers_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['transformers', 'peft', 'tokenizers'])\n"
+        f"from understudy.cli import main; sys.exit(main(['sft', {str(tmp_path / 'run')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'understudy[vla]'" in done.stderr

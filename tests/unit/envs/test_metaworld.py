@@ -17,7 +17,7 @@ import pytest
 from understudy.core import tree as trees
 from understudy.envs import SuiteError, WorldError, WorldSource, check_env
 from understudy.envs.known import KNOWN
-from understudy.envs.simulators.metaworld import STATE_NAMES, TASKS, MetaworldWorld
+from understudy.envs.simulators.metaworld import HAND_NAMES, STATE_NAMES, TASKS, MetaworldWorld
 from understudy.envs.workers.isolated import IsolatedWorld
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "simulators.md"
@@ -86,6 +86,7 @@ def test_where_it_is_not_installed_the_error_says_what_to_do() -> None:
         ({"size": 4}, "size: expected 8 to 1024 pixels, got int 4"),
         ({"action_repeat": 0}, "action_repeat: expected a whole number from 1, got int 0"),
         ({"max_steps": 2.5}, "max_steps: expected a whole number from 1, got float 2.5"),
+        ({"state": "arm"}, "state: expected 'all' or 'hand', got str 'arm'"),
     ],
 )
 def test_wrong_options_are_named(options: dict[str, Any], said: str) -> None:
@@ -233,6 +234,20 @@ def test_the_goal_can_be_hidden_and_is_shown_where_it_is(seeing: IsolatedWorld) 
     assert marks[0].any()
     same = (marks[0] & marks[1]).sum() / (marks[0] | marks[1]).sum()
     assert same > 0.8, "the marker was elsewhere in the first picture"
+
+
+@needs_metaworld
+def test_the_state_can_be_the_hands_alone(world: IsolatedWorld) -> None:
+    options = {"task": "reach-v3", "start": 0}
+    with open_metaworld(tasks=["reach-v3"], cameras=[], state="hand") as blind:
+        assert str(blind.step_spec.observation.flat["state"]) == "float32 [4]"
+        whole, hand = (one.reset(seed=0, options=options)[0]["state"] for one in (world, blind))
+        assert np.array_equal(hand, whole[:4])
+        action = blind.advise().action  # the expert still sees all
+        assert np.array_equal(action, world.advise().action)
+        whole, hand = (one.step(action)[0]["state"] for one in (world, blind))
+        assert np.array_equal(hand, whole[:4])
+        assert HAND_NAMES == ("hand_x", "hand_y", "hand_z", "opening")
 
 
 # --- the expert ---

@@ -93,3 +93,11 @@ def test_a_writer_that_is_killed_leaves_whole_checkpoints(tmp_path: Path) -> Non
             found = read_checkpoint(path)
             assert (found.state["x"] == found.number).all()
         assert newest_checkpoint(tmp_path) is not None
+
+
+def test_the_same_number_again_and_again(tmp_path: Path) -> None:
+    """A run that is resumed from the same place comes to the same number; only one is kept."""
+    for turn in range(4):
+        path = write_checkpoint(tmp_path, 7, {}, {"turn": turn}, keep=1)
+    assert [found.name for found in tmp_path.iterdir()] == ["000000000007-3"] == [path.name]
+    assert read_checkpoint(path).facts == {"turn": 3}

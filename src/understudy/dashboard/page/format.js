@@ -61,4 +61,15 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
+// Runs that live groups of episodes in iterations; and those that live nothing.
+export const ON_POLICY = new Set(["grpo", "rloo", "reinforce", "ppo"]);
+export const IMITATION = new Set(["sft", "cloning"]);
+
+// How actions of an evaluation were chosen, and from which starts.
+export function chosen(said) {
+  if (!said?.sampling) return "held-out starts";
+  const where = said.protocol === "benchmark" ? `benchmark: ${said.split} starts` : "held-out starts";
+  return `${where}, ${said.sampling === "sampled" ? `drawn at temperature ${short(said.temperature)}` : "most likely actions"}`;
+}
+
 export const WHO = ["policy", "human", "script", "random"];

@@ -9,6 +9,7 @@ import { change } from "./toast.js";
 
 const SPEEDS = [2, 5, 10, 20, 50].map((value) => [value, `${value} steps/s`]);
 const AXES = { 2: "x y", 3: "x y z", 4: "x y z grip", 6: "x y z roll pitch yaw", 7: "x y z roll pitch yaw grip" };
+const NOTES = /^((intervention|takeover)_.*|ticket|iteration|policy_seed|clipped_steps)$/; // labels that runs write, not people
 const ICONS = { play: "M8 5v14l11-7z", pause: "M7 5h4v14H7zM13 5h4v14h-4z", back: "M16 6v12l-8-6z", next: "M8 6v12l8-6z", first: "M6 6h2v12H6zM18 6v12l-9-6z", last: "M16 6h2v12h-2zM6 6v12l9-6z" };
 
 export async function open(page, { place, rest }) {
@@ -90,7 +91,7 @@ export async function open(page, { place, rest }) {
     fill(head, h("div", { class: "title" }, h("a", { class: "back", href: `#/${place}/episodes` }, "Episodes"), h("h1", {}, `${said.task ?? "Episode"} `, h("span", { class: "soft" }, `#${id}`)), h("span", { class: `pill ${outcome[0]}` }, outcome[1]), gone,
       h("span", { class: "fill" }), step(said.before, "Older"), step(said.after, "Newer")),
     h("div", { class: "row" }, h("p", { class: "soft" }, said.instruction ?? said.kind),
-      Object.entries(said.labels).filter(([name]) => !/^(intervention|takeover)_/.test(name)).map(([name, value]) => h("button", { class: "tag", title: "Take this label off", onclick: () => change(place, { action: "label", episodes: [id], labels: { [name]: null } }, `no longer ${name}`, done) }, value === "yes" ? name : `${name}=${value}`, h("i", {}, "×"))),
+      Object.entries(said.labels).filter(([name]) => !NOTES.test(name)).map(([name, value]) => h("button", { class: "tag", title: "Take this label off", onclick: () => change(place, { action: "label", episodes: [id], labels: { [name]: null } }, `no longer ${name}`, done) }, value === "yes" ? name : `${name}=${value}`, h("i", {}, "×"))),
       h("button", { onclick: () => labelDialog(`episode ${id}`, (labels, text) => change(place, { action: "label", episodes: [id], labels }, `Episode ${id} ${text}`, done)) }, "Label"),
       said.deleted ? h("button", { onclick: () => change(place, { action: "restore", episodes: [id] }, `Episode ${id} restored`, done) }, "Restore")
         : h("button", { class: "bad", onclick: () => change(place, { action: "delete", episodes: [id] }, `Episode ${id} deleted`, done) }, "Delete")));
@@ -99,9 +100,9 @@ export async function open(page, { place, rest }) {
   const step = (other, text) => (other ? h("a", { class: "button", href: `#/${place}/episode/${other}` }, text) : null);
 
   function drawFacts() {
-    const notes = Object.entries(said.labels).filter(([name]) => /^(intervention|takeover)_/.test(name)).map(([name, value]) => [name.replaceAll("_", " "), value]);
+    const notes = Object.entries(said.labels).filter(([name]) => NOTES.test(name)).map(([name, value]) => [name.replaceAll("_", " "), value]);
     const shown = said.steps.all_steps > said.steps.num_steps ? `, the first ${count(said.steps.num_steps)} are shown` : "";
-    fill(facts, [["kind", said.kind], ["steps", plural(said.num_steps, "step") + shown], ["chosen by", WHO.filter((name) => said[`num_${name}`]).map((name) => `${name} ${count(said[`num_${name}`])}`).join(", ") || NONE], ["reward", short(said.total_reward)],
+    fill(facts, [["kind", said.kind], ["steps", plural(said.num_steps, block(said.steps) > 1 ? `block of up to ${block(said.steps)} steps` : "step", block(said.steps) > 1 ? `blocks of up to ${block(said.steps)} steps` : "steps") + shown], ["chosen by", WHO.filter((name) => said[`num_${name}`]).map((name) => `${name} ${count(said[`num_${name}`])}`).join(", ") || NONE], ["reward", short(said.total_reward)],
       ["actor", said.actor], ["operator", said.operator], ["split", said.split], ["start", said.init_state], ["seed", said.seed], ["group", said.group_key], ["recorded", clock(said.begun_at)], ["size", bytes(said.num_bytes)], ...notes]
       .filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
   }
@@ -129,10 +130,15 @@ function icon(path) {
   return shape;
 }
 
+// How many actions a row holds: more than one if the policy decides on blocks.
+const block = (steps) => steps.curves.reward?.size ?? 1;
+
 function curves(steps) {
-  const found = [];
+  const found = [], size = block(steps);
   for (const [path, curve] of Object.entries(steps.curves)) {
-    const usual = path.startsWith("action") ? AXES[curve.size]?.split(" ") : null;
+    if (size > 1 && /^extras\/(replay|log_prob|executed)/.test(path)) continue; // a number for each of a block's tokens
+    const each = curve.size / size, names = AXES[each]?.split(" "), wide = size > 1 && path.startsWith("action");
+    const usual = !path.startsWith("action") ? null : wide ? curve.values.map((_, at) => `${Math.floor(at / each)}: ${names?.[at % each] ?? at % each}`) : names;
     curve.values.forEach((values, at) => found.push({
       name: curve.size === 1 ? path.replace("extras/", "") : usual ? `${path === "action" ? "" : `${path.slice(7)} `}${usual[at]}` : `${path.replace("extras/", "")} ${at}`,
       values, proposal: curve.proposal?.[at], plain: !path.startsWith("action"),

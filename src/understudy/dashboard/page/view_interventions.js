@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { Chart, intervalBar } from "./chart.js";
 import { card, empty, fill, h, seldom, tile } from "./dom.js";
-import { clock, count, NONE, percent, plural, short } from "./format.js";
+import { clock, count, IMITATION, NONE, ON_POLICY, percent, plural, short } from "./format.js";
 
 export async function open(page, { place }) {
   const tiles = h("dl", { class: "tiles" }), none = h("div", {});
@@ -24,7 +24,8 @@ export async function open(page, { place }) {
     const said = await get(`${place}/interventions`);
     const total = said.total?.[0];
     body.hidden = tiles.hidden = !total;
-    fill(none, total ? null : empty("Nobody has taken over yet", said.absent || !said.course?.length
+    const alone = ON_POLICY.has(said.kind) ? "a policy rehearses alone: its own successes and failures are compared" : IMITATION.has(said.kind) ? "nobody acts: demonstrations are imitated" : null;
+    fill(none, total ? null : alone ? empty("Nobody takes over here", `In a run of ${said.kind}, ${alone}.`) : empty("Nobody has taken over yet", said.absent || !said.course?.length
       ? "There is no practice in the store. Start a run, and let a person help:" : "All practice so far was the policy's own. To help it while it practises:",
       h("pre", {}, "understudy actor RUN --human browser      # drive from a page\nunderstudy train rlpd RUN --human.by script   # a script stands in for a person")));
     if (!total) return;

@@ -1,27 +1,32 @@
 // Overview: is it working, and is it getting better?
 
 import { get } from "./api.js";
-import { Chart, intervalBar } from "./chart.js";
+import { Chart, intervalBar, stack } from "./chart.js";
 import { card, empty, fill, h, seldom, tile } from "./dom.js";
-import { ago, count, NONE, percent, plural, short, span } from "./format.js";
+import { ago, chosen, count, IMITATION, NONE, ON_POLICY, percent, plural, short, span } from "./format.js";
 
-const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch"]);
+const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch", "steps_per_s", "cpu_s", "bytes_moved", "episodes", "lived", "groups", "carried", "waves"]);
+const REASONS = { "too easy": "var(--random)", "too hard": "var(--human)", "failed workers": "var(--bad)", "too old": "var(--soft)", truncated: "var(--script)", "out of bounds": "var(--run-5)" };
 
 export async function open(page, { place, info }) {
   const head = h("div", { class: "head" }), alarms = h("div", { class: "alarms" }), tiles = h("dl", { class: "tiles" });
   const scores = h("div", { class: "scores" });
   const success = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), label: "Success over training", height: 230 });
   const hands = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), label: "Share of steps by a human", height: 170 });
-  const speed = new Chart({ yMin: 0, label: "Updates a second", height: 170 });
+  const speed = new Chart({ yMin: 0, label: "Throughput", height: 170 });
+  const groups = new Chart({ yMin: 0, label: "Groups of an iteration, kept and dropped", height: 170 }), sum = h("div", {});
   const latest = h("div", { class: "latest" });
   const metrics = h("div", { class: "multiples" });
   const small = new Map();
-  const body = h("div", { class: "cards" },
-    card("Success", { note: "with 95 % intervals", wide: true }, h("div", { class: "split" }, scores, success.node)),
-    card("Intervention rate", { note: "share of practice steps by a human" }, hands.node),
-    card("Throughput", { note: "updates a second" }, speed.node),
-    card("Latest episodes", { wide: true, tools: h("a", { class: "more", href: `#/${place}/episodes` }, "All episodes") }, latest),
-    card("Learning", { note: "what the algorithm reports", wide: true }, metrics));
+  const speedNote = h("span", {}), cards = {
+    success: card("Success", { note: "with 95 % intervals", wide: true }, h("div", { class: "split" }, scores, success.node)),
+    hands: card("Intervention rate", { note: "share of practice steps by a human" }, hands.node),
+    groups: card("Groups", { note: "of an iteration: learned from, or dropped and why" }, groups.node, sum),
+    speed: card("Throughput", { note: speedNote }, speed.node),
+    latest: card("Latest episodes", { wide: true, tools: h("a", { class: "more", href: `#/${place}/episodes` }, "All episodes") }, latest),
+    learning: card("Learning", { note: "what the algorithm reports", wide: true }, metrics),
+  };
+  const body = h("div", { class: "cards" }, Object.values(cards));
   const nothing = h("div", {});
   fill(page, head, alarms, tiles, nothing, body);
 
@@ -40,14 +45,29 @@ export async function open(page, { place, info }) {
     success.set(successCurves(said));
     hands.set([{ name: "by a human", color: "var(--human)", points: said.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) }]);
     const train = said.metrics.curves.train;
-    speed.set([{ name: "updates a second", color: "var(--accent)", points: pair(train, "updates_per_s") }]);
-    drawMetrics(train);
-    body.children[4].hidden = !train;
-    body.children[2].hidden = !train;
+    const groupwise = onPolicy(said), rate = groupwise ? "steps_per_s" : "updates_per_s";
+    speed.set([{ name: "a second", color: "var(--accent)", points: pair(train, rate) }]);
+    fill(speedNote, groupwise ? "environment steps a second, while it collects" : "updates a second");
+    drawGroups(said);
+    drawMetrics(train, imitates(said) ? "update" : "step");
+    success.node.hidden = imitates(said) && !said.metrics.evaluations.length;
+    cards.hands.hidden = groupwise || imitates(said);
+    cards.groups.hidden = !groupwise;
+    cards.speed.hidden = !train?.values[rate];
+    cards.learning.hidden = !train;
+    cards.latest.hidden = imitates(said) && !said.totals?.episodes;
     await drawLatest(said);
   }
 
-  function drawMetrics(train) {
+  function drawGroups(said) {
+    const curve = said.metrics.curves.collection, { kept, dropped } = said.metrics.practice;
+    const reasons = Object.keys(dropped), color = (name) => REASONS[name] ?? "var(--soft)";
+    groups.set([{ name: "kept", color: "var(--good)", points: pair(curve, "kept") },
+      ...reasons.map((name) => ({ name, color: color(name), dash: true, points: pair(curve, `dropped ${name}`).map(([x, y]) => [x, y ?? 0]) }))]);
+    fill(sum, kept || reasons.length ? stack([["kept", kept, "var(--good)"], ...reasons.map((name) => [name, dropped[name], color(name)])], { legend: true, format: count }) : null);
+  }
+
+  function drawMetrics(train, against) {
     for (const name of Object.keys(train?.values ?? {})) {
       if (HIDDEN.has(name)) continue;
       if (!small.has(name)) {
@@ -55,7 +75,7 @@ export async function open(page, { place, info }) {
         small.set(name, chart);
         metrics.append(h("figure", {}, h("figcaption", {}, name.replaceAll("_", " ")), chart.node));
       }
-      small.get(name).set([{ name, color: "var(--accent)", points: pair(train, name) }]);
+      small.get(name).set([{ name, color: "var(--accent)", points: pair(train, name, against) }]);
     }
   }
 
@@ -65,7 +85,7 @@ export async function open(page, { place, info }) {
     fill(latest, rows.length ? rows.map((row) => h("a", { href: `#/${place}/episode/${row.id}`, class: "mini" },
       row.cameras.length && row.num_rows ? h("img", { src: `api/${place}/thumb/${row.id}?v=${store}-${row.num_rows}`, alt: "", loading: "lazy" }) : h("div", { class: "nopic" }, `#${row.id}`),
       h("span", { class: row.success === true ? "good" : row.success === false ? "bad" : "soft" }, row.state === "open" ? "now" : row.success === true ? "success" : row.success === false ? "failure" : "–"),
-      h("small", {}, plural(row.num_steps, "step")))) : h("p", { class: "soft" }, "No episodes yet."));
+      h("small", {}, plural(row.num_steps, onPolicy(said) ? "block" : "step")))) : h("p", { class: "soft" }, "No episodes yet."));
   }
 
   await draw();
@@ -73,20 +93,30 @@ export async function open(page, { place, info }) {
   return { update: again };
 }
 
-function pair(curves, name) {
-  return (curves?.values[name] ?? []).map((value, at) => [curves.step[at], value]);
+function pair(curves, name, against = "step") {
+  return (curves?.values[name] ?? []).map((value, at) => [curves[against][at], value]);
+}
+
+const onPolicy = (said) => ON_POLICY.has(said.config?.kind);
+const imitates = (said) => IMITATION.has(said.config?.kind);
+
+// How far it is, of how much, in what: steps, updates or iterations.
+function far(said) {
+  const config = said.config?.config, last = said.metrics.last;
+  if (onPolicy(said)) return [said.metrics.practice.iterations, config.iterations, "iterations"];
+  if (imitates(said)) return [last.train?.update ?? 0, config.updates, "updates"];
+  return [Math.max(last.train?.step ?? 0, last.episode?.step ?? 0, last.evaluation?.step ?? 0), config?.steps, "steps"];
 }
 
 function heading(info, said) {
-  const config = said.config?.config, steps = config?.steps;
-  const step = Math.max(said.metrics.last.train?.step ?? 0, said.metrics.last.episode?.step ?? 0, said.metrics.last.evaluation?.step ?? 0);
+  const config = said.config?.config, [step, steps, unit] = far(said);
   const [state, text] = status(said, steps && step >= steps);
   const pages = said.roles.filter((role) => role.page && role.state === "running");
   return [
     h("div", { class: "title" }, h("h1", {}, info.name), h("span", { class: `pill ${state}` }, text),
       pages.map((role) => h("a", { class: "pill link", href: role.page, target: "_blank", rel: "noreferrer" }, `Drive ${role.name}`))),
     h("p", { class: "soft" }, [said.config?.kind, config?.env].filter(Boolean).join(" · ") || info.path),
-    steps ? h("div", { class: "progress", title: `${count(step)} of ${count(steps)} steps` }, h("i", { style: { width: `${Math.min(100, 100 * step / steps)}%` } })) : null,
+    steps ? h("div", { class: "progress", title: `${count(step)} of ${count(steps)} ${unit}` }, h("i", { style: { width: `${Math.min(100, 100 * step / steps)}%` } })) : null,
   ];
 }
 
@@ -108,6 +138,8 @@ function numbers(said) {
   const practice = said.course.reduce((sum, one) => ({ steps: sum.steps + one.steps, human: sum.human + one.human_steps }), { steps: 0, human: 0 });
   const last = said.metrics.last.train;
   const steps = said.config?.config?.steps;
+  if (onPolicy(said)) return iterations(said);
+  if (imitates(said)) return [tile("updates", count(last?.update ?? 0), `of ${count(said.config.config.updates)}`), tile("demonstrations", count(last?.step ?? 0), "steps to begin a block with")];
   return [
     tile("practice", count(practice.steps), steps ? `of ${count(steps)} steps` : "steps"),
     last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} a second now` : last.updates_per_s ? `${short(last.updates_per_s)} a second` : "") : null,
@@ -118,16 +150,37 @@ function numbers(said) {
   ].filter(Boolean);
 }
 
+function iterations(said) {
+  const { metrics } = said, [iteration, whole] = far(said), last = metrics.last.train, { kept, dropped } = metrics.practice;
+  const lost = Object.values(dropped).reduce((sum, number) => sum + number, 0);
+  const lived = metrics.practice.tasks.reduce((sum, task) => sum + task.all.episodes, 0);
+  const took = last ? last.collect_s + last.learn_s : null;
+  return [
+    tile("iterations", count(iteration), `of ${count(whole)}${last ? `; ${count(last.update)} updates` : ""}`),
+    tile("practice", count(metrics.last.episode?.step ?? 0), "environment steps"),
+    tile("episodes", count(lived), said.totals ? `last ${ago(said.totals.rate.last_commit_s)}` : ""),
+    tile("groups kept", count(kept), `${count(lost)} dropped`),
+    last ? tile("an iteration takes", span(took), `${percent(last.collect_s / took)} of it collecting`) : null,
+    last && iteration < whole && said.roles.some((role) => role.state === "running") ? tile("left", span((whole - iteration) * took), "without evaluations") : null,
+  ].filter(Boolean);
+}
+
 function eta(said, done, steps, rate) {
   if (!steps || !rate || done >= steps) return null;
   return tile("left", span((steps - done) / rate), `${percent(done / steps)} done`);
 }
 
 function scoreRows(said) {
-  const rows = said.scores.map((score) => row(score.task ?? "all tasks", "policy alone, held-out starts", score, "var(--accent)", true));
   const last = said.metrics.evaluations.at(-1);
-  if (!rows.length) rows.push(h("p", { class: "soft" }, said.run ? "No evaluation yet: the curve shows practice." : "A store has no evaluations; this is what was recorded."));
-  else rows.unshift(h("p", { class: "soft" }, `evaluated at step ${count(last.step)}, ${plural(last.episodes, "episode")}`));
+  const several = said.scores.length > 1, note = `policy alone, ${chosen(last)}`;
+  const rows = said.scores.map((score) => row(score.task ?? "all tasks", several ? "policy alone" : note, score, "var(--accent)", !several));
+  if (several) rows.unshift(row("all tasks", note, { episodes: last.episodes, successes: Math.round(last.success * last.episodes), rate: last.success, low: last.low, high: last.high }, "var(--accent)", true));
+  if (!rows.length) rows.push(h("p", { class: "soft" }, imitates(said) ? "No evaluation yet: `understudy evaluate` plays held-out episodes with the policy." : said.run ? "No evaluation yet: the curve shows practice." : "A store has no evaluations; this is what was recorded."));
+  else rows.unshift(h("p", { class: "soft", title: last.meaning ?? null }, `evaluated ${onPolicy(said) ? `after ${plural(last.iteration, "iteration")}` : `at step ${count(last.step)}`}, ${plural(last.episodes, "episode")}`));
+  if (onPolicy(said)) {
+    const { tasks, recent } = said.metrics.practice;
+    return [...rows, ...tasks.slice(0, 12).map((task) => row(task.task, `practice, all of the last ${plural(recent, "iteration")}`, task.recent, "var(--policy)"))];
+  }
   for (const task of said.tasks.slice(0, 12)) {
     const recent = task.recent.episodes < task.all.episodes ? `last ${task.recent.episodes} of ${count(task.episodes)}` : plural(task.episodes, "episode");
     rows.push(row(task.task ?? "no task", `${task.demonstration ? "demonstrations" : "practice, helped or not"}, ${recent}`, task.recent, task.demonstration ? "var(--script)" : "var(--policy)"));
@@ -147,6 +200,7 @@ function successCurves(said) {
   if (evaluations.length) {
     found.push({ name: "policy alone", color: "var(--accent)", dots: true, points: evaluations.map((one) => [one.step, one.success]), band: evaluations.map((one) => [one.step, one.low, one.high]) });
   }
-  found.push({ name: "practice", color: "var(--policy)", dash: true, always: true, points: said.course.map((one) => [one.step, one.score.rate]) });
+  const lived = onPolicy(said) ? pair(said.metrics.curves.collection, "success") : said.course.map((one) => [one.step, one.score.rate]);
+  if (!imitates(said)) found.push({ name: "practice", color: "var(--policy)", dash: true, always: true, points: lived });
   return found;
 }

@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { Chart } from "./chart.js";
 import { card, empty, fill, h, seldom } from "./dom.js";
-import { count, NONE, percent, short } from "./format.js";
+import { chosen as how, count, IMITATION, NONE, percent, short } from "./format.js";
 
 const COLORS = ["var(--run-0)", "var(--run-1)", "var(--run-2)", "var(--run-3)", "var(--run-4)", "var(--run-5)"];
 
@@ -27,7 +27,7 @@ export async function open(page) {
     success.set(shown().map(([run, color]) => ({ name: run.name, color, dots: true, points: run.evaluations.map((one) => [one.step, one.success]), band: run.evaluations.map((one) => [one.step, one.low, one.high]) })));
     const names = [...new Set(said.runs.flatMap((run) => Object.keys(run.train.values)))];
     if (names.join() !== [...chosen.options].map((one) => one.value).join()) {
-      const before = chosen.value || "critic_loss";
+      const before = chosen.value || ["critic_loss", "policy_loss", "loss"].find((name) => names.includes(name));
       fill(chosen, names.map((name) => h("option", { value: name, selected: name === before }, name.replaceAll("_", " "))));
     }
     drawMetric();
@@ -38,7 +38,7 @@ export async function open(page) {
   const shown = () => said.runs.map((run, at) => [run, COLORS[at % 6], at]).filter(([, , at]) => !hidden.has(at));
 
   function drawMetric() {
-    metric.set(shown().map(([run, color]) => ({ name: run.name, color, points: (run.train.values[chosen.value] ?? []).map((value, at) => [run.train.step[at], value]) })));
+    metric.set(shown().map(([run, color]) => ({ name: run.name, color, points: (run.train.values[chosen.value] ?? []).map((value, at) => [(IMITATION.has(run.kind) ? run.train.update : run.train.step)[at], value]) })));
   }
 
   function drawConfig() {
@@ -53,7 +53,7 @@ export async function open(page) {
     const facts = ["understudy", "code", "commit", "config", "parameters", "env"];
     fill(scores, rows.length ? h("table", { class: "prints" }, h("thead", {}, h("tr", {}, ["run", "step", "score", "episodes", ...facts, "versions"].map((name) => h("th", {}, name)))),
       h("tbody", {}, rows.map(([run, at, one]) => h("tr", {}, h("td", {}, h("span", { class: "key", vars: { "--c": COLORS[at % 6] } }, h("i", {}), run.name)), h("td", { class: "num" }, count(one.step)),
-        h("td", { class: "num" }, `${percent(one.success)} (${percent(one.low)} to ${percent(one.high)})`), h("td", { class: "num" }, `${short(one.episodes)}, ${short(one.starts)} starts`),
+        h("td", { class: "num" }, `${percent(one.success)} (${percent(one.low)} to ${percent(one.high)})`), h("td", { class: "num", title: one.meaning ?? null }, `${short(one.episodes)}, ${short(one.starts)} starts${one.sampling ? `; ${how(one)}` : ""}`),
         facts.map((name) => h("td", {}, h("code", {}, one.fingerprint?.[name] ?? NONE))), h("td", {}, h("code", {}, Object.entries(one.fingerprint?.versions ?? {}).map((pair) => pair.join(" ")).join(", ")))))))
       : h("p", { class: "soft" }, "No evaluation yet."));
   }

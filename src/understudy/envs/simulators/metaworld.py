@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -89,6 +89,7 @@ _SEEN = (
     *(f"{thing}_{name}" for thing in ("object", "other") for name in ("x", "y", "z", "qw", "qx", "qy", "qz")),
 )  # fmt: skip
 STATE_NAMES = (*_SEEN, *(f"previous_{name}" for name in _SEEN), "goal_x", "goal_y", "goal_z")
+HAND_NAMES = STATE_NAMES[:4]  # what an arm knows of itself
 
 
 @dataclass(kw_only=True)
@@ -109,7 +110,7 @@ class MetaworldWorld(World):
     """Metaworld 3, its tasks as one suite. Needs metaworld; MUJOCO_GL=egl and LP_NUM_THREADS=1 for pictures."""
 
     stands_on = ("numpy", "mujoco", "metaworld")
-    state_names = STATE_NAMES  # metres; quaternions w first; opening is 0 to 1; zero where a task has no second object
+    state_names: tuple[str, ...]  # metres; quaternions w first; opening is 0 to 1; zero where there is no second object
     camera_names: tuple[str, ...]
 
     def __init__(
@@ -121,14 +122,19 @@ class MetaworldWorld(World):
         action_repeat: int = 1,
         max_steps: int | None = None,
         hide_goal: bool = False,
+        state: Literal["all", "hand"] = "all",
     ):
         """`tasks`: some of the fifty. `cameras`: some of CAMERAS; without any, only the state is seen. `size`: pixels
         of their sides. `action_repeat`: simulator steps to a step. `max_steps`: as many as make 500 simulator steps, by
-        default. `hide_goal`: the goal is zero in the state and has no marker in the pictures."""
+        default. `hide_goal`: the goal is zero in the state and has no marker in the pictures. `state`: `hand` is the
+        hand's alone, as a real arm has it, so that the rest must be seen."""
         for name, value in (("action_repeat", action_repeat), ("max_steps", max_steps)):
             if value is not None and (type(value) is not int or value < 1):
                 raise WorldError(f"{name}: expected a whole number from 1, got {describe(value)}")
         check_size(size)
+        if state not in ("all", "hand"):
+            raise WorldError(f"state: expected 'all' or 'hand', got {describe(state)}")
+        self.state_names = STATE_NAMES if state == "all" else HAND_NAMES
         self._repeat = action_repeat
         self._hide_goal = hide_goal
         self._size = size
@@ -137,7 +143,7 @@ class MetaworldWorld(World):
         self.suite = _suite(tasks, max_steps or max(1, SIMULATOR_STEPS // action_repeat))
         self.camera_names = _cameras(cameras)
         fields = {name: ArraySpec(shape=(size, size, 3), dtype="uint8") for name in self.camera_names}
-        fields["state"] = ArraySpec(shape=(len(STATE_NAMES),), dtype="float32")
+        fields["state"] = ArraySpec(shape=(len(self.state_names),), dtype="float32")
         self.step_spec = StepSpec(
             observation=Spec(fields), action=Spec(ArraySpec(shape=(4,), dtype="float32", low=-1.0, high=1.0))
         )
@@ -170,7 +176,7 @@ class MetaworldWorld(World):
         state = self._numbers.astype(np.float32)
         if self._hide_goal:
             state[-3:] = 0.0
-        return {**self._pictures(self._now), "state": state}
+        return {**self._pictures(self._now), "state": state[: len(self.state_names)]}
 
     def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
         """Metaworld's own expert. It looks at the true state, goal included, and remembers nothing.

@@ -1,0 +1,263 @@
+"""What runs in the other interpreter, and the messages between: this file is all of Understudy that is loaded there.
+
+| loop | takes from | blocks on | woken by |
+|---|---|---|---|
+| main | the socket | the next request; the policy | the caller; the caller's end of the socket closes |
+
+A message is eight bytes that say how long its JSON is, the JSON, and the bytes of the arrays that it names; no pickle.
+The process ends when its socket does. Should it be busy when its caller dies, the kernel kills it: the caller holds the
+other end of a pipe, and SIGKILL goes to the whole process group when that closes. SIGUSR1 makes it write its stacks to
+its log.
+
+Runs in the interpreter of the policy: numpy and the standard library are all it needs, from Python 3.9.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import fcntl
+import importlib
+import json
+import math
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+PROTOCOL = 1
+MAX_TEXT_BYTES = 64 * 2**20
+MAX_ARRAY_BYTES = 256 * 2**30
+KINDS = "biuf"  # of arrays that may cross: truth values and numbers
+_LENGTH = struct.Struct(">Q")
+
+Arrays = dict[str, Any]
+
+
+class Garbage(Exception):
+    """Bytes that are not a message, or a value that cannot be one."""
+
+
+class Closed(Exception):
+    """The other end is gone."""
+
+
+# ---- messages
+
+
+def encode(message: dict[str, Any], arrays: Arrays) -> list[memoryview]:
+    """The parts of a message, to be sent one after the other."""
+    described, parts = [], []
+    for name, array in arrays.items():
+        array = np.asarray(array)
+        if array.dtype.kind not in KINDS:
+            raise Garbage(f"{name}: expected numbers or truth values, got {array.dtype}; convert it")
+        array = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).reshape(array.shape)
+        described.append([name, array.dtype.str, list(array.shape)])
+        if array.nbytes:
+            flat: Any = array.reshape(-1).view(np.uint8)
+            parts.append(memoryview(flat))
+    text = json.dumps({**message, "arrays": described}, separators=(",", ":")).encode()
+    if len(text) > MAX_TEXT_BYTES:
+        raise Garbage(f"message: expected up to {MAX_TEXT_BYTES} bytes beside the arrays, got {len(text)}")
+    return [memoryview(_LENGTH.pack(len(text)) + text), *parts]
+
+
+def receive(fill: Callable[[memoryview], None]) -> tuple[dict[str, Any], Arrays]:
+    """The next whole message; `fill` fills a buffer with what comes next, or raises."""
+    prefix = bytearray(_LENGTH.size)
+    fill(memoryview(prefix))
+    (length,) = _LENGTH.unpack(prefix)
+    if length > MAX_TEXT_BYTES:
+        raise Garbage(f"expected a message, got {bytes(prefix)!r}")
+    text = bytearray(length)
+    fill(memoryview(text))
+    arrays: Arrays = {}
+    try:
+        message = json.loads(text)
+        for name, dtype, shape in message.pop("arrays"):
+            kind = np.dtype(dtype)
+            if kind.kind not in KINDS or any(size < 0 for size in shape):
+                raise ValueError(f"{name}: {dtype} {shape}")
+            if math.prod(shape) * kind.itemsize > MAX_ARRAY_BYTES:
+                raise ValueError(f"{name}: {dtype} {shape} is too large")
+            arrays[str(name)] = np.empty(shape, kind)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, MemoryError) as error:
+        raise Garbage(f"{bytes(text[:60])!r} ({type(error).__name__}: {error})") from None
+    for array in arrays.values():
+        if array.nbytes:
+            fill(memoryview(array.reshape(-1).view(np.uint8)))
+    return message, arrays
+
+
+def below(arrays: Arrays, prefix: str) -> Arrays:
+    """The arrays whose names begin with `prefix/`, without it."""
+    return {name[len(prefix) + 1 :]: array for name, array in arrays.items() if name.startswith(f"{prefix}/")}
+
+
+def under(arrays: Arrays, prefix: str) -> Arrays:
+    """The other way."""
+    return {f"{prefix}/{name}": array for name, array in arrays.items()}
+
+
+# ---- generators of random numbers
+
+
+def generator_state(rng: np.random.Generator) -> dict[str, Any]:
+    """A generator as JSON knows it."""
+    plain: dict[str, Any] = json.loads(json.dumps(rng.bit_generator.state, default=_plain))
+    return plain
+
+
+def set_generator_state(rng: np.random.Generator, state: dict[str, Any]) -> None:
+    """Let a generator go on from a state of its kind."""
+    rng.bit_generator.state = state
+
+
+def generator_of(state: dict[str, Any]) -> np.random.Generator:
+    """A generator that goes on from there."""
+    name = str(state["bit_generator"])
+    kind = getattr(np.random, name, None)
+    if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
+        raise Garbage(f"rngs: numpy {np.__version__} has no generator {name!r}")
+    rng = np.random.Generator(kind())
+    set_generator_state(rng, state)
+    return rng
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no JSON value")
+
+
+# ---- the process
+
+
+def main() -> None:
+    """Serve one caller; the arguments are the descriptors of socket and lifeline."""
+    socket_fd, lifeline_fd = (int(argument) for argument in sys.argv[-2:])
+    del sys.argv[1:]
+    for descriptor in (socket_fd, lifeline_fd):
+        os.set_inheritable(descriptor, False)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    _die_with_caller(lifeline_fd)
+    stream = socket.socket(fileno=socket_fd)
+    stream.setblocking(True)
+    try:
+        serve(stream)
+    except Closed:
+        os._exit(0)  # nobody is left to wait for threads or handlers at exit
+
+
+def _die_with_caller(lifeline_fd: int) -> None:
+    if hasattr(fcntl, "F_SETSIG"):  # Linux; elsewhere the end of the socket must do
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
+        watch = select.poll()
+        watch.register(lifeline_fd, 0)
+        if watch.poll(0):  # it closed before we looked
+            os._exit(1)
+
+
+def serve(stream: socket.socket) -> None:
+    """Build the policy, then answer requests until the other end closes."""
+
+    def fill(buffer: memoryview) -> None:
+        while len(buffer):
+            try:
+                got = stream.recv_into(buffer)
+            except OSError:
+                raise Closed from None
+            if not got:
+                raise Closed
+            buffer = buffer[got:]
+
+    def send(message: dict[str, Any], arrays: Arrays) -> None:
+        for part in encode(message, arrays):
+            try:
+                stream.sendall(part)
+            except OSError:
+                raise Closed from None
+
+    policy: Any = None
+    given: Arrays
+    while True:
+        request, arrays = receive(fill)
+        try:
+            if request["do"] == "build":
+                policy = build(request["factory"], request["options"])
+                answer, given = hello(policy), {}
+            else:
+                answer, given = DEEDS[request["do"]](policy, request, arrays)
+            send({"id": request["id"], **answer}, given)
+        except Closed:
+            raise
+        except BaseException as error:  # noqa: BLE001 (the outermost loop of a process)
+            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+            send(
+                {"id": request["id"], "raised": f"{type(error).__name__}: {error}"[:2000], "traceback": text[-20000:]},
+                {},
+            )
+
+
+def build(factory: str, options: dict[str, Any]) -> Any:
+    """Call the factory by its name."""
+    module, _, name = factory.partition(":")
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found(**options)
+
+
+def hello(policy: Any) -> dict[str, Any]:
+    """What a policy says of itself."""
+    replay = {name: [list(shape), str(np.dtype(dtype))] for name, (shape, dtype) in policy.replay_spec.items()}
+    return {
+        "protocol": PROTOCOL, "block_steps": int(policy.block_steps), "log_prob_size": int(policy.log_prob_size),
+        "replay": replay, "has_value": bool(policy.has_value),
+    }  # fmt: skip
+
+
+def _act(policy: Any, request: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+    rngs = [generator_of(state) for state in request["rngs"]]
+    given = policy.act(
+        below(arrays, "observation"), request["instructions"], rngs=rngs, temperature=request["temperature"],
+        greedy=request["greedy"],
+    )  # fmt: skip
+    action = given["action"]
+    found = under(action if isinstance(action, dict) else {"": action}, "action")
+    found.update(under(given["replay"], "replay"))
+    found["log_prob"] = given["log_prob"]
+    if given.get("value") is not None:
+        found["value"] = given["value"]
+    return {"rngs": [generator_state(rng) for rng in rngs]}, found
+
+
+def _evaluate(policy: Any, request: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+    given = policy.evaluate(
+        below(arrays, "observation"), request["instructions"], below(arrays, "replay"),
+        temperature=request["temperature"],
+    )  # fmt: skip
+    return {}, {name: given[name] for name in ("log_prob", "entropy", "value") if given.get(name) is not None}
+
+
+def _load(policy: Any, request: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
+    if request["path"] is None:
+        policy.set_parameters(below(arrays, "parameters"))
+    else:
+        policy.load(request["path"])
+    return {}, {}
+
+
+DEEDS = {"act": _act, "evaluate": _evaluate, "load": _load}

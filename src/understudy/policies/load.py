@@ -1,0 +1,42 @@
+"""Load: a policy from a file or a directory, whatever kind it is of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from understudy.core import StepSpec
+from understudy.policies import artefact
+from understudy.policies.actor import KIND as ACTOR
+from understudy.policies.protocol import PolicyError
+
+if TYPE_CHECKING:
+    from understudy.policies.openvla import OpenVLAConfig
+
+
+def is_actor(path: Path) -> bool:
+    """Whether it is a policy that decides step by step, and not one that is told what to do."""
+    return not path.is_dir() and artefact.kind_of(path) == ACTOR
+
+
+def load_block_policy(
+    path: str | Path, spec: StepSpec, *, openvla: OpenVLAConfig | None = None, device: str | torch.device = "cpu"
+) -> Any:
+    """A small VLA (one safetensors file), or a checkpoint of OpenVLA (a directory, read as `openvla` says)."""
+    path = Path(path)
+    try:
+        if path.is_dir():
+            from understudy.policies.openvla import OpenVLAPolicy  # only now: it needs transformers
+
+            return OpenVLAPolicy.load(path, spec, openvla, device=device)
+        if path.exists() and is_actor(path):
+            raise PolicyError(f"{path}: is a policy that is told nothing; give one that `understudy sft` made")
+        from understudy.policies.vla import VLAPolicy  # here too
+
+        return VLAPolicy.load(path, spec, device=device)
+    except ModuleNotFoundError as error:
+        raise PolicyError(
+            f"{error.name} is not installed, and this policy needs it; run `pip install 'understudy[vla]'`"
+        ) from None

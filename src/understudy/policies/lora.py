@@ -1,0 +1,212 @@
+"""LoRA: small trainable matrices beside the frozen ones of a network, by peft, with peft's files.
+
+    add_lora(policy.model, LoraConfig(rank=32))            # before an engine wraps or shards the model
+    save_adapter(policy.model, "adapter")                  # adapter_config.json, adapter_model.safetensors
+    load_adapter(policy.model, "adapter")                  # into a model with or without one
+    merged_state(policy.model)                             # plain weights under their plain names
+
+The layers are changed in place: the model keeps its class, its `forward` and the names of all other weights.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from understudy.policies.protocol import PolicyError
+
+ALL_LINEAR = "all-linear"
+ADAPTER = "default"  # peft's name for the only one
+CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
+_PEFT_PREFIX = "base_model.model."
+VALUE_HEADS = ("value_head", "value")  # what policies call the part that judges states; it is trained whole
+_HEADS = ("lm_head", *VALUE_HEADS)  # of linears, the ones that `all-linear` leaves alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """The size and the places of the adapter."""
+
+    rank: int = 32
+    alpha: float = 16.0  # the adapter counts alpha / rank times
+    dropout: float = 0.0  # of its inputs, in training; on-policy learning needs 0: see docs/openvla.md
+    targets: str | tuple[str, ...] = ALL_LINEAR  # every linear but the heads; or names, such as ("q_proj", "v_proj")
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise PolicyError(f"rank: expected a number from 1, got {self.rank}")
+        if not self.alpha > 0:
+            raise PolicyError(f"alpha: expected more than 0, got {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise PolicyError(f"dropout: expected a share from 0 to below 1, got {self.dropout}")
+        if isinstance(self.targets, str) and self.targets != ALL_LINEAR:
+            raise PolicyError(f"targets: expected {ALL_LINEAR!r} or a tuple of names, got {self.targets!r}")
+        if not self.targets:
+            raise PolicyError(f"targets: expected names of layers, got none; use {ALL_LINEAR!r}")
+
+
+def add_lora(module: nn.Module, config: LoraConfig, *, seed: int = 0, keep: tuple[str, ...] = VALUE_HEADS) -> None:
+    """Give the module an adapter that changes nothing yet; it and the parts named in `keep` are all that trains."""
+    peft = _peft()
+    if has_lora(module):
+        raise PolicyError("add_lora: the module has an adapter already; make one from its plain checkpoint")
+    chosen = _targets(module, config.targets)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        peft.inject_adapter_in_model(
+            peft.LoraConfig(
+                r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=chosen, bias="none"
+            ),
+            module,
+            adapter_name=ADAPTER,
+        )
+    _freeze(module, keep)
+
+
+def has_lora(module: nn.Module) -> bool:
+    return any("lora_A" in name.split(".") for name, _ in module.named_modules())
+
+
+def adapter_state(module: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The adapter's weights by peft's names; `weights` are the module's, where it does not hold them whole."""
+    state = module.state_dict() if weights is None else weights
+    found = {
+        _PEFT_PREFIX + name.replace(f".{ADAPTER}.", "."): weight.detach().cpu().contiguous()
+        for name, weight in state.items()
+        if _is_adapter(name)
+    }
+    if not found:
+        raise PolicyError("adapter: the module has none; call add_lora first")
+    return found
+
+
+def save_adapter(module: nn.Module, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    """Write the adapter as peft does, so that peft and those who stand on it can load it."""
+    state = adapter_state(module, weights)
+    config = _peft_config(module)
+    Path(directory).mkdir(parents=True, exist_ok=True)
+    fields = {**config.to_dict(), "inference_mode": True}
+    fields["target_modules"] = sorted(fields["target_modules"])
+    text = json.dumps(fields, indent=2, sort_keys=True, default=str)
+    Path(directory, CONFIG_FILE).write_text(text + "\n")
+    save_file(state, Path(directory, WEIGHTS_FILE), metadata={"format": "pt"})
+
+
+def load_adapter(module: nn.Module, directory: str | Path, *, keep: tuple[str, ...] = VALUE_HEADS) -> None:
+    """Fill the module's adapter from peft's files; a module without one gets it first."""
+    peft = _peft()
+    for name in (CONFIG_FILE, WEIGHTS_FILE):
+        if not Path(directory, name).is_file():
+            raise PolicyError(f"{Path(directory, name)}: expected a file of an adapter, got nothing; check the path")
+    try:
+        config = peft.LoraConfig.from_pretrained(str(directory))
+        state = load_file(Path(directory, WEIGHTS_FILE))
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+        raise PolicyError(f"{directory}: expected an adapter of peft, got {error}; copy it again") from error
+    if config.peft_type != "LORA" or config.use_dora or config.bias != "none" or config.modules_to_save:
+        raise PolicyError(f"{directory}: expected plain LoRA, got another kind of adapter; it is not supported")
+    if not has_lora(module):
+        config.inference_mode = False
+        peft.inject_adapter_in_model(config, module, adapter_name=ADAPTER)
+        _freeze(module, keep)
+    mine, own = (
+        _peft_config(module),
+        {name: weight for name, weight in module.state_dict().items() if _is_adapter(name)},
+    )
+    if (mine.r, mine.lora_alpha) != (config.r, config.lora_alpha):
+        raise PolicyError(
+            f"{directory}: expected rank {mine.r} and alpha {mine.lora_alpha}, got {config.r} and {config.lora_alpha}; "
+            f"load it into a module without an adapter"
+        )
+    given = {_own_name(name): weight for name, weight in state.items()}
+    for name in sorted(own.keys() | given.keys()):
+        if name not in own or name not in given or own[name].shape != given[name].shape:
+            raise PolicyError(
+                f"{directory}: {name}: expected {_size(own.get(name))}, got {_size(given.get(name))}; "
+                f"it is an adapter of another network"
+            )
+    module.load_state_dict(given, strict=False)
+
+
+def merged_state(module: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The state with the adapter added to the weights it stands beside, under the names it would have without one.
+
+    The module stays as it is. In float32 the logits are those of the module to about 1e-5 of their size.
+    """
+    state = module.state_dict() if weights is None else weights
+    scaling = {name: layer.scaling[ADAPTER] for name, layer in module.named_modules() if hasattr(layer, "lora_A")}
+    merged: dict[str, Tensor] = {}
+    for name, weight in state.items():
+        if _is_adapter(name):
+            continue
+        layer, inside, rest = name.partition(".base_layer.")
+        if not inside:
+            merged[name] = weight
+            continue
+        if rest == "weight":
+            a, b = (state[f"{layer}.lora_{x}.{ADAPTER}.weight"].float() for x in "AB")
+            weight = (weight.float() + (b @ a) * scaling[layer]).to(weight.dtype)
+        merged[f"{layer}.{rest}"] = weight
+    return merged
+
+
+def _targets(module: nn.Module, targets: str | tuple[str, ...]) -> list[str]:
+    """The whole names of the layers."""
+    linears = [name for name, layer in module.named_modules() if isinstance(layer, nn.Linear)]
+    if isinstance(targets, str):
+        return [name for name in linears if not set(name.split(".")) & set(_HEADS)]
+    chosen = [name for name in linears if any(name == target or name.endswith(f".{target}") for target in targets)]
+    last = sorted({name.rpartition(".")[2] for name in linears})
+    for target in targets:
+        if not any(name == target or name.endswith(f".{target}") for name in chosen):
+            near = difflib.get_close_matches(target, [*last, *linears], 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(last)}"
+            raise PolicyError(f"targets: the module has no linear layer {target!r}; {advice}")
+    return chosen
+
+
+def _freeze(module: nn.Module, keep: tuple[str, ...]) -> None:
+    layers = dict(module.named_modules())
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(_is_adapter(name) or bool(set(name.split(".")) & set(keep)))
+        if _is_adapter(name):  # of the dtype of the weight beside it: an engine may want one dtype for all
+            base = layers[name.partition(".lora_")[0]].base_layer
+            assert isinstance(base, nn.Linear)
+            parameter.data = parameter.data.to(base.weight.dtype)
+
+
+def _is_adapter(name: str) -> bool:
+    return ".lora_A." in name or ".lora_B." in name
+
+
+def _own_name(name: str) -> str:
+    """What peft calls a weight, as it is called in the module."""
+    return name.removeprefix(_PEFT_PREFIX).removesuffix(".weight") + f".{ADAPTER}.weight"
+
+
+def _size(weight: Tensor | None) -> str:
+    return "nothing" if weight is None else str(list(weight.shape))
+
+
+def _peft_config(module: nn.Module) -> Any:
+    found: Any = getattr(module, "peft_config", None)
+    if not isinstance(found, dict) or ADAPTER not in found:
+        raise PolicyError("adapter: the module has none; call add_lora first")
+    return found[ADAPTER]
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise PolicyError(f"LoRA needs peft ({error}); run: pip install 'understudy[vla]'") from error
+    return peft

@@ -1,0 +1,158 @@
+"""Checkpoint: a directory as OpenVLA's are on the Hub: JSON, a tokenizer, weights in safetensors. None of it is run.
+
+| file | |
+|---|---|
+| config.json | the shape of the network; the statistics of the actions it was trained on (`norm_stats`) |
+| dataset_statistics.json | those of fine-tuning, which come first |
+| preprocessor_config.json | how pictures are prepared |
+| tokenizer.json | how text becomes tokens |
+| model.safetensors, or shards and model.safetensors.index.json | weights |
+| proprio_projector--*_checkpoint.pt | OpenVLA-OFT's, read as tensors and nothing else |
+| value_head.safetensors | ours, where there is one |
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from understudy.policies.protocol import PolicyError
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+# What OpenVLA-OFT saves beside the weights of policies that do not give tokens, or see pictures otherwise.
+_OTHER_HEADS = {
+    "action_head--": "gives continuous actions from a head of its own, so that its token logits mean nothing",
+    "noisy_action_projector--": "denoises its actions, so that its token logits mean nothing",
+    "vision_backbone--": "mixes language into its vision (FiLM)",
+}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Checkpoint:
+    """What the JSON files say, and where each weight lies."""
+
+    directory: Path
+    config: Mapping[str, Any]
+    statistics: Mapping[str, Any]  # by unnorm_key
+    preprocessor: Mapping[str, Any]
+    shapes: Mapping[str, tuple[int, ...]]
+    files: Mapping[str, Path]  # by the name of the weight
+
+    @staticmethod
+    def open(path: str | Path) -> Checkpoint:
+        directory = Path(path)
+        if not directory.is_dir():
+            raise PolicyError(
+                f"{path}: expected the directory of a checkpoint, got none; fetch it first, such as with "
+                f"`hf download openvla/openvla-7b --local-dir openvla-7b`"
+            )
+        config = read_json(directory / "config.json")
+        if config.get("model_type") != "openvla":
+            raise PolicyError(
+                f"{directory / 'config.json'}: model_type: expected 'openvla', got {config.get('model_type')!r}; "
+                f"it is another kind of model"
+            )
+        for prefix, why in _OTHER_HEADS.items():
+            if any(directory.glob(f"{prefix}*")):
+                raise PolicyError(
+                    f"{directory}: there is a file {prefix}...: this policy {why}; take a checkpoint that was trained "
+                    f"on action tokens"
+                )
+        statistics = dict(config.get("norm_stats") or {})
+        if (directory / "dataset_statistics.json").exists():
+            statistics |= read_json(directory / "dataset_statistics.json")
+        shapes: dict[str, tuple[int, ...]] = {}
+        files: dict[str, Path] = {}
+        for file in _weight_files(directory):
+            with _opened(file) as weights:
+                for name in weights.keys():  # noqa: SIM118
+                    shapes[name], files[name] = tuple(weights.get_slice(name).get_shape()), file
+        return Checkpoint(
+            directory=directory,
+            config=config,
+            statistics=statistics,
+            preprocessor=read_json(directory / "preprocessor_config.json"),
+            shapes=shapes,
+            files=files,
+        )
+
+    def weights(self, names: set[str]) -> Iterator[tuple[str, Tensor]]:
+        """Those of these names, file by file, so that no more than one file is in memory at a time."""
+        for file in sorted(set(self.files.values())):
+            with _opened(file) as weights:
+                for name in weights.keys():  # noqa: SIM118
+                    if name in names:
+                        yield name, weights.get_tensor(name)
+
+    def proprio_projector(self) -> dict[str, Tensor]:
+        """Its weights, from the checkpoint's own or from the file that OpenVLA-OFT writes."""
+        prefix = "proprio_projector."
+        inside = dict(self.weights({name for name in self.shapes if name.startswith(prefix)}))
+        if inside:
+            return {name.removeprefix(prefix): weight for name, weight in inside.items()}
+        found = sorted(self.directory.glob("proprio_projector--*.pt"))
+        if len(found) != 1:
+            raise PolicyError(
+                f"{self.directory}: use_proprio: expected one file proprio_projector--*.pt, got "
+                f"{', '.join(file.name for file in found) or 'none'}; leave use_proprio out, or keep the one to use"
+            )
+        try:
+            loaded = torch.load(found[0], map_location="cpu", weights_only=True)
+        except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError) as error:
+            raise PolicyError(f"{found[0]}: expected a dict of tensors, got {type(error).__name__}: {error}") from error
+        return {name.removeprefix("module."): weight for name, weight in loaded.items()}  # as DDP names them
+
+    def value_head(self) -> dict[str, Tensor] | None:
+        """Its weights, if there are any."""
+        file = self.directory / VALUE_HEAD_FILE
+        if not file.exists():
+            return None
+        with _opened(file) as weights:
+            return {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object, or a sentence about what is there instead."""
+    try:
+        value = json.loads(file.read_text())
+    except FileNotFoundError:
+        raise PolicyError(f"{file}: expected a file of a checkpoint, got nothing; fetch the whole directory") from None
+    except (OSError, ValueError) as error:
+        raise PolicyError(f"{file}: expected JSON, got {error}; copy the file again") from error
+    if not isinstance(value, dict):
+        raise PolicyError(f"{file}: expected a JSON object, got {type(value).__name__}; copy the file again")
+    return value
+
+
+def _weight_files(directory: Path) -> list[Path]:
+    index = directory / INDEX_FILE
+    if not index.exists():
+        if not (directory / "model.safetensors").exists():
+            raise PolicyError(
+                f"{directory}: expected model.safetensors or {INDEX_FILE}, got neither; fetch the weights"
+            )
+        return [directory / "model.safetensors"]
+    named = read_json(index).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise PolicyError(f"{index}: weight_map: expected weights and their files, got {named!r}; copy the file again")
+    files = sorted({directory / str(name) for name in named.values()})
+    for file in files:
+        if file.parent != directory or not file.exists():
+            raise PolicyError(f"{file}: {INDEX_FILE} names it and it is not there; fetch the missing file")
+    return files
+
+
+def _opened(file: Path) -> Any:
+    try:
+        return safe_open(file, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise PolicyError(f"{file}: expected weights in safetensors, got {error}; copy the file again") from error

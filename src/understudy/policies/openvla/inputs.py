@@ -1,0 +1,207 @@
+"""OpenVLAInputs: an observation and an instruction as OpenVLA was trained to see them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from understudy.core import Spec, SpecError, Tree
+from understudy.core import tree as trees
+from understudy.core.spec import describe
+from understudy.policies.inputs import is_camera
+from understudy.policies.openvla.tokens import Range
+from understudy.policies.protocol import Array, PolicyError
+
+PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
+_SPACE = "\u2581"  # the token that stood between the prompt and the numbers in training
+_CROP_AREA = 0.9  # of the pictures that OpenVLA was fine-tuned on, at random places
+_RESAMPLING = {
+    "bicubic": Image.Resampling.BICUBIC,
+    "bilinear": Image.Resampling.BILINEAR,
+    "lanczos": Image.Resampling.LANCZOS,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """How a picture is prepared for each vision transformer; all take the same size."""
+
+    size: int
+    resampling: str
+    means: tuple[tuple[float, float, float], ...]
+    stds: tuple[tuple[float, float, float], ...]
+    center_crop: bool
+    mirror: bool
+
+    @staticmethod
+    def of(preprocessor: Mapping[str, Any], *, num_towers: int, center_crop: bool, mirror: bool) -> Pictures:
+        """As preprocessor_config.json says."""
+        where = "preprocessor_config.json"
+        try:
+            strategy = preprocessor["image_resize_strategy"]
+            sizes = {tuple(size[-2:]) for size in preprocessor["input_sizes"]}
+            resampling = set(preprocessor["interpolations"])
+            means = tuple((float(r), float(g), float(b)) for r, g, b in preprocessor["means"])
+            stds = tuple((float(r), float(g), float(b)) for r, g, b in preprocessor["stds"])
+        except (KeyError, TypeError, ValueError, IndexError) as error:
+            raise PolicyError(f"{where}: expected how pictures are prepared, got {error!r}; copy it again") from None
+        if strategy != "resize-naive":
+            raise PolicyError(f"{where}: image_resize_strategy: expected 'resize-naive', got {strategy!r}; unsupported")
+        if len(sizes) != 1 or len(resampling) != 1 or not resampling <= _RESAMPLING.keys():
+            raise PolicyError(
+                f"{where}: expected one size and one of {', '.join(_RESAMPLING)} for all, got {sorted(sizes)} and "
+                f"{sorted(resampling)}; unsupported"
+            )
+        ((height, width),) = sizes
+        if height != width or not len(means) == len(stds) == num_towers:
+            raise PolicyError(
+                f"{where}: expected squares and {num_towers} means and stds, got {height} x {width}, {len(means)} and "
+                f"{len(stds)}; copy it again"
+            )
+        (name,) = resampling
+        return Pictures(size=width, resampling=name, means=means, stds=stds, center_crop=center_crop, mirror=mirror)
+
+    def prepare(self, picture: Array) -> Array:
+        """One picture uint8 [H, W, 3] to float32 [3·towers, S, S]."""
+        if self.mirror:
+            picture = picture[:, ::-1]
+        if picture.shape[:2] != (self.size, self.size):
+            resized = Image.fromarray(np.ascontiguousarray(picture)).resize(
+                (self.size, self.size), _RESAMPLING[self.resampling]
+            )
+            picture = np.asarray(resized)
+        if self.center_crop:
+            picture = crop_center(picture, _CROP_AREA)
+        scaled = picture.astype(np.float32) / np.float32(255)
+        towers = [
+            (scaled - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
+            for mean, std in zip(self.means, self.stds, strict=True)
+        ]
+        return np.concatenate(towers, axis=-1).transpose(2, 0, 1)
+
+
+def crop_center(picture: Array, area: float) -> Array:
+    """That share of a square's area, from its middle, stretched to its size: bilinear, from corner to corner."""
+    size = len(picture)
+    side = math.sqrt(area)
+    place = (size - 1) * ((1 - side) / 2 + side * np.linspace(0.0, 1.0, size))
+    below = np.minimum(place.astype(np.int64), size - 2)
+    share = (place - below).astype(np.float32)[:, None]
+    rows = picture[below].astype(np.float32)
+    rows += share[..., None] * (picture[below + 1] - rows)
+    columns = rows[:, below]
+    columns += share * (rows[:, below + 1] - columns)
+    rounded: Array = np.clip(np.floor(columns * (255.5 / 255)), 0, 255)  # as TensorFlow does
+    return rounded.astype(np.uint8)
+
+
+class Prompts:
+    """Instructions as token ids, with BOS before and the empty token behind, as in training."""
+
+    def __init__(self, directory: Path, *, bos_id: int):
+        file = directory / "tokenizer.json"
+        if not file.exists():
+            raise PolicyError(f"{file}: expected a tokenizer, got nothing; fetch the whole directory")
+        try:
+            self._tokenizer = Tokenizer.from_file(str(file))
+        except Exception as error:  # the library raises nothing narrower
+            raise PolicyError(f"{file}: expected a tokenizer, got {error}; copy the file again") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        space_id = self._tokenizer.token_to_id(_SPACE)
+        if space_id is None:
+            raise PolicyError(f"{file}: expected a token {_SPACE!r}, got none; it is not the tokenizer of OpenVLA")
+        self._bos_id, self._space_id = bos_id, int(space_id)
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def ids(self, instruction: str) -> tuple[int, ...]:
+        if instruction not in self._known:
+            if not instruction.strip():
+                raise PolicyError(
+                    f"instruction: expected what the robot shall do, got {instruction!r}; say it in words"
+                )
+            text = PROMPT.format(instruction=instruction.strip().lower())
+            ids = tuple(self._tokenizer.encode(text).ids)
+            if ids[0] != self._bos_id:
+                ids = (self._bos_id, *ids)
+            self._known[instruction] = ids if ids[-1] == self._space_id else (*ids, self._space_id)
+        return self._known[instruction]
+
+
+class OpenVLAInputs:
+    """What the network takes for a batch of observations, but for the tokens."""
+
+    def __init__(
+        self,
+        *,
+        cameras: Sequence[str],
+        pictures: Pictures,
+        proprio: Sequence[str],
+        proprio_range: Range | None,
+    ):
+        self._cameras, self._pictures = tuple(cameras), pictures
+        self._proprio, self._range = tuple(proprio), proprio_range
+
+    def tensors(self, observation: Tree, num_rows: int) -> dict[str, Tensor]:
+        """`pictures` [B, C, S, S] and perhaps `proprio` [B, P], on the CPU."""
+        flat = trees.flatten(observation)
+        found = [self._leaf(flat, path, num_rows) for path in self._cameras]
+        for path, array in zip(self._cameras, found, strict=True):
+            if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
+                raise SpecError(
+                    f"{trees.join('observation', path)}: expected uint8 [{num_rows}, H, W, 3], got {describe(array)}"
+                )
+        rows = [np.concatenate([self._pictures.prepare(array[row]) for array in found]) for row in range(num_rows)]
+        tensors = {"pictures": torch.from_numpy(np.stack(rows))}
+        if self._range is not None:
+            parts = [self._leaf(flat, path, num_rows).reshape(num_rows, -1) for path in self._proprio]
+            unit = self._range.to_unit(np.concatenate(parts, axis=1).astype(np.float64))
+            tensors["proprio"] = torch.from_numpy(unit.astype(np.float32))
+        return tensors
+
+    @staticmethod
+    def _leaf(flat: Mapping[str, Any], path: str, num_rows: int) -> Array:
+        name = trees.join("observation", path)
+        if path not in flat:
+            raise SpecError(f"{name}: expected this field, got {', '.join(sorted(flat)) or 'none'}; add it")
+        array = np.asarray(flat[path])
+        if array.ndim == 0 or len(array) != num_rows:
+            raise SpecError(f"{name}: expected {num_rows} rows, one for each instruction, got {describe(array)}")
+        return array
+
+
+def cameras_of(cameras: tuple[str, ...] | None, observation: Spec) -> tuple[str, ...]:
+    """The names of the cameras, refused if the world has no such; None: the only one."""
+    there = [path for path, leaf in observation.flat.items() if is_camera(leaf)]
+    listed = ", ".join(there) or "none"
+    if cameras is None and len(there) != 1:
+        raise PolicyError(f"cameras: expected names, since the world has {len(there)} ({listed}); name them in order")
+    for camera in cameras or ():
+        if camera not in there:
+            raise PolicyError(f"cameras: the world has no camera {camera!r}; it has {listed}")
+    return cameras or (there[0],)
+
+
+def check_proprio(fields: Sequence[str], observation: Spec, wanted: int) -> None:
+    """Refuse fields that are not there, or are not as many numbers as the checkpoint was trained on."""
+    size = 0
+    for path in fields:
+        leaf = observation.flat.get(path)
+        if leaf is None or leaf.ragged or is_camera(leaf):
+            raise PolicyError(
+                f"use_proprio: expected fields with numbers, got {path!r}; the world has {', '.join(observation.flat)}"
+            )
+        size += int(np.prod(leaf.fixed_shape))
+    if size != wanted:
+        raise PolicyError(
+            f"use_proprio: the checkpoint was trained on {wanted} numbers, {', '.join(fields)} are {size}; name others"
+        )

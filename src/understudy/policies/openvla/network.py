@@ -1,0 +1,135 @@
+"""OpenVLANetwork: pictures, a prompt and perhaps proprioception to logits over the action bins, and perhaps a value.
+
+The sequence is BOS, the patches of every picture, one token of proprioception, the prompt, and the numbers of the
+actions. The logits of a number stand at the token before it. Two ways to decode:
+
+| decoding | the numbers' embeddings | attention | forwards |
+|---|---|---|---|
+| autoregressive (OpenVLA) | of the tokens that were drawn | causal | one for the prompt, one for each further number |
+| parallel (OpenVLA-OFT) | zero, with the end-of-text token behind them | both ways, all tokens | one |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.cache_utils import DynamicCache
+
+from understudy.policies.openvla.vision import Vit, VitShape
+
+# ids int64 [B, T], prompt and numbers, padded on the right; there bool [B, T], False for padding; at int64 [B, N], the
+# tokens whose logits are wanted, counted as in ids, of which the first is judged; pictures float [B, C, S, S];
+# empty bool [B, T], tokens whose embedding is zero, if any; proprio float [B, P] from -1 to 1, if it is used
+Tensors: TypeAlias = Mapping[str, Tensor]
+
+
+class OpenVLANetwork(nn.Module):
+    """The weights have the names of the published files; `proprio_projector` and `value_head` may be there or not."""
+
+    def __init__(
+        self,
+        vision: Sequence[VitShape],
+        language: LlamaConfig,
+        *,
+        action_ids: tuple[int, int],
+        bidirectional: bool,
+        proprio_size: int | None,
+        value_head: bool,
+    ):
+        """`action_ids` are the first token id of the bins and the one behind the last; the highest id is bin 0."""
+        super().__init__()
+        self.vision_backbone = _VisionBackbone(vision)
+        self.projector = _Projector(sum(shape.width for shape in vision), language.hidden_size, fused=len(vision) > 1)
+        llama: Any = LlamaForCausalLM
+        self.language_model = llama(language)
+        self.proprio_projector = None if proprio_size is None else _ProprioProjector(proprio_size, language.hidden_size)
+        self.value_head = nn.Linear(language.hidden_size, 1) if value_head else None
+        self._action_ids = action_ids
+        self._bidirectional = bidirectional
+
+    def forward(self, tensors: Tensors, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor | None]:
+        """Float32 logits [B, N, bins] in the order of the bins, and the value [B]. A cache that is filled stands for
+        pictures and prompt, and `tensors` then holds only what comes behind them."""
+        ids, at, pictures = tensors["ids"], tensors["at"], tensors.get("pictures")
+        embedded = self.language_model.model.embed_tokens(ids)
+        if "empty" in tensors:
+            embedded = embedded.masked_fill(tensors["empty"][..., None], 0.0)
+        visible = None
+        if pictures is not None:
+            seen = self.projector(self.vision_backbone(pictures.to(self.projector.fc1.weight.dtype)))
+            if self.proprio_projector is not None:
+                felt = self.proprio_projector(tensors["proprio"].to(seen.dtype))
+                seen = torch.cat([seen, felt[:, None]], dim=1)
+            embedded = torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1)
+            at = at + seen.shape[1]
+            visible = self._visible(functional.pad(tensors["there"], (seen.shape[1], 0), value=True))
+        hidden = self.language_model.model(
+            inputs_embeds=embedded, attention_mask=visible, past_key_values=cache, use_cache=cache is not None
+        ).last_hidden_state
+        chosen = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
+        first, end = self._action_ids
+        logits = self.language_model.lm_head(chosen)[..., first:end].float().flip(-1)
+        value = None if self.value_head is None else self.value_head(chosen[:, 0]).float().sum(-1)  # not a view
+        return logits, value
+
+    def _visible(self, there: Tensor) -> Tensor:
+        """Which token sees which [B, 1, S, S]; given always, because transformers takes a missing mask for causal."""
+        batch, length = there.shape
+        visible = there[:, None, None, :].expand(batch, 1, length, length)
+        return visible if self._bidirectional else visible.tril()
+
+
+class _VisionBackbone(nn.Module):
+    """Every picture through each transformer; features side by side, pictures one after another."""
+
+    def __init__(self, shapes: Sequence[VitShape]):
+        super().__init__()
+        self.featurizer = Vit(shapes[0])
+        self.fused_featurizer = Vit(shapes[1]) if len(shapes) > 1 else None
+
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Pictures [B, n·k·3, S, S] for n pictures prepared for k transformers, to [B, n·patches, width]."""
+        batch, channels = pictures.shape[:2]
+        towers = [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
+        each = pictures.reshape(batch, channels // (3 * len(towers)), len(towers), 3, *pictures.shape[2:])
+        features = [
+            torch.cat([tower(each[:, picture, index]) for index, tower in enumerate(towers)], dim=-1)
+            for picture in range(each.shape[1])
+        ]
+        return torch.cat(features, dim=1)
+
+
+class _Projector(nn.Module):
+    def __init__(self, vision_width: int, width: int, *, fused: bool):
+        super().__init__()
+        middle = 4 * vision_width if fused else width
+        self.fc1 = nn.Linear(vision_width, middle)
+        self.fc2 = nn.Linear(middle, width)
+        self.fc3 = nn.Linear(width, width) if fused else None
+
+    def forward(self, features: Tensor) -> Tensor:
+        projected: Tensor = self.fc2(functional.gelu(self.fc1(features)))
+        return projected if self.fc3 is None else self.fc3(functional.gelu(projected))
+
+
+class _ProprioProjector(nn.Module):
+    def __init__(self, size: int, width: int):
+        super().__init__()
+        self.fc1 = nn.Linear(size, width)
+        self.fc2 = nn.Linear(width, width)
+
+    def forward(self, proprio: Tensor) -> Tensor:
+        projected: Tensor = self.fc2(functional.gelu(self.fc1(proprio)))
+        return projected
+
+
+def fresh_rotary(network: OpenVLANetwork, device: torch.device) -> None:
+    """Make the rotary tables, which are in no file, on the device; a network built on `meta` has none."""
+    model: Any = network.language_model.model
+    with torch.device(device):
+        model.rotary_emb = type(model.rotary_emb)(config=model.config)

@@ -1,0 +1,344 @@
+"""OpenVLAPolicy: a published checkpoint of OpenVLA or OpenVLA-OFT as a BlockPolicy.
+
+Who else is asked at the same moment changes no row: `act` runs forward passes of `act_rows` rows with prompts of one
+length, always, filled up with copies of the last one. What it records are the log-probs of the pass that `evaluate`
+makes too, so that the two differ by no more than the rounding of another number of rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicCache
+
+from understudy.core import NO_VERSION, ArraySpec, Spec, StepSpec, Tree
+from understudy.core import tree as trees
+from understudy.policies.lora import merged_state
+from understudy.policies.openvla import loading
+from understudy.policies.openvla.checkpoint import Checkpoint
+from understudy.policies.openvla.config import OpenVLAConfig
+from understudy.policies.openvla.inputs import OpenVLAInputs, Pictures, Prompts, cameras_of, check_proprio
+from understudy.policies.openvla.network import OpenVLANetwork, Tensors
+from understudy.policies.openvla.tokens import ActionTokens, Range, statistics_of
+from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.vla import bins
+
+TOKENS = "tokens"
+
+Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
+
+
+class OpenVLAPolicy:
+    """A policy with its model, which may be trained in place: whoever does so raises `version`."""
+
+    def __init__(
+        self,
+        config: OpenVLAConfig,
+        spec: StepSpec,
+        checkpoint: Checkpoint,
+        model: OpenVLANetwork,
+        *,
+        device: str | torch.device,
+        version: int = NO_VERSION,
+    ):
+        """Use `load`, which gives the parts that belong together."""
+        self.config = config
+        self.spec = spec
+        self.version = version
+        self.device = torch.device(device)
+        self.model = model
+        self.forward: Callable[..., tuple[Tensor, Tensor | None]] = model  # or what wraps it for training
+        self._checkpoint = checkpoint
+        _, statistics = statistics_of(checkpoint.statistics, config.unnorm_key)
+        language = loading.language_config(checkpoint)
+        self._first_id, self._end_id = loading.action_ids(checkpoint, language)
+        self._stop_id = language.eos_token_id if isinstance(language.eos_token_id, int) else 2
+        self.actions = ActionTokens(
+            spec.action,
+            _part(statistics, "action", config),
+            num_bins=self._end_id - self._first_id,
+            gripper=config.libero_gripper,
+            where=f"norm_stats/{config.unnorm_key}/action",
+        )
+        self._prompts = Prompts(checkpoint.directory, bos_id=int(language.bos_token_id or 1))
+        self._inputs = OpenVLAInputs(
+            cameras=config.cameras or (),
+            pictures=Pictures.of(
+                checkpoint.preprocessor,
+                num_towers=len(loading.vision_shapes(checkpoint)),
+                center_crop=config.center_crop,
+                mirror=config.mirror,
+            ),
+            proprio=config.use_proprio or (),
+            proprio_range=_proprio_range(config, statistics),
+        )
+
+    @staticmethod
+    def load(
+        path: str | Path,
+        spec: StepSpec,
+        config: OpenVLAConfig | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        version: int = NO_VERSION,
+        **options: Any,
+    ) -> OpenVLAPolicy:
+        """From a directory as on the Hub, for a world with this Spec; `options` are fields of the config.
+
+        No code of a checkpoint is run.
+        """
+        try:
+            config = replace(config or OpenVLAConfig(), **options)
+        except TypeError as error:
+            raise PolicyError(f"options: {error}; see OpenVLAConfig") from None
+        checkpoint = Checkpoint.open(path)
+        unnorm_key, statistics = statistics_of(checkpoint.statistics, config.unnorm_key)
+        config = replace(config, unnorm_key=unnorm_key, cameras=cameras_of(config.cameras, spec.observation))
+        proprio = _proprio_range(config, statistics)
+        if proprio is not None:
+            check_proprio(config.use_proprio or (), spec.observation, len(proprio))
+        model = loading.build(
+            checkpoint, config, proprio_size=None if proprio is None else len(proprio), device=torch.device(device)
+        )
+        return OpenVLAPolicy(config, spec, checkpoint, model, device=device, version=version)
+
+    # ---- a block policy
+
+    @property
+    def block_steps(self) -> int:
+        return self.config.block_steps
+
+    @property
+    def log_prob_size(self) -> int:
+        return self.actions.size
+
+    @property
+    def replay_spec(self) -> Spec:
+        shape = (self.block_steps, self.actions.size)
+        return Spec({TOKENS: ArraySpec(shape=shape, dtype="int32")})  # bins, 0 to 255; bin b is token last - b
+
+    @property
+    def has_value(self) -> bool:
+        return self.config.value_head
+
+    def act(
+        self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
+    ) -> Acted:
+        """Choose; each row's generator gives H x D numbers from [0, 1), or none if it is greedy."""
+        num = len(instructions)
+        if not num or len(rngs) != num:
+            raise PolicyError(f"rngs: expected {num or 'some'} generators, one for each instruction, got {len(rngs)}")
+        shape = (num, self.block_steps, self.actions.size)
+        uniforms = np.zeros(shape)
+        if not sampling.greedy:
+            uniforms = np.stack([rng.random(shape[1:]) for rng in rngs])
+        tokens, log_prob = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
+        value = np.zeros(num, np.float32)
+        with torch.inference_mode(), self._evaluating():
+            for rows in self._batches(instructions):
+                part = _rows(observation, rows)
+                said = [instructions[row] for row in rows]
+                found = self._act(part, said, uniforms[rows], sampling)
+                for row, *(one_tokens, one_log_prob, one_value) in zip(rows, *found, strict=True):
+                    tokens[row], log_prob[row], value[row] = one_tokens, one_log_prob, one_value
+        return Acted(
+            action=self.actions.action(tokens),
+            replay={TOKENS: tokens},
+            log_prob=log_prob,
+            value=value if self.has_value else None,
+            version=self.version,
+        )
+
+    def _act(
+        self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling
+    ) -> tuple[Array, Array, Array]:
+        """Tokens, log-probs and values of rows whose prompts have one length."""
+        shape = uniforms.shape
+        if self.config.decoding == "parallel":
+            logits, value = self.forward(self.tensors(observation, instructions))
+            tokens = draw(logits.reshape(*shape, -1), uniforms, sampling)
+        else:
+            tokens = self._generate(observation, instructions, uniforms, sampling)
+            logits, value = self.forward(self.tensors(observation, instructions, tokens))  # as `evaluate` will see them
+        log_prob, _ = weigh(logits.reshape(*shape, -1), tokens, sampling)
+        judged = np.zeros(len(tokens), np.float32) if value is None else value.cpu().numpy()
+        return tokens.to(torch.int32).cpu().numpy(), log_prob.cpu().numpy(), judged
+
+    def _generate(self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling) -> Tensor:
+        """One number after the other, each seeing those before it: int64 [B, 1, D]."""
+        tensors = self.tensors(observation, instructions)
+        length = int(tensors["at"][0, 0]) + 1  # of the prompt
+        given = {
+            **tensors, "ids": tensors["ids"][:, :length], "there": tensors["there"][:, :length],
+            "at": tensors["at"][:, :1],
+        }  # fmt: skip
+        cache, drawn = DynamicCache(), []
+        for number in range(self.actions.size):
+            logits, _ = self.forward(given, cache)
+            drawn.append(draw(logits, uniforms[:, 0, number : number + 1], sampling))
+            ids = self._end_id - 1 - drawn[-1]
+            given = {"ids": ids, "at": torch.zeros_like(ids)}
+        return torch.cat(drawn, dim=1)[:, None]
+
+    def evaluate(
+        self,
+        observation: Tree,
+        instructions: Sequence[str],
+        replay: Mapping[str, Any],
+        *,
+        sampling: Sampling,
+        module: Forward | None = None,
+    ) -> Evaluated:
+        """Weigh earlier choices again; with `module` in place of the own model, such as one that is wrapped in DDP."""
+        if TOKENS not in replay:
+            raise PolicyError(
+                f"replay/{TOKENS}: expected what act() recorded, got {', '.join(replay) or 'nothing'}; store it"
+            )
+        shape = (len(instructions), self.block_steps, self.actions.size)
+        tokens = torch.as_tensor(np.asarray(replay[TOKENS]), device=self.device).long()
+        if tokens.shape != shape:
+            raise PolicyError(
+                f"replay/{TOKENS}: expected {list(shape)}, got {list(tokens.shape)}; "
+                f"take them from the same rows as the observation"
+            )
+        known = tokens if self.config.decoding == "autoregressive" else None
+        logits, value = (module or self.forward)(self.tensors(observation, instructions, known))
+        log_prob, entropy = weigh(logits.reshape(*shape, -1), tokens, sampling)
+        return Evaluated(log_prob=log_prob, entropy=entropy, value=value)
+
+    def tensors(
+        self, observation: Tree, instructions: Sequence[str], tokens: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        """What the model is given for a batch; `tokens` [B, H, D] are the bins that an autoregressive one has drawn."""
+        prompts = [self._prompts.ids(text) for text in instructions]
+        count = self.block_steps * self.actions.size
+        parallel = self.config.decoding == "parallel"
+        behind = count + 1 if parallel else count - 1  # the end of the text; the last number is seen by none
+        lengths = np.array([len(prompt) for prompt in prompts])
+        size = int(lengths.max()) + behind
+        ids = np.zeros((len(prompts), size), np.int64)
+        for row, prompt in enumerate(prompts):
+            ids[row, : len(prompt)] = prompt
+            if parallel:
+                ids[row, len(prompt) + count] = self._stop_id
+            elif tokens is not None:
+                drawn = tokens[row].flatten()[:behind].cpu().numpy()
+                ids[row, len(prompt) : len(prompt) + behind] = self._end_id - 1 - drawn
+        place = np.arange(size)[None] - lengths[:, None]
+        made = {"ids": ids, "there": place < behind, "at": lengths[:, None] - 1 + np.arange(count)[None]}
+        if parallel:
+            made["empty"] = (place >= 0) & (place < count)
+        found = {name: torch.from_numpy(array) for name, array in made.items()}
+        found |= self._inputs.tensors(observation, len(prompts))
+        return {name: tensor.to(self.device) for name, tensor in found.items()}
+
+    def tokens_of(self, action: Tree) -> Array:
+        """The replay of a demonstrated block: bins int32 [B, H, D] of actions [B, H, ...]."""
+        return self.actions.bins(action)
+
+    # ---- elsewhere
+
+    def parameters(self, weights: Mapping[str, Array] | None = None) -> dict[str, Array]:
+        """What is trained, by name, as float32: with LoRA the adapter and the value head, else everything.
+
+        `weights` are the model's, by its own names, where it holds only a part of each of them itself (FSDP).
+        """
+        trained = {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+        if weights is not None:
+            return {name: np.array(weights[name], np.float32) for name in trained}
+        return {name: weight.detach().float().cpu().numpy().copy() for name, weight in trained.items()}
+
+    def num_tokens(self, instruction: str) -> int:
+        """Of one row in a forward pass: patches, words, proprioception and the actions."""
+        shape = loading.vision_shapes(self._checkpoint)[0]
+        patches = self.config.num_images_in_input * shape.num_patches
+        proprio = int(self.config.use_proprio is not None)
+        return patches + proprio + len(self._prompts.ids(instruction)) + self.block_steps * self.log_prob_size
+
+    def with_parameters(self, parameters: Mapping[str, Any], *, version: int) -> OpenVLAPolicy:
+        """The policy with newer arrays of what is trained; all else is shared with this one, which stays as it is."""
+        frozen = {id(weight): weight for weight in self.model.parameters() if not weight.requires_grad}
+        model = copy.deepcopy(self.model, frozen)
+        own = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        for name in sorted(own.keys() | parameters.keys()):
+            wanted = list(own[name].shape) if name in own else "no such weight"
+            got = list(np.shape(parameters[name])) if name in parameters else "nothing"
+            if wanted != got:
+                raise PolicyError(f"{name}: expected {wanted}, got {got}; they are of another network")
+        with torch.no_grad():
+            for name, weight in own.items():
+                weight.copy_(torch.as_tensor(np.asarray(parameters[name])))
+        return OpenVLAPolicy(self.config, self.spec, self._checkpoint, model, device=self.device, version=version)
+
+    def save(self, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
+        """A plain checkpoint, with an adapter merged in, in the layout it was loaded from; the directory is new.
+
+        `weights` is the model's state if it does not hold it whole, as when it is sharded.
+        """
+        state = merged_state(self.model, weights)
+        loading.write(directory, self._checkpoint, state, getattr(torch, self.config.dtype))
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        """Without dropout, whatever the model is doing otherwise."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(training)
+
+    def _batches(self, instructions: Sequence[str]) -> list[list[int]]:
+        """Rows in batches of `act_rows` and prompts of one length; the last row stands for those that are not there."""
+        by_length: dict[int, list[int]] = {}
+        for row, text in enumerate(instructions):
+            by_length.setdefault(len(self._prompts.ids(text)), []).append(row)
+        size = self.config.act_rows
+        return [
+            (rows[first : first + size] + size * [rows[-1]])[:size]
+            for rows in by_length.values()
+            for first in range(0, len(rows), size)
+        ]
+
+
+def draw(logits: Tensor, uniforms: Array, sampling: Sampling) -> Tensor:
+    """One bin for each distribution [..., K]: the most likely, or where the running sum passes a number from [0, 1)."""
+    if sampling.greedy:
+        return logits.argmax(dim=-1)
+    log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
+    return bins.draw(log_probs, torch.as_tensor(uniforms, device=logits.device))
+
+
+def weigh(logits: Tensor, tokens: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies [...] of tokens [...] under logits [..., K], over the bins alone."""
+    log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
+    entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+    return log_probs.gather(-1, tokens[..., None]).squeeze(-1), entropy
+
+
+def _rows(observation: Tree, rows: list[int]) -> Tree:
+    return trees.map_leaves(lambda leaf: np.asarray(leaf)[rows], observation)
+
+
+def _part(statistics: Mapping[str, Any], name: str, config: OpenVLAConfig) -> Mapping[str, Any]:
+    found = statistics.get(name)
+    if not isinstance(found, Mapping):
+        raise PolicyError(
+            f"norm_stats/{config.unnorm_key}: expected {name}, got {', '.join(statistics) or 'nothing'}; "
+            f"choose another unnorm_key"
+        )
+    return found
+
+
+def _proprio_range(config: OpenVLAConfig, statistics: Mapping[str, Any]) -> Range | None:
+    if config.use_proprio is None:
+        return None
+    return Range(_part(statistics, "proprio", config), f"norm_stats/{config.unnorm_key}/proprio")

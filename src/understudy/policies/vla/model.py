@@ -1,0 +1,141 @@
+"""VLAModel: pictures, words and proprioception in; a distribution over each number of a block of actions out.
+
+    picture [S, S, 3] - SiglipVisionModel - PixelUnshuffle - Linear -+
+    words [W] ------------- embedding of the text model -------------+- LlamaModel -+- last H x A: logits over the bins
+    proprioception [P] ---------- Linear ----------------------------+              +- token before: value
+    H x A learned queries -------------------------------------------+
+
+All tokens of a block are decided in one pass. What is seen and said is read in order, as a language model does; the
+queries see all of it and each other, both ways. The bins are the last numbers of the text model's vocabulary, and
+their logits the products with its embedding of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
+
+from understudy.policies.protocol import PolicyError
+from understudy.policies.vla.config import VLAConfig
+from understudy.policies.vla.words import PADDING
+
+WORDS, PROPRIO = "words", "proprio"
+INIT_STD = 0.02
+
+Tensors = Mapping[str, Tensor]  # image/CAMERA uint8 [B, S, S, 3]; words int64 [B, W]; proprio float32 [B, P], if any
+
+
+def image(camera: str) -> str:
+    """The name of a camera's pictures among the tensors."""
+    return f"image/{camera}"
+
+
+class VLAModel(nn.Module):
+    """The network alone. `config.cameras` are names."""
+
+    base_mask: Tensor
+
+    def __init__(self, config: VLAConfig, *, image_size: int, proprio_size: int, action_size: int, num_words: int):
+        super().__init__()
+        side = image_size // config.patch
+        if image_size % config.patch or side % config.shuffle:
+            raise PolicyError(
+                f"patch: expected pictures whose side is a multiple of patch x shuffle "
+                f"({config.patch * config.shuffle}), got {image_size}; choose another patch, or size of the cameras"
+            )
+        self.config = config
+        self._side = side
+        self._shape = (config.block_steps, action_size)
+        num_queries = config.block_steps * action_size
+        num_pictures = config.num_images_in_input * (side // config.shuffle) ** 2
+        self._words_at = slice(num_pictures, num_pictures + config.max_words)
+        num_prefix = num_pictures + config.max_words + (proprio_size > 0)
+        self._num_prefix = num_prefix
+        self.num_tokens = num_prefix + num_queries  # of one row
+        self.vision = SiglipVisionModel(_vision_config(config, image_size))
+        self.shuffle = nn.PixelUnshuffle(config.shuffle)
+        self.connector = nn.Linear(config.vision_hidden * config.shuffle**2, config.hidden, bias=False)
+        self.text = LlamaModel(_text_config(config, num_words, num_prefix + num_queries))
+        self.proprio = nn.Linear(proprio_size, config.hidden) if proprio_size else None
+        self.queries = nn.Parameter(torch.randn(num_queries, config.hidden) * INIT_STD)
+        self.value = (
+            nn.Sequential(nn.Linear(config.hidden, config.hidden), nn.SiLU(), nn.Linear(config.hidden, 1))
+            if config.value_head
+            else None
+        )
+        self.register_buffer("base_mask", _mask(num_prefix, num_queries), persistent=False)
+
+    def forward(self, tensors: Tensors) -> tuple[Tensor, Tensor | None]:
+        """Logits float32 [B, H, A, K], and value float32 [B] if it has that head."""
+        words = tensors[WORDS]
+        lower = self.config.dtype == "bfloat16"
+        with torch.autocast(words.device.type, torch.bfloat16, enabled=lower):
+            parts = [*self._pictures(tensors), self.text.embed_tokens(words)]
+            if self.proprio is not None:
+                parts.append(self.proprio(tensors[PROPRIO])[:, None])
+            parts.append(self.queries.expand(len(words), -1, -1))
+            seen = self.text(inputs_embeds=torch.cat(parts, dim=1), attention_mask=self._attention(words))
+            hidden = seen.last_hidden_state
+            bins = self.text.embed_tokens.weight[-self.config.num_bins :]
+            actions = hidden[:, self._num_prefix :].reshape(len(words), *self._shape, -1)
+            logits = nn.functional.linear(actions, bins)  # no view: FSDP2 hangs its hooks on what is returned
+            value = None if self.value is None else self.value(hidden[:, self._num_prefix - 1]).sum(dim=-1)
+        return logits.float(), None if value is None else value.float()
+
+    def checkpoint_gradients(self, on: bool) -> None:
+        """Keep fewer activations for the backward pass and compute them again: less memory, more time."""
+        parts: tuple[Any, ...] = (self.vision, self.text)
+        for part in parts:
+            if on:
+                part.gradient_checkpointing_enable({"use_reentrant": False})
+            else:
+                part.gradient_checkpointing_disable()
+
+    def _pictures(self, tensors: Tensors) -> list[Tensor]:
+        """The tokens of each camera, all of whose pictures go through in one batch."""
+        cameras = self.config.cameras or ()
+        pixels = torch.cat([tensors[image(camera)] for camera in cameras])
+        scaled = pixels.permute(0, 3, 1, 2).to(torch.float32).div(127.5).sub(1.0)
+        patches = self.vision(pixel_values=scaled).last_hidden_state  # [N B, patches, C]
+        grid = self.shuffle(patches.transpose(1, 2).reshape(len(pixels), -1, self._side, self._side))
+        tokens = self.connector(grid.flatten(2).transpose(1, 2))
+        return list(tokens.chunk(len(cameras)))
+
+    def _attention(self, words: Tensor) -> Tensor:
+        """What is added to the attention [B, 1, T, T]; padding behind an instruction is not looked at."""
+        mask = self.base_mask.repeat(len(words), 1, 1, 1)
+        padded = (words == PADDING)[:, None, None, :]
+        mask[..., self._words_at].masked_fill_(padded, torch.finfo(mask.dtype).min)
+        return mask
+
+
+def _vision_config(config: VLAConfig, image_size: int) -> SiglipVisionConfig:
+    said: dict[str, Any] = {
+        "hidden_size": config.vision_hidden, "intermediate_size": config.mlp_ratio * config.vision_hidden,
+        "num_hidden_layers": config.vision_layers, "num_attention_heads": config.vision_heads,
+        "image_size": image_size, "patch_size": config.patch, "vision_use_head": False, "attn_implementation": "sdpa",
+    }  # fmt: skip
+    return SiglipVisionConfig(**said)
+
+
+def _text_config(config: VLAConfig, num_words: int, num_tokens: int) -> LlamaConfig:
+    said: dict[str, Any] = {
+        "vocab_size": num_words + config.num_bins, "hidden_size": config.hidden,
+        "intermediate_size": config.mlp_ratio * config.hidden, "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads, "num_key_value_heads": config.heads, "use_cache": False,
+        "max_position_embeddings": num_tokens, "attn_implementation": "sdpa", "pad_token_id": None,
+        "bos_token_id": None, "eos_token_id": None,
+    }  # fmt: skip
+    return LlamaConfig(**said)
+
+
+def _mask(num_prefix: int, num_queries: int) -> Tensor:
+    """0 where a token looks and the least number where not [1, T, T]: the prefix backwards, the queries everywhere."""
+    total = num_prefix + num_queries
+    seen = torch.ones(total, total, dtype=torch.bool).tril()
+    seen[num_prefix:] = True
+    return torch.zeros(1, total, total).masked_fill_(~seen, torch.finfo(torch.float32).min)

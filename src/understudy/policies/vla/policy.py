@@ -1,0 +1,299 @@
+"""VLAPolicy: a VLAModel as a BlockPolicy: what it is told and sees becomes tokens, and tokens become actions.
+
+Who else is asked at the same moment changes no row: `act` runs forward passes of `act_rows` rows each, always, filled
+up with copies of the last one, and all else is done row by row.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tree
+from understudy.core import tree as trees
+from understudy.policies import artefact
+from understudy.policies.actions import Actions
+from understudy.policies.inputs import Inputs, is_camera, to_tensor
+from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.stats import Stats
+from understudy.policies.vla import bins
+from understudy.policies.vla.config import MAX_CAMERAS, VLAConfig
+from understudy.policies.vla.model import PROPRIO, WORDS, Tensors, VLAModel, image
+from understudy.policies.vla.words import Words
+
+KIND = "vla"
+TOKENS = "tokens"
+
+Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
+
+
+class VLAPolicy:
+    """A policy with its model, which may be trained in place: whoever does so raises `version`."""
+
+    def __init__(
+        self, config: VLAConfig, spec: StepSpec, words: Words, stats: Stats, model: VLAModel, *,
+        version: int = NO_VERSION, device: str | torch.device = "cpu",
+    ):  # fmt: skip
+        self.config = config
+        self.version = version
+        self.device = torch.device(device)
+        self.words = words
+        self.stats = stats
+        self.actions = Actions(spec.action)
+        self.inputs = _inputs(config, spec.observation)
+        stats.check(self.inputs)
+        self.spec = StepSpec(observation=self.inputs.spec, action=spec.action)  # what it sees and gives
+        self.model = model.to(self.device)
+        self.forward: Forward = self.model  # whoever wraps the model for training puts that here
+        self._mean, self._std = (
+            torch.cat([torch.from_numpy(part[path]) for path in self.inputs.states]).to(self.device)
+            if self.inputs.states
+            else torch.zeros(0)
+            for part in (stats.mean, stats.std)
+        )
+
+    @staticmethod
+    def new(
+        config: VLAConfig, spec: StepSpec, instructions: Sequence[str], stats: Stats | None = None, *, seed: int,
+        device: str | torch.device = "cpu",
+    ) -> VLAPolicy:  # fmt: skip
+        """A policy that knows only the words of these instructions; without statistics, numbers stay as they are."""
+        config = resolved(config, spec.observation)
+        words = Words.of(instructions, max_words=config.max_words)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _model(config, spec, words)
+        stats = stats or Stats.none(_inputs(config, spec.observation))
+        return VLAPolicy(config, spec, words, stats, model, device=device)
+
+    # ---- a block policy
+
+    @property
+    def block_steps(self) -> int:
+        return self.config.block_steps
+
+    @property
+    def log_prob_size(self) -> int:
+        return self.actions.size
+
+    @property
+    def replay_spec(self) -> Spec:
+        shape = (self.block_steps, self.actions.size)
+        return Spec({TOKENS: ArraySpec(shape=shape, dtype="int32")})  # bins, 0 to num_bins - 1
+
+    @property
+    def has_value(self) -> bool:
+        return self.config.value_head
+
+    def act(
+        self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
+    ) -> Acted:
+        """Choose; each row's generator gives H x A numbers from [0, 1), or none if it is greedy."""
+        num = len(instructions)
+        if num < 1:
+            raise PolicyError("instructions: expected at least one, got none; ask for somebody")
+        if len(rngs) != num:
+            raise PolicyError(f"rngs: expected {num} generators, one for each instruction, got {len(rngs)}")
+        shape = (num, self.block_steps, self.actions.size)
+        uniforms = None
+        if not sampling.greedy:
+            uniforms = torch.from_numpy(np.array([rng.random(shape[1:]) for rng in rngs]).reshape(shape))
+        tensors = self.tensors(observation, instructions)
+        found = [self._act(tensors, uniforms, rows, sampling) for rows in _batches(num, self.config.act_rows)]
+        parts = [list(part) for part in zip(*found, strict=True)]
+        tokens, log_prob = (np.concatenate(part)[:num] for part in parts[:2])
+        return Acted(
+            action=self.actions.from_unit(bins.to_unit(tokens, self.config.num_bins)),
+            replay={TOKENS: tokens},
+            log_prob=log_prob,
+            value=np.concatenate(parts[2])[:num] if self.has_value else None,
+            version=self.version,
+        )
+
+    @torch.inference_mode()
+    def _act(self, tensors: Tensors, uniforms: Tensor | None, rows: Tensor, sampling: Sampling) -> tuple[Any, Any, Any]:
+        """Tokens int32, log-probs and values of `act_rows` rows."""
+        part = {name: tensor[rows.to(tensor.device)] for name, tensor in tensors.items()}
+        logits, value = self.forward(part)
+        log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
+        if uniforms is None:
+            tokens = log_probs.argmax(dim=-1)
+        else:
+            tokens = bins.draw(log_probs, uniforms[rows].to(self.device))
+        log_prob = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
+        return (
+            tokens.to(torch.int32).cpu().numpy(), log_prob.cpu().numpy(), None if value is None else value.cpu().numpy()
+        )  # fmt: skip
+
+    def evaluate(
+        self, observation: Tree, instructions: Sequence[str], replay: Mapping[str, Any], *, sampling: Sampling,
+        module: Forward | None = None,
+    ) -> Evaluated:  # fmt: skip
+        """Weigh earlier choices again; with `module` in place of the own model, such as one that is wrapped in DDP."""
+        if TOKENS not in replay:
+            raise PolicyError(
+                f"replay/{TOKENS}: expected what act() recorded, got {', '.join(replay) or 'nothing'}; store it"
+            )
+        logits, value = (module or self.forward)(self.tensors(observation, instructions))
+        log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
+        tokens = torch.as_tensor(np.asarray(replay[TOKENS]), device=self.device).long()
+        if tokens.shape != log_probs.shape[:-1]:
+            raise PolicyError(
+                f"replay/{TOKENS}: expected {list(log_probs.shape[:-1])}, got {list(tokens.shape)}; "
+                f"take them from the same rows as the observation"
+            )
+        return Evaluated(
+            log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
+            entropy=-(log_probs.exp() * log_probs).sum(dim=-1),
+            value=value,
+        )
+
+    def num_tokens(self, instruction: str) -> int:
+        """Of one row in a forward pass; instructions are padded, so that all rows have as many."""
+        del instruction
+        return self.model.num_tokens
+
+    def tensors(self, observation: Tree, instructions: Sequence[str]) -> dict[str, Tensor]:
+        """What the model is given for a batch of observations."""
+        found = self.inputs.tensors(observation, self.device)
+        tensors = {image(camera): found[camera] for camera in self.inputs.cameras}
+        if self.inputs.states:
+            state = torch.cat([found[path] for path in self.inputs.states], dim=1)
+            tensors[PROPRIO] = (state - self._mean) / self._std
+        tensors[WORDS] = to_tensor(self.words.encode(instructions), self.device)
+        num = len(tensors[image(self.inputs.cameras[0])])
+        if num != len(instructions):
+            raise SpecError(f"instructions: expected {num}, one for each observation, got {len(instructions)}")
+        return tensors
+
+    # ---- elsewhere
+
+    def parameters(self, weights: Mapping[str, Array] | None = None) -> Tree:
+        """All arrays, as they are published and saved: a nested dict of float32, in memory of its own.
+
+        `weights` are the model's, by its own names, where it holds only a part of each of them itself (FSDP).
+        """
+        if weights is None:
+            weights = {name: weight.detach().cpu().numpy() for name, weight in self.model.state_dict().items()}
+        flat = {f"weights/{name.replace('.', '/')}": np.array(weight) for name, weight in weights.items()}
+        return trees.unflatten({**flat, **{name: np.array(array) for name, array in self.stats.flat().items()}})
+
+    def description(self) -> dict[str, Any]:
+        """Plain JSON that, with `parameters`, is the whole policy."""
+        return {
+            "kind": KIND, "version": self.version, "config": self.config.to_json(), "words": list(self.words.known),
+            "observation": self.spec.observation.to_json(), "action": self.spec.action.to_json(),
+        }  # fmt: skip
+
+    def with_parameters(self, parameters: Tree, *, version: int) -> VLAPolicy:
+        """The policy with newer arrays of the same shapes; this one stays as it is."""
+        weights, stats = artefact.unpack(parameters)
+        model = copy.deepcopy(self.model)
+        _fill(model, weights)
+        return VLAPolicy(self.config, self.spec, self.words, stats, model, version=version, device=self.device)
+
+    def judging(self, *, seed: int) -> VLAPolicy:
+        """The policy with a value head, new if it has none; the rest of it is a copy."""
+        if self.has_value:
+            return self.with_parameters(self.parameters(), version=self.version)
+        config = replace(self.config, value_head=True)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = _model(config, self.spec, self.words)
+        model.load_state_dict(self.model.state_dict(), strict=False)  # all but the head
+        return VLAPolicy(config, self.spec, self.words, self.stats, model, version=self.version, device=self.device)
+
+    @staticmethod
+    def of(parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu") -> VLAPolicy:
+        """The policy that `parameters` and `description` were taken of."""
+        spec = StepSpec(
+            observation=Spec.from_json(description["observation"]), action=Spec.from_json(description["action"])
+        )
+        config = VLAConfig.from_json(description["config"])
+        words = Words(description["words"], max_words=config.max_words)
+        weights, stats = artefact.unpack(parameters)
+        with torch.random.fork_rng(devices=[]):  # what it draws is thrown away
+            model = _model(config, spec, words)
+        _fill(model, weights)
+        return VLAPolicy(config, spec, words, stats, model, version=int(description["version"]), device=device)
+
+    def save(self, path: str | Path, weights: Mapping[str, Array] | None = None) -> None:
+        """Into one safetensors file; a crash leaves the old file or the new one. `weights`: see `parameters`."""
+        artefact.write(path, self.description(), self.parameters(weights))
+
+    @staticmethod
+    def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> VLAPolicy:
+        """From a file; with the Spec of the world it is to act in, refuse another than it was made for."""
+        description, parameters = artefact.read(path, KIND)
+        try:
+            policy = VLAPolicy.of(parameters, description, device=device)
+            if spec is not None:
+                policy.check_world(spec)
+        except PolicyError as error:
+            raise PolicyError(f"{path}: {error}") from error
+        return policy
+
+    def check_world(self, spec: StepSpec) -> None:
+        """Refuse a world that this policy cannot act in."""
+        artefact.check_fields(self.spec.observation, spec.observation, "observation", all_of_it=False)
+        artefact.check_fields(self.spec.action, spec.action, "action", all_of_it=True)
+
+
+def resolved(config: VLAConfig, observation: Spec) -> VLAConfig:
+    """The config with the names of its cameras."""
+    if config.cameras is not None:
+        return config
+    found = tuple(path for path, leaf in observation.flat.items() if is_camera(leaf))
+    if not 1 <= len(found) <= MAX_CAMERAS:
+        raise PolicyError(
+            f"cameras: expected a world with one to three, got {len(found)} ({', '.join(found) or 'none'}); name them"
+        )
+    return replace(config, cameras=found)
+
+
+def _inputs(config: VLAConfig, observation: Spec) -> Inputs:
+    """The fields that a policy of this config sees, each of the kind that it takes them for."""
+    assert config.cameras is not None
+    inputs = Inputs(observation, (*config.cameras, *(config.use_proprio or ())))
+    for name, wanted, found in (
+        ("cameras", config.cameras, inputs.cameras), ("use_proprio", config.use_proprio or (), inputs.states),
+    ):  # fmt: skip
+        for path in wanted:
+            if path not in found:
+                what = "pictures" if name == "cameras" else "numbers"
+                raise PolicyError(f"{name}: expected fields with {what}, got {path!r}, {inputs.leaves[path]}")
+    return inputs
+
+
+def _model(config: VLAConfig, spec: StepSpec, words: Words) -> VLAModel:
+    inputs = _inputs(config, spec.observation)
+    shapes = {inputs.leaves[camera].fixed_shape for camera in inputs.cameras}
+    size = max(max(shape) for shape in shapes)
+    if shapes != {(size, size, 3)}:
+        raise PolicyError(
+            f"cameras: expected square pictures of one size in three colours, got "
+            f"{', '.join(f'{camera} {inputs.leaves[camera]}' for camera in inputs.cameras)}; choose some of them"
+        )
+    return VLAModel(
+        config, image_size=size, proprio_size=inputs.state_size, action_size=Actions(spec.action).size,
+        num_words=len(words),
+    )  # fmt: skip
+
+
+def _fill(model: VLAModel, weights: Mapping[str, Tensor]) -> None:
+    """Give a model these weights, if they are its."""
+    own = model.state_dict()
+    artefact.check_weights(weights, {name.replace(".", "/"): tuple(weight.shape) for name, weight in own.items()})
+    model.load_state_dict({name: weights[name.replace(".", "/")] for name in own})
+
+
+def _batches(num: int, size: int) -> list[Tensor]:
+    """Numbers of rows in batches of one size; the last row stands for those that are not there."""
+    return [torch.arange(first, first + size).clamp(max=num - 1) for first in range(0, num, size)]

@@ -1,0 +1,282 @@
+"""Collector: tickets in, episodes out. Workers stay alive and go on each by itself; no promised episode is missing.
+
+| loop | takes from | blocks on | woken by |
+|---|---|---|---|
+| `stream`, in the caller | the tickets; all workers | the policy; a worker's answer, up to READY_S | a worker |
+| each worker's process | its channel | the next command; its world | `stream` |
+
+with Collector("toy", num_parallel_envs=4) as collector:
+    rollouts = collector.collect(tickets, policy, Sampling())
+
+A free worker takes a ticket at once; the policy is asked for all rows that wait for it at that moment. What a ticket
+comes to depends on the ticket, the policy and the sampling alone: not on the workers, their number, their pace or
+their deaths.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from understudy.core import Episode, EpisodeInfo, Step, StepSpec, Tree
+from understudy.envs.known import Named, find_world
+from understudy.envs.source import WorldSource
+from understudy.envs.suite import Suite, Task
+from understudy.envs.workers.outcomes import Observed, Outcome, Reset, Stepped, Steps, WorkerFailure
+from understudy.envs.workers.vector import Vector
+from understudy.envs.workers.worker import Limits
+from understudy.policies.protocol import BlockPolicy, Sampling
+from understudy.training.collection.plan import Ticket
+from understudy.training.collection.rollout import CLIPPED, Rollout
+from understudy.training.collection.rows import Decision, block_spec, block_step, decisions, stacked
+from understudy.training.config import ConfigError
+
+logger = logging.getLogger(__name__)
+
+READY_S = 1.0
+_DRAWS = 2  # beside a ticket's seed, for the generator of the policy's draws; worlds use 0 and 1
+
+
+@dataclass(kw_only=True, eq=False)
+class _Run:
+    """An attempt at a ticket."""
+
+    ticket: Ticket
+    attempt: int
+    rng: np.random.Generator
+    info: EpisodeInfo = field(default_factory=EpisodeInfo)
+    observation: Tree = None
+    decision: Decision | None = None  # on its way to the worker
+    steps: list[Step] = field(default_factory=list)
+    num_steps: int = 0  # of the world
+    num_clipped: int = 0
+    success: bool = False
+
+
+class Collector:
+    """Owns the workers of one world. `suite`, `step_spec` and `versions` are the world's."""
+
+    def __init__(
+        self, env: str | WorldSource, *, num_parallel_envs: int, limits: Limits | None = None, max_attempts: int = 3,
+        max_steps: int | None = None, max_act_rows: int = 64, task_affinity: int = 10, clip_actions: bool = False,
+    ):  # fmt: skip
+        """`env`: a world's name, or how to build it. `max_attempts`: a ticket whose worker failed is begun again up to
+        so often in all. `max_steps`: ends episodes before the task's own limit. `max_act_rows`: asked of the policy in
+        one call at most. `task_affinity`: how many tasks a worker keeps loaded, so that it is given tickets of these
+        first; 0: in order. `clip_actions`: bring actions that leave their bounds back into them instead of raising."""
+        for name, value, least in (
+            ("num_parallel_envs", num_parallel_envs, 1), ("max_attempts", max_attempts, 1),
+            ("max_steps", max_steps, 1), ("max_act_rows", max_act_rows, 1), ("task_affinity", task_affinity, 0),
+        ):  # fmt: skip
+            if value is not None and value < least:
+                raise ConfigError(f"{name}: expected {least} or more, got {value}")
+        self.max_attempts, self.max_steps, self.max_act_rows = max_attempts, max_steps, max_act_rows
+        self.task_affinity, self.clip_actions = task_affinity, clip_actions
+        self.num_loads = 0  # episodes in a worker that did not have their task loaded
+        named = find_world(env) if isinstance(env, str) else Named(source=env, task=None, isolated=True)
+        self._task = named.task
+        self._loaded: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(num_parallel_envs)]
+        self._vector = Vector([named.source] * num_parallel_envs, limits=limits or named.limits)
+        try:
+            self._vector.start()
+        except BaseException:
+            self._vector.close()
+            raise
+
+    @property
+    def step_spec(self) -> StepSpec:
+        return self._vector.workers[0].step_spec
+
+    @property
+    def suite(self) -> Suite:
+        return self._vector.workers[0].suite
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """The one that the world's name speaks of, or all."""
+        return self.suite.tasks if self._task is None else (self.suite.task(self._task),)
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of what the world stands on."""
+        return self._vector.workers[0].versions
+
+    @property
+    def num_failures(self) -> int:
+        """Of workers so far, whether or not a ticket was lost to them."""
+        return sum(worker.num_failures for worker in self._vector.workers)
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the workers that are up."""
+        return [worker.pid for worker in self._vector.workers if worker.pid is not None]
+
+    def collect(
+        self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *,
+        on_result: Callable[[Rollout], None] | None = None,
+    ) -> list[Rollout]:  # fmt: skip
+        """Live all tickets; the rollouts are in their order. `on_result` hears of each as soon as it is over."""
+        found: dict[int, Rollout] = {}
+        for rollout in self.stream(tickets, policy, sampling):
+            found[rollout.ticket.number] = rollout
+            if on_result is not None:
+                on_result(rollout)
+        return [found[ticket.number] for ticket in tickets]
+
+    def stream(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> Iterator[Rollout]:
+        """As `collect`, each rollout when it is over and none of them kept. One stream at a time."""
+        self._check(tickets)
+        self._drain()
+        spec = block_spec(self.step_spec, policy)
+        waiting = [_Run(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in tickets]
+        running: dict[int, _Run] = {}
+        undecided: list[int] = []  # slots whose observation waits for the policy, the longest first
+        unjudged: list[_Run] = []  # cut off, and the policy is to say what was still to come
+        while waiting or running or unjudged:
+            self._fill(waiting, running)
+            for slot, outcome in self._vector.ready(0.0 if undecided or unjudged else READY_S):
+                run = running[slot]
+                if isinstance(outcome, WorkerFailure):
+                    del running[slot]
+                    self._loaded[slot].clear()
+                    yield from self._failed(run, outcome, waiting)
+                elif self._goes_on(run, outcome):
+                    undecided.append(slot)
+                else:
+                    del running[slot]
+                    if policy.has_value and run.steps[-1].truncated:
+                        unjudged.append(run)
+                    else:
+                        yield _lived(run, spec)
+            if undecided:
+                slots, undecided = undecided[: self.max_act_rows], undecided[self.max_act_rows :]
+                self._decide({slot: running[slot] for slot in slots}, policy, sampling, spec)
+            elif unjudged:
+                runs, unjudged = unjudged[: self.max_act_rows], unjudged[self.max_act_rows :]
+                _judge(runs, policy, sampling, spec)
+                yield from [_lived(run, spec) for run in runs]
+
+    def close(self) -> None:
+        """End all workers."""
+        self._vector.close()
+
+    def __enter__(self) -> Collector:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # --- stages of `stream` ---
+
+    def _check(self, tickets: Sequence[Ticket]) -> None:
+        """Refuse at once what a worker would refuse in the middle."""
+        if len({ticket.number for ticket in tickets}) < len(tickets):
+            raise ConfigError("tickets: expected different numbers; take them from one plan")
+        for task, start in {(ticket.task, ticket.start) for ticket in tickets}:
+            self.suite.split_of(task, start)
+
+    def _drain(self) -> None:
+        """Wait for the answers to what an earlier stream asked for and did not stay to hear."""
+        while self._vector.num_pending:
+            self._vector.ready(READY_S)
+
+    def _fill(self, waiting: list[_Run], running: dict[int, _Run]) -> None:
+        for slot in range(len(self._vector)):
+            if not waiting:
+                return
+            if slot in running:
+                continue
+            others = [name for index, tasks in enumerate(self._loaded) if index != slot for name in tasks]
+            index = choose([run.ticket.task for run in waiting], self._loaded[slot], others)
+            run = running[slot] = waiting.pop(index if self.task_affinity else 0)
+            self._note_task(slot, run.ticket.task)
+            options = {"task": run.ticket.task, "start": run.ticket.start}
+            self._vector.send(slot, Reset(seed=run.ticket.world_seed, options=options))
+
+    def _note_task(self, slot: int, task: str) -> None:
+        loaded = self._loaded[slot]
+        self.num_loads += task not in loaded
+        loaded[task] = None
+        loaded.move_to_end(task)
+        while len(loaded) > max(self.task_affinity, 1):
+            loaded.popitem(last=False)
+
+    def _failed(self, run: _Run, failure: WorkerFailure, waiting: list[_Run]) -> Iterator[Rollout]:
+        """Begin a ticket again, from its beginning, or give it up."""
+        ticket = run.ticket
+        logger.warning("ticket %d, attempt %d of %d: %s", ticket.number, run.attempt, self.max_attempts, failure)
+        if run.attempt < self.max_attempts:
+            waiting.insert(0, _Run(ticket=ticket, attempt=run.attempt + 1, rng=_generator(ticket)))
+            return
+        reason = str(failure).partition("\n")[0]
+        yield Rollout(ticket=ticket, episode=None, failure=reason, attempts=run.attempt)
+
+    def _goes_on(self, run: _Run, outcome: Outcome) -> bool:
+        """Take an answer of the world; False if the episode is over."""
+        if isinstance(outcome, Observed):
+            run.info, run.observation = _info(run.ticket, outcome), outcome.observation
+            return True
+        assert isinstance(outcome, Stepped)
+        assert run.decision is not None
+        run.num_steps += len(outcome)
+        run.num_clipped += int(run.decision.clipped[: len(outcome)].sum())
+        run.success = bool(outcome.success[-1])
+        cut = self.max_steps is not None and run.num_steps >= self.max_steps
+        run.steps.append(block_step(run.observation, run.decision, outcome, cut=cut))
+        run.observation = outcome.observation
+        return not run.steps[-1].last
+
+    def _decide(self, runs: Mapping[int, _Run], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
+        rows = list(runs.values())
+        acted = policy.act(
+            stacked([run.observation for run in rows], spec.observation), [run.info.instruction or "" for run in rows],
+            rngs=[run.rng for run in rows], sampling=sampling,
+        )  # fmt: skip
+        found = decisions(acted, len(rows), spec, clip=self.clip_actions)
+        for (slot, run), decision in zip(runs.items(), found, strict=True):
+            run.decision = decision
+            left = policy.block_steps if self.max_steps is None else self.max_steps - run.num_steps
+            self._vector.send(slot, Steps(actions=decision.first(min(policy.block_steps, left))))
+
+
+def choose(tasks: Sequence[str], loaded: Collection[str], others: Sequence[str]) -> int:
+    """Which of the waiting tasks a worker takes: the first that it has loaded; else that which the fewest others have,
+    so that they need not both load it."""
+    for index, task in enumerate(tasks):
+        if task in loaded:
+            return index
+    return min(range(len(tasks)), key=lambda index: (others.count(tasks[index]), index))
+
+
+def _generator(ticket: Ticket) -> np.random.Generator:
+    return np.random.default_rng([ticket.seed, _DRAWS])
+
+
+def _info(ticket: Ticket, said: Observed) -> EpisodeInfo:
+    return EpisodeInfo(
+        task=ticket.task, instruction=said.info["instruction"], init_state=ticket.start, seed=ticket.world_seed,
+        group=str(ticket.group), split=said.info["split"], kind="practice",
+        labels={"ticket": str(ticket.number), "iteration": str(ticket.iteration), "policy_seed": str(ticket.seed)},
+    )  # fmt: skip
+
+
+def _judge(runs: Sequence[_Run], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
+    """What the policy thinks of what each run was cut off from. Nothing is drawn."""
+    acted = policy.act(
+        stacked([run.observation for run in runs], spec.observation), [run.info.instruction or "" for run in runs],
+        rngs=[run.rng for run in runs], sampling=replace(sampling, greedy=True),
+    )  # fmt: skip
+    for run, decision in zip(runs, decisions(acted, len(runs), spec, clip=True), strict=True):
+        last = run.steps[-1]
+        run.steps[-1] = replace(last, extras={**last.extras, "next_value": decision.value})
+
+
+def _lived(run: _Run, spec: StepSpec) -> Rollout:
+    labels = {**run.info.labels, **({CLIPPED: str(run.num_clipped)} if run.num_clipped else {})}
+    info = replace(run.info, success=run.success, labels=labels)
+    episode = Episode.from_steps(spec, run.steps, run.observation, info)
+    return Rollout(ticket=run.ticket, episode=episode, failure=None, attempts=run.attempt)

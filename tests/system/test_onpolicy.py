@@ -1,0 +1,146 @@
+"""On-policy runs from the command line and as processes that are really killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.training.onpolicy.killed import PLACES
+from tests.unit.training.onpolicy.making import make_config, save_policy
+
+from understudy.cli import main
+from understudy.policies.vla import VLAPolicy
+from understudy.replay import Reader
+from understudy.training.metrics import read_metrics
+from understudy.training.run import Run
+from understudy.training.score import digest_of_arrays
+
+ROOT = Path(__file__).parents[2]
+TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "fingerprint"}
+ITERATIONS = 3
+
+
+def python(*args: object, cwd: Path) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    return subprocess.run(
+        [sys.executable, *map(str, args)], cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    found = read_metrics(path / "metrics.jsonl")
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in found]
+
+
+def weights(path: Path) -> str:
+    return digest_of_arrays(VLAPolicy.load(path / "policy.safetensors").parameters())
+
+
+# ---- kill -9
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = tmp_path_factory.mktemp("killed")
+    save_policy(found / "policy.safetensors")
+    return found
+
+
+def begin(path: Path, place: Path) -> Path:
+    """With groups that are carried over, a value head and a reference: all that there is to save."""
+    config = make_config(
+        place / "policy.safetensors", iterations=ITERATIONS, plan={"wave_groups": 5}, eval_every=1,
+        algorithm={"adv_estimator": "gae", "kl_in": "loss", "kl_controller": "adaptive"},
+    )  # fmt: skip
+    return Run.create(path, "ppo", config).path
+
+
+@pytest.fixture(scope="module")
+def undisturbed(place: Path) -> Path:
+    path = begin(place / "undisturbed", place)
+    done = python("-m", "understudy", "resume", path, cwd=place)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+QUICK = [("collect", 40), ("update", 5), ("rename", 2)]
+SLOW = [("evaluate", 6), ("write", 30), ("shards", 1), ("shards", 3), ("arrays", 4), ("policy", 4), ("policy", 1)]
+
+
+@pytest.mark.parametrize(
+    ("where", "number"), [*QUICK, *(pytest.param(*place, marks=pytest.mark.slow) for place in SLOW)]
+)
+def test_a_run_that_is_killed_anywhere_comes_to_the_same(
+    where: str, number: int, tmp_path: Path, place: Path, undisturbed: Path
+) -> None:
+    path = begin(tmp_path / "run", place)
+    killed = python("-m", "tests.unit.training.onpolicy.killed", path, where, number, cwd=ROOT)
+    assert killed.returncode == -signal.SIGKILL, f"it never came to {PLACES[where]}: {killed.stderr}"
+    done = python("-m", "understudy", "resume", path, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert weights(path) == weights(undisturbed)
+    assert lines(path) == lines(undisturbed)
+    with Reader(path / "store") as one, Reader(undisturbed / "store") as other:
+        mine, theirs = ([reader.read(r.id) for r in reader.episodes() if r.state == "ended"] for reader in (one, other))
+    assert len(mine) == len(theirs)
+    assert all(a.equals(b) for a, b in zip(mine, theirs, strict=True))
+
+
+# ---- the commands
+
+
+def test_the_whole_way_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_policy(tmp_path / "policy.safetensors")
+    small = (
+        "--policy", "policy.safetensors", "--env", "tests.sides:SidesWorld?tasks=2", "--plan.data-batch-size", "16",
+        "--evaluation.episodes", "4", "--workers.num-parallel-envs", "2", "--algorithm.ppo-mini-batch-size", "16",
+    )  # fmt: skip
+    done = python("-m", "understudy", "train", "grpo", "grpo", *small, "--iterations", 1, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "of held-out episodes succeed" in done.stdout
+    assert "sampled (held-out: starts of the eval split, which training never sees)" in done.stdout
+    monkeypatch.chdir(tmp_path)
+    for kind in ("rloo", "reinforce", "ppo"):
+        assert main(["train", kind, kind, *small, "--iterations", "1"]) == 0
+    assert len({weights(tmp_path / kind) for kind in ("grpo", "rloo", "reinforce", "ppo")}) == 4
+
+    capsys.readouterr()
+    assert main(["evaluate", "grpo", "--episodes", "6", "--sampled", "--workers", "1"]) == 0
+    said = capsys.readouterr().out
+    assert "left-0: " in said
+    assert "right-1: " in said
+    assert main(["train", "grpo", "grpo", *small]) == 1
+    assert "there is a run already" in capsys.readouterr().err
+    assert main(["train", "ppo", "new", *small, "--algorithm.adv-estimator", "rloo"]) == 1
+    assert "`train rloo` is" in capsys.readouterr().err
+    assert not (tmp_path / "new" / "config.json").exists()
+
+
+def test_ranks_on_the_command_line(tmp_path: Path) -> None:
+    save_policy(tmp_path / "policy.safetensors")
+    small = (
+        "--policy", "policy.safetensors", "--env", "tests.sides:SidesWorld?tasks=2", "--plan.data-batch-size", "16",
+        "--evaluation.episodes", "4", "--workers.num-parallel-envs", "2", "--iterations", "1",
+        "--filters.no-filter-accuracy",
+    )  # fmt: skip
+    done = python("-m", "understudy", "train", "grpo", "two", *small, "--ranks", 2, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "engine.parallel: 'none' is for 1 process, got 2 ranks" in done.stderr
+    nonsense = ("--ranks", 2, "--engine.parallel", "ddp", "--env", "toyy")
+    done = python("-m", "understudy", "train", "grpo", "two", *small, *nonsense, cwd=tmp_path)
+    assert done.returncode == 1
+    assert "did you mean 'toy'?" in done.stderr
+    assert not (tmp_path / "two" / "config.json").exists()
+    done = python(
+        "-m", "understudy", "train", "grpo", "two", *small, "--ranks", 2, "--engine.parallel", "ddp", cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "two" / "stores" / "rank-1").is_dir()
+    assert done.stdout.count("of held-out episodes succeed") == 1

@@ -1,0 +1,105 @@
+"""Several ranks, real processes: whatever the number of tasks and ranks, they come to the weights of one process."""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.unit.training.onpolicy.making import save_policy
+
+from understudy.core import tree as trees
+from understudy.policies.vla import VLAPolicy
+from understudy.replay import Reader
+from understudy.training.metrics import read_metrics
+from understudy.training.ranks.launch import launch_function
+
+RANKED = "tests.unit.training.onpolicy.ranked:train"
+# Gradients of ranks are added in another order than those of one, and Adam divides what is nearly 0 by its own size: a
+# weight may be apart by a part of one step, which is 1e-3 here. Losses have no such excuse.
+WEIGHT_TOLERANCE, LOSS_TOLERANCE = 1e-4, 2e-5
+ROOT = Path(__file__).parents[2]
+
+
+def train(place: Path, num_ranks: int, tasks: list[int], parallel: str = "ddp", until: int | None = None) -> None:
+    assert launch_function(num_ranks, RANKED, place=str(place), tasks=tasks, parallel=parallel, until=until) == 0
+
+
+def flat_weights(path: Path) -> dict[str, np.ndarray]:
+    return trees.flatten(VLAPolicy.load(path / "policy.safetensors").parameters())
+
+
+def assert_same(one: Path, other: Path) -> None:
+    mine, theirs = flat_weights(one), flat_weights(other)
+    apart = max(float(np.abs(mine[name] - theirs[name]).max()) for name in mine)
+    assert apart < WEIGHT_TOLERANCE, f"{one} and {other} differ by {apart}"
+    assert outcomes(one) == outcomes(other)
+    assert losses(one) == pytest.approx(losses(other), abs=LOSS_TOLERANCE)
+
+
+def losses(path: Path) -> list[float]:
+    return [line[name] for line in read_metrics(path / "metrics.jsonl", "train") for name in ("loss", "gradient")]
+
+
+def outcomes(path: Path) -> list[tuple[int, str, bool]]:
+    return [
+        (line["episode"], line["task"], line["success"]) for line in read_metrics(path / "metrics.jsonl", "episode")
+    ]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the ranks and their workers import tests
+    save_policy(tmp_path / "policy.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("tasks", "ranks"),
+    [([1, 4], [3]), pytest.param(list(range(1, 10)), [2, 3, 4], marks=pytest.mark.slow)],
+)
+def test_any_number_of_ranks_comes_to_the_weights_of_one(place: Path, tasks: list[int], ranks: list[int]) -> None:
+    train(place, 1, tasks)
+    for size in ranks:
+        train(place, size, tasks)
+        for number in tasks:
+            assert_same(place / f"{number}-1", place / f"{number}-{size}")
+            assert_groups_are_whole(place / f"{number}-{size}")
+            assert_each_lives_its_own_tasks(place / f"{number}-{size}", size)
+
+
+def assert_groups_are_whole(path: Path) -> None:
+    for line in read_metrics(path / "metrics.jsonl", "train"):
+        assert (line["episodes"], line["groups"]) == (16, 4)
+    groups = Counter(line["group"] for line in read_metrics(path / "metrics.jsonl", "episode"))
+    assert set(groups.values()) == {4}
+
+
+def assert_each_lives_its_own_tasks(path: Path, size: int) -> None:
+    """Task i is lived by rank i % size, and nobody else."""
+    for rank in range(size):
+        store = path / "store" if rank == 0 else path / "stores" / f"rank-{rank}"
+        with Reader(store) as reader:
+            numbers = {int(str(record.info.task).partition("-")[2]) for record in reader.episodes()}
+        assert all(number % size == rank for number in numbers)
+
+
+def test_shards_come_to_the_same_and_go_on_with_another_number_of_ranks(place: Path) -> None:
+    """FSDP2 on two ranks, left after two iterations, goes on with one and with three."""
+    train(place, 1, [2])
+    train(place, 2, [2], "fsdp", until=2)
+    for size in (1, 3):
+        run = place / f"on-{size}" / f"2-{size}"
+        run.parent.mkdir()
+        shutil.copytree(place / "2-2", run)
+        _set_parallel(run, "fsdp" if size > 1 else "none")
+        shutil.copy(place / "policy.safetensors", run.parent / "policy.safetensors")
+        train(run.parent, size, [2], "fsdp")
+        assert_same(place / "2-1", run)
+
+
+def _set_parallel(run: Path, value: str) -> None:
+    text = (run / "config.json").read_text()
+    (run / "config.json").write_text(text.replace('"parallel": "fsdp"', f'"parallel": "{value}"'))

@@ -1,0 +1,49 @@
+"""The code of docs/collection.md is run as it stands, and its tables name every option."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+
+from understudy.training.collection import Collector, FilterConfig, PlanConfig
+from understudy.training.trials import TrialsConfig
+
+PAGE = Path(__file__).resolve().parents[4] / "docs" / "collection.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+
+
+def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    for number, block in enumerate(BLOCKS):
+        exec(compile(block, f"{PAGE.name} block {number}", "exec"), {})
+    said = capsys.readouterr().out.splitlines()
+    assert said[0].startswith("iteration 0: 2 of 2 groups after 1 wave, 0 carried over, dropped: none;")
+    assert said[1] == "8 (3, 1) [0, 1]"
+    assert len(BLOCKS) == 1
+
+
+@pytest.mark.parametrize("config", [PlanConfig, FilterConfig, TrialsConfig])
+def test_every_option_is_told_of_with_its_default(config: type) -> None:
+    rows = _rows(config.__name__)
+    assert set(rows) == {field.name for field in dataclasses.fields(config)}
+    for field in dataclasses.fields(config):
+        if isinstance(field.default, int | float) and not isinstance(field.default, bool):
+            assert rows[field.name] == str(field.default)
+
+
+def test_every_option_of_the_collector_is_told_of() -> None:
+    parameters = inspect.signature(Collector).parameters
+    rows = _rows("Collector")
+    assert list(rows) == list(parameters)
+    for name, parameter in parameters.items():
+        if type(parameter.default) is int:
+            assert rows[name] == str(parameter.default)
+
+
+def _rows(name: str) -> dict[str, str]:
+    """The options and defaults in the table whose first column is headed so."""
+    table = PAGE.read_text().split(f"| `{name}` |")[1].split("\n\n")[0]
+    return {option: default.strip("`") for option, default in re.findall(r"^\| `(\w+)` \| (.*?) ?\|", table, re.M)}

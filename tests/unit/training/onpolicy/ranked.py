@@ -1,0 +1,36 @@
+"""What each rank does in tests of several: the same small runs, one for each number of tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tests.unit.training.onpolicy.making import make_config
+
+from understudy.training.onpolicy import OnPolicyRun
+from understudy.training.ranks.ranks import join
+from understudy.training.run import Run
+
+
+def train(place: str, tasks: list[int], parallel: str, until: int | None = None) -> None:
+    """Runs `place/tasks-ranks` with the policies that are there. With `until` they are left after so many iterations,
+    which must be a checkpoint; runs that are there already go on."""
+    torch.set_num_threads(1)
+    with join() as ranks:
+        for number in tasks:
+            path = Path(place) / f"{number}-{ranks.size if ranks.size > 1 else 1}"
+            config = make_config(
+                Path(place) / "policy.safetensors", tasks=number, iterations=3,
+                engine={"parallel": parallel if ranks.size > 1 else "none"}, workers={"num_parallel_envs": ranks.size},
+                plan={"wave_groups": 5}, algorithm={"ppo_mini_batch_size": 13},
+            )  # fmt: skip
+            if ranks.first and not path.exists():
+                Run.create(path, "grpo", config)
+            ranks.barrier("the run is there")
+            with OnPolicyRun(Run(path), ranks=ranks) as run:
+                while until is not None and run.iteration < until:
+                    run.iterate()
+                if until is not None:
+                    run._save()
+                else:
+                    run.go()
