@@ -107,6 +107,7 @@ def test_the_whole_way_on_the_command_line(
     assert "of held-out episodes succeed" in done.stdout
     assert "sampled (held-out: starts of the eval split, which training never sees)" in done.stdout
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # its workers import tests
     for kind in ("rloo", "reinforce", "ppo"):
         assert main(["train", kind, kind, *small, "--iterations", "1"]) == 0
     assert len({weights(tmp_path / kind) for kind in ("grpo", "rloo", "reinforce", "ppo")}) == 4
