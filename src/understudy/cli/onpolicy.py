@@ -17,9 +17,8 @@ from understudy.core import UnderstudyError
 from understudy.training.evaluate import last_score
 
 with needs_extra("train"):
-    from understudy.training.onpolicy import OnPolicyConfig, OnPolicyRun
     from understudy.training.onpolicy.config import ESTIMATORS as ESTIMATORS  # for `understudy resume`
-    from understudy.training.onpolicy.config import default_config
+    from understudy.training.onpolicy.config import OnPolicyConfig, default_config
     from understudy.training.ranks.launch import launch
     from understudy.training.ranks.ranks import Ranks, join
     from understudy.training.run import Run
@@ -96,6 +95,8 @@ def work(run: Run, num_ranks: int) -> int:
 
 
 def _work(run: Run, ranks: Ranks) -> int:
+    from understudy.training.onpolicy.run import OnPolicyRun  # only now: other runs need none of its engine
+
     console = Console(highlight=False, quiet=not ranks.first)
     with iteration_line(console) as line, OnPolicyRun(run, line, ranks) as local:
         for text in local.restored:

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from understudy.training import onpolicy
     from understudy.training.learner import Moment
+    from understudy.training.onpolicy.run import Progress as Iterations
 
 RECENT = 20  # episodes
 
@@ -73,7 +73,7 @@ class IterationLine:
         self._line = bar.add_task("train", total=None, said="")
         self._said = ""
 
-    def __call__(self, news: onpolicy.Progress) -> None:
+    def __call__(self, news: Iterations) -> None:
         if news.evaluation is not None:
             self._console.print(f"iteration {news.iteration}, alone: {news.evaluation}", soft_wrap=True)
         if news.collected is not None:

@@ -10,20 +10,22 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 
-from understudy.core import ArraySpec, Spec, Tree
+from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.core.spec import canonical_json
 from understudy.policies.protocol import Array, PolicyError
 from understudy.policies.stats import Stats
+
+AnyPolicy = TypeVar("AnyPolicy")
 
 KEY = "understudy"  # one text, so that equal artefacts are equal files
 FORMAT = 1
@@ -83,6 +85,25 @@ def _described(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], 
     except (KeyError, ValueError, TypeError) as error:
         raise PolicyError(f"{path}: expected a {kind} of Understudy, got a safetensors file of others") from error
     return description, found
+
+
+def load(
+    path: str | Path, kind: str, of: Callable[[Tree, dict[str, Any]], AnyPolicy], check: Callable[[AnyPolicy], None]
+) -> AnyPolicy:
+    """What `of` makes of a file of this kind, if `check` has nothing against it; errors begin with the path."""
+    description, parameters = read(path, kind)
+    try:
+        found = of(parameters, description)
+        check(found)
+    except PolicyError as error:
+        raise PolicyError(f"{path}: {error}") from error
+    return found
+
+
+def check_world(made_for: StepSpec, given: StepSpec) -> None:
+    """Refuse a world that a policy cannot act in."""
+    check_fields(made_for.observation, given.observation, "observation", all_of_it=False)
+    check_fields(made_for.action, given.action, "action", all_of_it=True)
 
 
 def pack(weights: Mapping[str, torch.Tensor], stats: Stats) -> Tree:

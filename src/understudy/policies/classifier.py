@@ -111,11 +111,11 @@ class SuccessClassifier:
         path: str | Path, observation: Spec | None = None, *, device: str | torch.device = "cpu"
     ) -> SuccessClassifier:  # fmt: skip
         """From a file; with the Spec of what it is to look at, refuse another than it was made for."""
-        description, parameters = artefact.read(path, KIND)
-        try:
-            classifier = SuccessClassifier.of(parameters, description, device=device)
+
+        def check(classifier: SuccessClassifier) -> None:
             if observation is not None:
                 artefact.check_fields(classifier.observation, observation, "observation", all_of_it=False)
-        except PolicyError as error:
-            raise PolicyError(f"{path}: {error}") from error
-        return classifier
+
+        return artefact.load(
+            path, KIND, lambda parameters, said: SuccessClassifier.of(parameters, said, device=device), check
+        )

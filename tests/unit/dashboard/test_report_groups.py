@@ -30,8 +30,8 @@ from understudy.dashboard.report_repeat import command_of, evaluation_of
 from understudy.dashboard.server import WatchServer
 from understudy.training.config import to_json
 from understudy.training.metrics import read_metrics
-from understudy.training.onpolicy import OnPolicyConfig, OnPolicyRun
-from understudy.training.onpolicy.config import ESTIMATORS, default_config
+from understudy.training.onpolicy.config import ESTIMATORS, OnPolicyConfig, default_config
+from understudy.training.onpolicy.run import OnPolicyRun
 from understudy.training.run import Run
 from understudy.training.score import wilson
 from understudy.training.sft import SFTConfig

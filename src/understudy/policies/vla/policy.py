@@ -231,19 +231,14 @@ class VLAPolicy:
     @staticmethod
     def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> VLAPolicy:
         """From a file; with the Spec of the world it is to act in, refuse another than it was made for."""
-        description, parameters = artefact.read(path, KIND)
-        try:
-            policy = VLAPolicy.of(parameters, description, device=device)
-            if spec is not None:
-                policy.check_world(spec)
-        except PolicyError as error:
-            raise PolicyError(f"{path}: {error}") from error
-        return policy
+        return artefact.load(
+            path, KIND, lambda parameters, description: VLAPolicy.of(parameters, description, device=device),
+            lambda policy: None if spec is None else policy.check_world(spec),
+        )  # fmt: skip
 
     def check_world(self, spec: StepSpec) -> None:
         """Refuse a world that this policy cannot act in."""
-        artefact.check_fields(self.spec.observation, spec.observation, "observation", all_of_it=False)
-        artefact.check_fields(self.spec.action, spec.action, "action", all_of_it=True)
+        artefact.check_world(self.spec, spec)
 
 
 def resolved(config: VLAConfig, observation: Spec) -> VLAConfig:

@@ -12,7 +12,7 @@ from understudy.training.collection import FilterConfig, PlanConfig
 from understudy.training.config import ConfigError
 from understudy.training.metrics import SinkName
 from understudy.training.onpolicy.policies import AdapterConfig
-from understudy.training.ranks.engine import EngineConfig
+from understudy.training.ranks.config import EngineConfig
 from understudy.training.trials import TrialsConfig
 
 # Of each kind of run.

@@ -16,7 +16,8 @@ from understudy.core import tree as trees
 from understudy.policies import BlockPolicy, Evaluated, Sampling
 from understudy.training.collection import Rollout, to_batch
 from understudy.training.onpolicy.shared import Shared
-from understudy.training.ranks.engine import Engine, EngineConfig
+from understudy.training.ranks.config import EngineConfig
+from understudy.training.ranks.engine import Engine
 from understudy.training.ranks.exchange import exchange_rows
 
 Array = np.ndarray[Any, Any]

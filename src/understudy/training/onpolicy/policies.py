@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import xxhash
 
 from understudy.core import StepSpec
 from understudy.policies.load import load_block_policy
@@ -74,6 +75,16 @@ def policy_path(given: str) -> Path:
     if not path.exists():
         raise ConfigError(f"policy: expected a policy file or a run with one, got {given}, which is not there")
     return path
+
+
+def digest_of_policy(path: Path) -> str:
+    """The same for the same policy. Of a directory, weights count by their files' names and sizes: they are large."""
+    digest = xxhash.xxh3_128()
+    for file in sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]:
+        digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
+        if not path.is_dir() or file.suffix == ".json":
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def keep_policy(policy: Trainable, run: Run, weights: Mapping[str, Array], *, adapted: bool, last: bool) -> None:

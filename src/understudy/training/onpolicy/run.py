@@ -41,11 +41,11 @@ from understudy.training.health import HEALTH, Health
 from understudy.training.metrics import MetricLog, open_sink, rewind
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.learner import Learner, Trainable
-from understudy.training.onpolicy.policies import keep_policy, load_policy, policy_path
+from understudy.training.onpolicy.policies import digest_of_policy, keep_policy, load_policy, policy_path
 from understudy.training.onpolicy.shared import Shared
 from understudy.training.ranks.ranks import Ranks, alone
 from understudy.training.rlpd import check_device
-from understudy.training.run import Run
+from understudy.training.run import Run, RunError
 from understudy.training.score import fingerprint
 from understudy.training.trials import Trials, run_trials
 
@@ -130,17 +130,18 @@ class OnPolicyRun:
     def _make_learner(self, run: Run, config: OnPolicyConfig) -> Learner:
         spec = self._collector.step_spec
         start = policy_path(config.policy)
+        self._start = digest_of_policy(start)
         policy = load_policy(config, start, spec, adapted=True)
         reference = None
         if config.algorithm.kl_in != "none":
-            reference = load_policy(config, self._keep_reference(policy, start), spec, adapted=False)
+            reference = load_policy(config, self._keep_reference(start), spec, adapted=False)
         policy.version = 0
         return Learner(
             policy, config.algorithm, config.engine, self._shared, config.sampling, seed=config.seed,
             reference=reference, progress=self._health.progress,
         )  # fmt: skip
 
-    def _keep_reference(self, policy: Trainable, start: Path) -> Path:
+    def _keep_reference(self, start: Path) -> Path:
         """Where the policy that the run began with is: a small one is copied, a large one stays where it is."""
         if start.is_dir():
             return start
@@ -290,7 +291,7 @@ class OnPolicyRun:
             return
         said, arrays = save_collection(self._plan, in_groups(carried, self.config.plan.n_samples))
         facts = {
-            "iteration": self.iteration, "steps": self.num_steps, "version": self.policy.version,
+            "start": self._start, "iteration": self.iteration, "steps": self.num_steps, "version": self.policy.version,
             "evaluated": self._evaluated, "empty": self._num_empty, "collection": said, "commits": commits,
             "algorithm": self._learner.algorithm.state(), "metrics": 0 if self._log is None else self._log.position,
         }  # fmt: skip
@@ -307,6 +308,11 @@ class OnPolicyRun:
             return None
         checkpoint = read_checkpoint(newest)
         facts = checkpoint.facts
+        if facts["start"] != self._start:
+            raise RunError(
+                f"policy: {self.config.policy} is not the policy any more that this run began with; "
+                f"restore it, or begin a new run"
+            )
         self._learner.engine.load(newest / SHARDS)
         self._learner.algorithm.restore(facts["algorithm"])
         carried = restore_collection(self._plan, facts["collection"], checkpoint.state)

@@ -12,53 +12,21 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from understudy.training.ranks.config import EngineConfig
 from understudy.training.ranks.errors import RanksError
-from understudy.training.ranks.parallel import Alone, Precision, Replicated, Sharded, compute_again, find_blocks, local
+from understudy.training.ranks.parallel import Alone, Replicated, Sharded, compute_again, find_blocks, local
 from understudy.training.ranks.ranks import Ranks
 from understudy.training.ranks.sharded import load_tensors, save_tensors
 
 Array = np.ndarray[Any, Any]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineConfig:
-    """How a module is trained. Only what requires a gradient is: freeze the rest before the engine gets it."""
-
-    parallel: Literal["none", "ddp", "fsdp"] = "none"
-    learning_rate: float = 1e-4
-    weight_decay: float = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
-    warmup_updates: int = 0  # the rate rises in a line; the first update has 1 / warmup_updates of it
-    gradient_clip: float | None = 1.0  # the norm of the whole gradient, at most; None clips nothing
-    precision: Precision = "float32"  # of the computation; weights and optimizer stay what they are
-    gradient_checkpointing: bool = False  # compute blocks twice instead of keeping their activations
-    offload_optimizer: bool = False  # its state is in host memory between updates
-    offload_parameters: bool = False  # weights, gradients and optimizer are in host memory; fsdp only
-    blocks: tuple[str, ...] = ()  # classes of modules to gather or compute again at a time; else what ModuleLists hold
-
-    def __post_init__(self) -> None:
-        wanted = {"parallel": ("none", "ddp", "fsdp"), "precision": ("float32", "bfloat16")}
-        for name, known in wanted.items():
-            if getattr(self, name) not in known:
-                raise RanksError(f"{name}: expected one of {', '.join(known)}, got {getattr(self, name)!r}")
-        for name in ("learning_rate", "gradient_clip"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise RanksError(f"{name}: expected more than 0, got {value}")
-        for name in ("weight_decay", "warmup_updates"):
-            if not getattr(self, name) >= 0:
-                raise RanksError(f"{name}: expected at least 0, got {getattr(self, name)}")
-        if self.offload_parameters and self.parallel != "fsdp":
-            raise RanksError("offload_parameters: only shards can be offloaded; use parallel='fsdp', one rank will do")
 
 
 class Engine:

@@ -11,7 +11,7 @@ import functools
 import inspect
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,10 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
+from understudy.training.ranks.config import Precision
 from understudy.training.ranks.errors import RanksError
 from understudy.training.ranks.ranks import Ranks
-
-Precision = Literal["float32", "bfloat16"]
 
 # What torch called it before 2.13, and since.
 _SYNC_BUFFERS = (

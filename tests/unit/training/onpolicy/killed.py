@@ -17,7 +17,7 @@ import torch
 from understudy.replay.store import Store
 from understudy.training import checkpoint, trials
 from understudy.training.collection import Collector
-from understudy.training.onpolicy import OnPolicyRun
+from understudy.training.onpolicy.run import OnPolicyRun
 from understudy.training.ranks.engine import Engine
 from understudy.training.run import Run
 

@@ -11,8 +11,7 @@ from tests.sides import SidesWorld
 from understudy.algorithms.policy_gradient import PolicyGradientConfig
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.collection import FilterConfig, PlanConfig
-from understudy.training.onpolicy import OnPolicyConfig
-from understudy.training.onpolicy.config import WorkersConfig
+from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
 from understudy.training.ranks.engine import EngineConfig
 from understudy.training.trials import TrialsConfig
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from tests.unit.training.onpolicy.making import make_config
 
-from understudy.training.onpolicy import OnPolicyRun
+from understudy.training.onpolicy.run import OnPolicyRun
 from understudy.training.ranks.ranks import join
 from understudy.training.run import Run
 

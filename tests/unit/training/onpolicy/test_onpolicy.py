@@ -20,7 +20,8 @@ from understudy.policies.openvla import OpenVLAPolicy
 from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader
 from understudy.training.metrics import read_metrics
-from understudy.training.onpolicy import OnPolicyConfig, OnPolicyRun, Progress
+from understudy.training.onpolicy.config import OnPolicyConfig
+from understudy.training.onpolicy.run import OnPolicyRun, Progress
 from understudy.training.run import Run
 from understudy.training.score import digest_of_arrays
 
@@ -145,6 +146,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "algorithm": {"algorithm": {"adv_estimator": "rloo"}},
     "engine": {"engine": {"learning_rate": 1e-4}},
     "seed": {"seed": 1},
+    "plan.seed": {"plan": {"seed": 1}},
+    "sampling.greedy": {"sampling": {"greedy": True}},
     "iterations": {"iterations": 1},
 }
 
@@ -220,6 +223,48 @@ def test_it_acts_in_the_precision_that_it_is_trained_in(tmp_path: Path, policy: 
 def test_nonsense_is_refused(change: dict[str, Any], said: str, policy: Path) -> None:
     with pytest.raises(UnderstudyError, match=said):
         make_config(policy, **change)
+
+
+def test_workers_are_those_that_were_asked_for(tmp_path: Path, policy: Path) -> None:
+    """What they do with it, the collector's own tests say."""
+    workers = {"num_parallel_envs": 3, "max_attempts": 7, "task_affinity": 0}
+    config = make_config(policy, workers=workers, clip_actions=True)
+    with OnPolicyRun(Run.create(tmp_path / "run", "grpo", config)) as run:
+        collector = run._collector
+        assert (len(collector.pids), collector.max_attempts, collector.task_affinity) == (3, 7, 0)
+        assert collector.clip_actions
+
+
+def test_a_device_that_is_not_there(tmp_path: Path, policy: Path) -> None:
+    with pytest.raises(UnderstudyError, match="device: torch cannot use 'nonsense' here"):
+        train(tmp_path / "run", make_config(policy, device="nonsense"))
+
+
+def test_a_start_that_is_another_now_is_refused(tmp_path: Path) -> None:
+    """What was frozen, or is only in the file, would be another's."""
+    path = save_policy(tmp_path / "policy.safetensors")
+    run = train(tmp_path / "run", make_config(path, iterations=1))
+    save_policy(path, seed=1)
+    with pytest.raises(UnderstudyError, match=r"policy: .* is not the policy any more that this run began with"):
+        OnPolicyRun(Run(run.run.path))
+
+
+def test_every_option_of_evaluate_changes_something(tmp_path: Path, usual: OnPolicyRun) -> None:
+    def score(*options: str) -> dict[str, Any]:
+        out = tmp_path / "-".join(options or ("none",)).replace("/", "")
+        assert main(["evaluate", str(usual.run.path), "--episodes", "8", "--out", str(out), *options]) == 0
+        found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())["score"]
+        return found
+
+    drawn = score("--sampled")
+    assert score()["sampling"] == "greedy"
+    assert score("--sampled")["trials"] == drawn["trials"] == score("--sampled", "--workers", "1")["trials"]
+    assert score("--sampled", "--seed", "5")["trials"] != drawn["trials"]
+    assert score("--sampled", "--temperature", "9")["trials"] != drawn["trials"]
+    assert {trial["start"] for trial in drawn["trials"]}.isdisjoint(
+        trial["start"] for trial in score("--split", "train")["trials"]
+    )
+    assert len(score("--videos", "2")["films"]) == 2
 
 
 def test_a_policy_that_is_not_there(tmp_path: Path) -> None:
