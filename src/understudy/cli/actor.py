@@ -40,7 +40,7 @@ def command(
 
     Args:
         run: Directory with the run's config.json; on another machine a copy of that file is enough.
-        server: Address of the server (host:port).
+        server: Address of the server (host:port), or of several shards (shard-0=host:port,shard-1=host:port).
         name: Its name; each actor of a run needs another.
         human: Who may take over: the script that the config names, or a person at a browser page or a SpaceMouse.
         operator: Name of the person, kept with each episode.

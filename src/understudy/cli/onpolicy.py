@@ -17,12 +17,14 @@ from understudy.core import UnderstudyError
 from understudy.training.evaluate import last_score
 
 with needs_extra("train"):
+    from understudy.cluster.config import ClusterConfig
     from understudy.training.onpolicy.config import ESTIMATORS as ESTIMATORS  # for `understudy resume`
     from understudy.training.onpolicy.config import OnPolicyConfig, default_config
     from understudy.training.ranks.launch import launch
     from understudy.training.ranks.ranks import Ranks, join
     from understudy.training.run import Run
 
+DEFAULT_PLACE = ClusterConfig()
 LINES = {
     "grpo": "Learn from groups of episodes of the same start: better than their mean, by their spread (GRPO).",
     "rloo": "Learn from groups of episodes of the same start: better than the mean of the others (RLOO).",
@@ -35,6 +37,8 @@ ARGS = """
         run: Directory of the run, made if it is not there.
         config: What to do.
         ranks: Processes that train together on this machine (then --engine.parallel ddp or fsdp).
+        cluster: Run on Ray: `here` starts one on this machine, `auto` finds the one that runs here, HOST:PORT another.
+        place: How many of each role there are on the cluster, and what each takes.
     """
 
 
@@ -46,8 +50,10 @@ def _command(kind: str) -> Callable[..., int]:
         config: Annotated[OnPolicyConfig, tyro.conf.arg(name="")] = default,
         *,
         ranks: int = 1,
+        cluster: str | None = None,
+        place: ClusterConfig = DEFAULT_PLACE,
     ) -> int:
-        return _begin(kind, run, config, ranks)
+        return _begin(kind, run, config, ranks, cluster, place)
 
     command.__doc__ = LINES[kind] + ARGS
     return command
@@ -56,7 +62,9 @@ def _command(kind: str) -> Callable[..., int]:
 COMMANDS: dict[str, Callable[..., int]] = {kind: _command(kind) for kind in ESTIMATORS}
 
 
-def _begin(kind: str, path: Path, config: OnPolicyConfig, num_ranks: int) -> int:
+def _begin(
+    kind: str, path: Path, config: OnPolicyConfig, num_ranks: int, cluster: str | None, place: ClusterConfig
+) -> int:  # fmt: skip
     wanted, got = ESTIMATORS[kind], config.algorithm.adv_estimator
     if got != wanted:
         name = next(name for name, estimator in ESTIMATORS.items() if estimator == got)
@@ -67,16 +75,24 @@ def _begin(kind: str, path: Path, config: OnPolicyConfig, num_ranks: int) -> int
             run = Run.create(path, kind, config) if ranks.first else Run(path)
             ranks.barrier("the run is there")
             return _work(run, ranks)
-    if num_ranks > 1 and config.engine.parallel == "none":
-        raise UnderstudyError(f"engine.parallel: 'none' is for 1 process, got {num_ranks} ranks; use ddp or fsdp")
+    check_place(cluster, place)
+    most = num_ranks if cluster is None else place.learner.num
+    if most > 1 and config.engine.parallel == "none":
+        raise UnderstudyError(f"engine.parallel: 'none' is for 1 process, got {most} ranks; use ddp or fsdp")
     try:
         with Run.beginning(path, kind, config) as run:
-            code = work(run, num_ranks)
+            code = work(run, num_ranks, cluster, place)
             if code:
                 raise _Ended(code)  # ranks have said why; what they did not begin is to be gone
     except _Ended as ended:
         return ended.code
     return 0
+
+
+def check_place(cluster: str | None, place: ClusterConfig) -> None:
+    """Without a cluster there is nothing to place."""
+    if cluster is None and place != DEFAULT_PLACE:
+        raise UnderstudyError("place: says how a run stands on a cluster, and there is none; add --cluster here")
 
 
 class _Ended(Exception):
@@ -86,8 +102,10 @@ class _Ended(Exception):
         self.code = code
 
 
-def work(run: Run, num_ranks: int) -> int:
-    """Run until the iterations are done, in this process or in several; also for `understudy resume`."""
+def work(run: Run, num_ranks: int, cluster: str | None = None, place: ClusterConfig = DEFAULT_PLACE) -> int:
+    """Run until the iterations are done, in this process, in several or on a cluster; also for `understudy resume`."""
+    if cluster is not None:
+        return _work_on_cluster(run, num_ranks, cluster, place)
     if "RANK" not in os.environ and num_ranks > 1:
         return launch(num_ranks, ["-m", "understudy", "resume", str(run.path)])
     with join() as ranks:
@@ -103,6 +121,28 @@ def _work(run: Run, ranks: Ranks) -> int:
             console.print(text, soft_wrap=True)
         local.go()
     if ranks.first:
-        score = last_score(run.metrics)
-        console.print(f"{score} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)
+        _say_score(run, console)
     return 0
+
+
+def _work_on_cluster(run: Run, num_ranks: int, cluster: str, place: ClusterConfig) -> int:
+    if num_ranks > 1:
+        raise UnderstudyError(f"ranks: on a cluster --place.learner.num says how many, got --ranks {num_ranks} too")
+    with needs_extra("cluster"):
+        from understudy.cluster.launch import run_on_policy
+
+    console = Console(highlight=False)
+
+    def told(lines: list[str]) -> None:
+        for text in lines:
+            console.print(text, soft_wrap=True)
+
+    with iteration_line(console) as line:
+        run_on_policy(run, place, address=cluster, watch=line, told=told)
+    _say_score(run, console)
+    return 0
+
+
+def _say_score(run: Run, console: Console) -> None:
+    score = last_score(run.metrics)
+    console.print(f"{score} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)

@@ -76,13 +76,14 @@ class IterationLine:
     def __call__(self, news: Iterations) -> None:
         if news.evaluation is not None:
             self._console.print(f"iteration {news.iteration}, alone: {news.evaluation}", soft_wrap=True)
-        if news.collected is not None:
-            lived, report = news.collected.lived, news.collected.report
-            success = sum(rollout.success for rollout in lived) / max(len(lived), 1)
+        report = news.report
+        if report is not None:
+            success = 100 * report.num_successes / max(report.num_episodes, 1)
             self._said = (
-                f"success {100 * success:.0f} % of {len(lived)}; {report.num_kept} of {report.num_wanted} groups teach"
+                f"success {success:.0f} % of {report.num_episodes}; "
+                f"{report.num_kept} of {report.num_wanted} groups teach"
             )
-            if news.collected.short:
+            if report.num_kept < report.num_wanted:
                 self._console.print(str(report), style="yellow", soft_wrap=True)
         living = f"; {news.episodes} episodes so far" if news.episodes else ""
         self._bar.update(self._line, completed=news.iteration, total=news.iterations, said=self._said + living)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +15,8 @@ from understudy.training.evaluate import last_score
 
 with needs_extra("train"):
     from understudy.cli import onpolicy
+    from understudy.cli.onpolicy import DEFAULT_PLACE
+    from understudy.cluster.config import ClusterConfig
     from understudy.training.cloning import CloningRunConfig, run_cloning
     from understudy.training.local import LocalRun
     from understudy.training.rlpd import RLPDConfig
@@ -26,6 +28,9 @@ DEFAULT_RLPD, DEFAULT_CLONING = RLPDConfig(), CloningRunConfig()
 def rlpd(
     run: Annotated[Path, tyro.conf.Positional],
     config: Annotated[RLPDConfig, tyro.conf.arg(name="")] = DEFAULT_RLPD,
+    *,
+    cluster: str | None = None,
+    place: ClusterConfig = DEFAULT_PLACE,
 ) -> int:
     """Learn from demonstrations and practice (SAC, half of each batch demonstrations).
 
@@ -33,9 +38,12 @@ def rlpd(
         run: Directory of the run, made if it is not there. Demonstrations are in its store (`understudy record
             RUN/store`), or elsewhere (--demos).
         config: What to do.
+        cluster: Run on Ray: `here` starts one on this machine, `auto` finds the one that runs here, HOST:PORT another.
+        place: How many of each role there are on the cluster, and what each takes.
     """
+    onpolicy.check_place(cluster, place)
     with Run.beginning(run, "rlpd", config) as begun:
-        return work(begun)
+        return work(begun, cluster, place)
 
 
 def clone(
@@ -58,13 +66,23 @@ def clone(
 COMMANDS: dict[str, Callable[..., int]] = {"rlpd": rlpd, "clone": clone, **onpolicy.COMMANDS}
 
 
-def work(run: Run) -> int:
+def work(run: Run, cluster: str | None = None, place: ClusterConfig = DEFAULT_PLACE) -> int:
     """Run until the steps are done; also for `understudy resume`."""
     console = Console(highlight=False)
-    with run_line(console) as line, LocalRun(run, line) as local:
-        for text in local.restored:
+
+    def told(lines: Sequence[str]) -> None:
+        for text in lines:
             console.print(text, soft_wrap=True)
-        local.go()
+
+    with run_line(console) as line:
+        if cluster is not None:
+            with needs_extra("cluster"):
+                from understudy.cluster.crew import run_rlpd
+            run_rlpd(run, place, address=cluster, watch=line, told=told)
+        else:
+            with LocalRun(run, line) as local:
+                told(local.restored)
+                local.go()
     console.print(
         f"{last_score(run.metrics)} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True
     )

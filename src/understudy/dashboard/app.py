@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from understudy import __version__
 from understudy.core import UnderstudyError
 from understudy.dashboard import library, tallies, vitals
+from understudy.dashboard.cluster import cluster_view, members
 from understudy.dashboard.compare import compare
 from understudy.dashboard.door import ENTER, Door
 from understudy.dashboard.filters import Filter
@@ -87,8 +88,8 @@ def _add_entrance(app: FastAPI, door: Callable[[], Door]) -> None:
 def _add_views(app: FastAPI, places: list[Place], live: Live) -> None:
     @app.get("/api/places")
     def all_places() -> Response:
-        said = [{"name": place.name, "path": str(place.path), "run": place.is_run, "store": place.has_store}
-                for place in places]  # fmt: skip
+        said = [{"name": place.name, "path": str(place.path), "run": place.is_run, "store": place.has_store,
+                 "cluster": place.cluster.exists} for place in places]  # fmt: skip
         return answer({"version": __version__, "places": said})
 
     @app.get("/api/live")
@@ -114,12 +115,17 @@ def _add_views(app: FastAPI, places: list[Place], live: Live) -> None:
         "roles": vitals.roles(place), "owner": vitals.owner(place), "disk": vitals.disk(place.path),
         "directories": [str(path) for path in place.health],
     })  # fmt: skip
+    view("cluster", cluster_view)
+
+    @app.get("/api/{number}/members")
+    def group(number: str, role: str, node: str = "", offset: int = 0) -> Response:
+        return answer(members(_place(places, number), node, role, offset))
 
 
 def overview(place: Place) -> dict[str, Any]:
     """The first view."""
     known = place.metrics.follow()
-    there = place.has_store
+    there, cluster = place.has_store, place.cluster.read()
     found: dict[str, Any] = {
         "run": place.is_run, "store": there, "config": place.config(), "metrics": known,
         "totals": tallies.totals(place) if there else None, "tasks": tallies.tasks(place) if there else [],
@@ -127,7 +133,7 @@ def overview(place: Place) -> dict[str, Any]:
         "roles": [{name: role.get(name) for name in
                    ("role", "name", "state", "step", "update", "steps_per_s", "updates_per_s", "doing", "page")}
                   for role in vitals.roles(place)],
-        "pending": len(inbox.pending(place.store)),
+        "pending": len(inbox.pending(place.store)), "cluster": None if cluster is None else cluster.state,
     }  # fmt: skip
     evaluations = known["evaluations"]
     tried = evaluations[-1]["tasks"] if evaluations else {}

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from understudy.cluster.state import NOW
 from understudy.core import UnderstudyError
 from understudy.dashboard.places import IDLE_S, Place
 from understudy.replay.inbox import INBOX_DIRECTORY
@@ -66,7 +67,7 @@ def look(place: Place) -> dict[str, Any]:
     found: dict[str, Any] = {
         "metrics": _stamp(place.path / "metrics.jsonl"), "inbox": _stamp(place.store / INBOX_DIRECTORY),
         "config": _stamp(place.path / "config.json"), "health": " ".join(_states(place.health)), "commit": None,
-        "newest": 0,
+        "newest": 0, "cluster": _cluster(place),
     }  # fmt: skip
     if place.has_store:
         try:
@@ -85,6 +86,16 @@ def _stamp(path: Path) -> str | None:
     except OSError:
         return None
     return f"{said.st_ino}-{said.st_size}-{said.st_mtime_ns}"
+
+
+def _cluster(place: Place) -> str | None:
+    """The file, and how the driver is: one that was killed changes no file any more."""
+    there = place.cluster.read()
+    return (
+        f"{_stamp(place.path / NOW)} {there.state if there else place.cluster.problem}"
+        if place.cluster.exists
+        else None
+    )
 
 
 def _states(directories: list[Path]) -> list[str]:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from understudy.dashboard.cluster_file import ClusterFile
 from understudy.dashboard.curves import MetricsFollower
 from understudy.replay import Reader
 from understudy.replay.catalog import CATALOG_FILE
@@ -30,6 +31,7 @@ class Place:
     def __init__(self, path: Path, name: str):
         self.path = path
         self.name = name
+        self.cluster = ClusterFile(path)
         self._shelves: dict[str, Shelf] = {}
         self._metrics: MetricsFollower | None = None
         self._lock = threading.Lock()

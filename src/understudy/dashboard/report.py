@@ -11,6 +11,7 @@ from pathlib import Path
 
 from understudy import __version__
 from understudy.core import UnderstudyError
+from understudy.dashboard.cluster import in_a_line
 from understudy.dashboard.report_data import RunData, read_run
 from understudy.dashboard.report_plots import Plot, draw_all
 from understudy.dashboard.report_repeat import changed_options, command_of, evaluation_of, options_of
@@ -76,6 +77,8 @@ def _page(data: RunData, plots: list[Plot]) -> str:
 def _head(data: RunData) -> str:
     facts = {"algorithm": ALGORITHMS.get(data.kind, data.kind), "seed": data.config.get("seed")}
     facts |= _iterations(data) if data.on_policy else _steps(data)
+    if data.cluster is not None:
+        facts["cluster"] = in_a_line(data.cluster)
     state = "<span class='state live'>at work</span>" if data.at_work else "<span class='state'>not at work</span>"
     listed = "".join(f"<div><dt>{name}</dt><dd>{html.escape(str(value))}</dd></div>" for name, value in facts.items())
     title = html.escape(data.path.resolve().name)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from understudy.core import UnderstudyError
+from understudy.dashboard.cluster import lost_shards
+from understudy.dashboard.cluster_file import Cluster, ClusterFile
 from understudy.dashboard.practice import ON_POLICY, Practice
 from understudy.replay import Reader
 from understudy.training.health import HEALTH, Seen, look
@@ -46,6 +48,7 @@ class RunData:
     films: tuple[Path, ...]  # of the last evaluation that has any
     demonstrations: tuple[int, int] | None  # episodes and steps; None: the store cannot be read
     processes: tuple[Seen, ...]
+    cluster: Cluster | None = None  # the machines that it ran on, if they were several
     missing: tuple[str, ...] = field(default=())  # what a reader will look for, and why it is not there
 
     @property
@@ -82,6 +85,8 @@ class RunData:
 
     @property
     def at_work(self) -> bool:
+        if self.cluster is not None and self.cluster.state == "running":
+            return True
         return any(seen.state in ("running", "stuck") and seen.said["role"] != "server" for seen in self.processes)
 
 
@@ -113,11 +118,13 @@ def read_run(path: Path) -> RunData:
         missing.append("no films: they need a world with cameras, and `--evaluation.videos 3`")
     if demonstrations is None:
         missing.append("the store of demonstrations cannot be read from here, so they are not counted")
+    cluster = ClusterFile(path).read()
+    missing += lost_shards(cluster) if cluster else []
     return RunData(
         path=path, kind=run.kind, version=str(said.get("understudy", "?")), config=said["config"],
         evaluations=evaluations, trains=trains, collections=collections, episodes=episodes, later=_later(run),
         films=films, demonstrations=demonstrations, processes=(*look(run.path / HEALTH), *look(run.store / HEALTH)),
-        missing=tuple(missing),
+        cluster=cluster, missing=tuple(missing),
     )  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from understudy.dashboard.cluster import troubles
 from understudy.dashboard.places import Place
 from understudy.replay.files import lock_is_held
 from understudy.replay.store import LOCK_FILE
@@ -59,7 +60,7 @@ def disk(path: Path) -> dict[str, int]:
 
 def alarms(place: Place, *, last_train: dict[str, Any] | None, last_commit_s: float | None) -> list[dict[str, Any]]:
     """What is wrong, the worst first; each says what and where to look."""
-    found: list[dict[str, Any]] = []
+    found: list[dict[str, Any]] = troubles(place)
 
     def alarm(level: Level, what: str, detail: str, view: str = "health") -> None:
         found.append({"level": level, "what": what, "detail": detail, "view": view})

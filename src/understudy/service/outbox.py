@@ -269,7 +269,10 @@ class Outbox:
         pause_s, since = FIRST_PAUSE_S, time.monotonic()
         while (stretch := self._next_stretch()) is not None:
             before = self._delivered
-            session = Session(self, stretch, self._choose(stretch, False))
+            connection = self._choose(stretch, False)
+            if stretch.route.shard != connection.name:
+                stretch.assign(connection.name)
+            session = Session(self, stretch, connection)
             try:
                 session.run()
                 pause_s, since = FIRST_PAUSE_S, time.monotonic()
@@ -322,13 +325,13 @@ class Outbox:
                 f"{stretch.directory or 'memory'}; the next writer with this spool delivers them)"
             )
         stretch.acknowledge(stretch.route.base + error.last_seq)
-        stretch.reroute(writer=f"{self._name}~{stretch.incarnation[:8]}", address=stretch.route.address)
+        stretch.reroute(writer=f"{self._name}~{stretch.incarnation[:8]}", shard=stretch.route.shard)
 
     def _move(self, stretch: Stretch) -> None:
-        new = self._choose(stretch, True).address
+        new = self._choose(stretch, True).name
         logger.warning("writer %r: %s has been away for %.0f s; moving to %s",
-                       self._name, stretch.route.address, self._config.move_after_s, new)  # fmt: skip
-        stretch.reroute(writer=stretch.route.writer, address=new)
+                       self._name, stretch.route.shard, self._config.move_after_s, new)  # fmt: skip
+        stretch.reroute(writer=stretch.route.writer, shard=new)
 
     # ---- for a session
 
@@ -340,7 +343,7 @@ class Outbox:
             logger.error("writer %r: the store at %s lacks chunks %d to %d, and they are not in the spool; is it "
                          "another store, or was a file moved away? Going on with what is left",
                          self._name, address, last_seq + 1, first - 1)  # fmt: skip
-            stretch.reroute(writer=stretch.route.writer, address=stretch.route.address)
+            stretch.reroute(writer=stretch.route.writer, shard=stretch.route.shard)
             return False
         with self._changed:
             if not self._connected:

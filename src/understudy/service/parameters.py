@@ -221,25 +221,31 @@ def _read_pieces(path: Path) -> list[bytes]:
 # ---- the clients' side
 
 
-def publish(connection: Connection, buffers: Sequence[Buffer], version: int | None, timeout_s: float) -> int:
+def publish(
+    connection: Connection, buffers: Sequence[Buffer], version: int | None, timeout_s: float, *, wait: bool = True
+) -> int:
     """Send a version to a server; returns its number when the server has it on disk."""
 
     def messages() -> Iterator[bytes]:
         yield to_json({"version": version})
         yield from pieces(buffers)
 
-    return int(connection.upload(PUBLISH, messages(), timeout_s=timeout_s)["version"])
+    return int(connection.upload(PUBLISH, messages(), timeout_s=timeout_s, wait=wait)["version"])
 
 
 class Subscription:
-    """The newest parameters, kept up to date by a thread. Use as a context manager, or call `close`."""
+    """The newest parameters, kept up to date by a thread. Use as a context manager, or call `close`.
 
-    def __init__(self, connection: Connection, *, max_bytes: int):
-        self._connection = connection
+    It listens to one server; when that is away, to the next of `choose()`. What one has missed is not taken for news.
+    """
+
+    def __init__(self, choose: Callable[[], Sequence[Connection]], *, max_bytes: int):
+        self._choose = choose
         self._max_bytes = max_bytes
         self._changed = threading.Condition()
         self._latest: Parameters | None = None
-        self._store = ""
+        self._heard: dict[str, tuple[str, int]] = {}  # by server: its store, and the version that came from it last
+        self._turn = 0  # which of the servers is listened to
         self._problem: UnderstudyError | None = None
         self._fatal = False
         self._closed = False
@@ -300,13 +306,16 @@ class Subscription:
                     self._problem, self._fatal = error, True
                     self._changed.notify_all()
                 return
+            self._turn += 1
             pause_s = FIRST_PAUSE_S if self._latest is not before else min(pause_s * 2, LONGEST_PAUSE_S)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, pause_s)
 
     def _listen(self) -> None:
-        have = NO_PARAMETERS if self._latest is None else self._latest.version
-        stream = self._connection.listen(SUBSCRIBE, {"have": have, "store": self._store})
+        servers = self._choose()
+        server = servers[self._turn % len(servers)]
+        store, have = self._heard.get(server.name, ("", NO_PARAMETERS))
+        stream = server.listen(SUBSCRIBE, {"have": have, "store": store})
         with self._changed:
             self._stream = stream
             if self._closed:
@@ -317,5 +326,9 @@ class Subscription:
             said = json.loads(metadata.get("said", "{}"))
             found = Parameters(version=int(news["version"]), tree=trees.unflatten(arrays), metadata=said)
             with self._changed:
-                self._latest, self._store, self._problem = found, str(news["store"]), None
+                store, _ = self._heard.get(server.name, (str(news["store"]), 0))
+                self._heard[server.name] = (str(news["store"]), found.version)
+                if self._latest is None or found.version > self._latest.version or store != news["store"]:
+                    self._latest = found  # an older one counts only from a server that has another store than it had
+                self._problem = None
                 self._changed.notify_all()

@@ -35,10 +35,16 @@ ERROR_KEY = "understudy-error"
 LAST_SEQ_KEY = "understudy-last-seq"
 MAX_JSON_BYTES = 1 << 20
 
+
+class ReplacedError(StoreError):
+    """A server has another store than the one that was drawn from before."""
+
+
 # Names on the wire; an error that is none of these arrives as a StoreError.
 _ERRORS: dict[str, type[UnderstudyError]] = {
     kind.__name__: kind for kind in (
-        EpisodeError, FencedError, RefusedError, SequenceError, SpecError, StoreError, StoreFailedError, WireError,
+        EpisodeError, FencedError, RefusedError, ReplacedError, SequenceError, SpecError, StoreError, StoreFailedError,
+        WireError,
     )
 }  # fmt: skip
 

@@ -74,6 +74,7 @@ class RemoteSampler:
         self._timeout_s = timeout_s
         self._state: dict[str, Any] | None = None
         self._spec: StepSpec | None = None
+        self.store: str | None = None  # the identity of the one that is drawn from; another is refused
         self._available = 0
         self._stream: _Stream | None = None
         self._asked: list[tuple[int, list[int] | None]] = []  # batches on their way
@@ -96,7 +97,7 @@ class RemoteSampler:
         """How many steps can be drawn. The server takes in new commits before each batch it draws."""
         if not self._asked:
             self.ask(0)
-            self._answer()
+            self.hear()
         return self._available
 
     def make(self, size: int | None = None) -> Any:
@@ -130,6 +131,15 @@ class RemoteSampler:
         if self._stream is not None:
             self._stream.ask(size, part)
 
+    def hear(self) -> None:
+        """Wait for the answer to what was asked for first, if that was no batch (`ask(0)`)."""
+        self._answer()
+
+    def give_up(self) -> None:
+        """Forget what is on its way; what is asked for next is drawn in its place."""
+        self._drop_stream()
+        self._asked.clear()
+
     def collect(self, batch: Any, at: slice) -> None:
         """Wait for the batch that was asked for first, and write it to `batch[at]`."""
         assembly = self._answer()
@@ -157,14 +167,15 @@ class RemoteSampler:
                 time.sleep(PAUSE_S)
 
     def _hear(self, said: dict[str, Any]) -> None:
-        self._available, self._state = int(said["available"]), said["state"]
+        self._available, self._state, self.store = int(said["available"]), said["state"], said.get("store")
         if self._spec is None and said["spec"] is not None:
             self._spec = StepSpec.from_json(said["spec"])
 
     def _opened(self) -> _Stream:
         """The stream; a new one goes on where the last one broke and asks again for what was on its way."""
         if self._stream is None:
-            self._stream = _Stream(self._connection, {**self._hello, "state": self._state})
+            known = {} if self.store is None else {"store": self.store}
+            self._stream = _Stream(self._connection, {**self._hello, "state": self._state, **known})
             self._hear(self._stream.take(self._timeout_s)[0])
             for size, part in self._asked:
                 self._stream.ask(size, part)
@@ -183,12 +194,21 @@ class RemoteSampler:
             self.follow()
         return self._state or {}  # nothing yet, if the store is empty
 
+    @property
+    def known(self) -> dict[str, Any] | None:
+        """The state as far as the server has told, without asking it."""
+        return self._state
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken; only on a new sampler."""
+        self.go_on_from(state)
+        self.follow()
+
+    def go_on_from(self, state: Mapping[str, Any], store: str | None = None) -> None:
+        """As `restore`, from the first call on that reaches the server, and with no other store than that one."""
         if self._stream is not None or self._state is not None:
             raise StoreError("a sampler is restored before it is used; make a new one")
-        self._state = dict(state) or None
-        self.follow()
+        self._state, self.store = dict(state) or None, store
 
     def close(self) -> None:
         self._drop_stream()

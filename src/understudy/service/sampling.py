@@ -25,11 +25,11 @@ from understudy.service.batches import (
     shape_from_json,
     view_from_json,
 )
-from understudy.service.protocol import check_version, from_json, refuse_unknown, to_json
+from understudy.service.protocol import ReplacedError, check_version, from_json, refuse_unknown, to_json
 from understudy.service.wire import pieces
 
 _HELLO = {
-    "version", "view", "shape", "selector", "batch_size", "seed", "spec", "rank", "world_size", "state",
+    "version", "view", "shape", "selector", "batch_size", "seed", "spec", "rank", "world_size", "state", "store",
 }  # fmt: skip
 
 
@@ -44,7 +44,7 @@ class Drawing:
         check_version(hello)
         options: dict[str, Any] = {name: hello.get(name) for name in ("batch_size", "seed", "rank", "world_size")}
         for name, number in options.items():
-            if type(number) is not int or not 0 <= number < 2**63:
+            if type(number) is not int or not 0 <= number < (2**64 if name == "seed" else 2**63):
                 raise WireError(f"{name}: expected a whole number from 0, got {str(number)[:40]}")
         spec = hello.get("spec")
         if spec is not None and type(spec) is not int:
@@ -59,7 +59,12 @@ class Drawing:
         self._sampler: Sampler | None = None
         self._closed = False
         self._batch: Any = None
+        self._store_id = self._reader.catalog.store_id
         try:
+            if hello.get("store") not in (None, self._store_id):
+                raise ReplacedError(
+                    "there is another store here than the one that was drawn from; begin anew, or bring that one back"
+                )
             self._try_to_begin()
         except BaseException:
             self._reader.close()
@@ -90,8 +95,9 @@ class Drawing:
         """What a client is told with every answer."""
         sampler = self._sampler
         if sampler is None:
-            return {"spec": None, "available": 0, "state": self._state, "record": None}
-        return {"spec": sampler.spec.to_json(), "available": len(sampler), "state": sampler.state(), "record": None}
+            return {"spec": None, "available": 0, "state": self._state, "store": self._store_id, "record": None}
+        return {"spec": sampler.spec.to_json(), "available": len(sampler), "state": sampler.state(),
+                "store": self._store_id, "record": None}  # fmt: skip
 
     def draw(self, message: bytes) -> list[bytes]:
         """The messages that answer a request: what is known now, and the pieces of a batch if one was asked for."""

@@ -4,7 +4,7 @@
       lock                              held by the process that writes
       00000003-1f0c.../                 a stretch: the chunks of one incarnation of a writer
         hello.json                      who it is, and what its steps look like
-        route.json                      only if its chunks go elsewhere than they did at first
+        route.json                      to which shard its chunks go, once that is decided
         00000041.safetensors            chunk 41, byte for byte as it travels
 
 A chunk is recorded when its file and the file's name are synced. It is removed when the server has acknowledged it. So
@@ -21,6 +21,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from understudy.core import DamageError, StepSpec, StoreFormatError, WireError
 from understudy.replay import files
@@ -33,14 +34,14 @@ _HELLO, _ROUTE, _SUFFIX = "hello.json", "route.json", ".safetensors"
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Where a stretch goes, and under what name. It changes when a server is gone for good, or the name is taken.
+    """To which shard a stretch goes, and under what name. It changes if the shard is gone for good or its name taken.
 
     Chunk `base` is the first to go this way. If it goes on with an episode that began elsewhere, that episode's rows
     are numbered from `shift` on, so that here it is an episode of its own.
     """
 
     writer: str
-    address: str = ""
+    shard: str = ""  # by name, which outlives its address; "": not decided yet
     base: int = 0
     episode: int = -1
     shift: int = 0
@@ -150,16 +151,23 @@ class Stretch:
                 (self.directory / f"{number:08d}{_SUFFIX}").unlink(missing_ok=True)
         return num_rows
 
-    def reroute(self, *, writer: str, address: str) -> None:
-        """Send what is left to another server, or under another name."""
+    def assign(self, shard: str) -> None:
+        """Remember, before anything is sent, to which shard it goes."""
+        self._keep(replace(self.route, shard=shard))
+
+    def reroute(self, *, writer: str, shard: str) -> None:
+        """Send what is left to another shard, or under another name."""
         first = self.first
         if first is None:
-            self.route = replace(self.route, writer=writer, address=address)
+            route = replace(self.route, writer=writer, shard=shard)
         else:
-            plain = self.route
-            self.route = replace(plain, base=0)
+            self.route = replace(self.route, base=0)
             parts = json.loads(parse_header(self.read(first)).metadata["parts"])
-            self.route = Route(writer=writer, address=address, base=first, episode=parts[0][0], shift=parts[0][1])
+            route = Route(writer=writer, shard=shard, base=first, episode=parts[0][0], shift=parts[0][1])
+        self._keep(route)
+
+    def _keep(self, route: Route) -> None:
+        self.route = route
         if self.directory is not None:
             files.replace_durably(self.directory / _ROUTE, json.dumps(asdict(self.route)).encode())
 
@@ -252,7 +260,7 @@ def _load_stretch(place: Path, incarnation: str) -> Stretch | None:
         hello = json.loads((place / _HELLO).read_text())
         route = Route(writer=hello["writer"])
         if (place / _ROUTE).exists():
-            route = Route(**json.loads((place / _ROUTE).read_text()))
+            route = _route_of(json.loads((place / _ROUTE).read_text()))
         stretch = Stretch(
             incarnation=incarnation, spec=StepSpec.from_json(hello["spec"]), route=route, directory=place
         )  # fmt: skip
@@ -264,6 +272,13 @@ def _load_stretch(place: Path, incarnation: str) -> Stretch | None:
     except (ValueError, KeyError, TypeError, OSError, WireError) as error:
         raise DamageError(f"{place}: not a readable part of a spool ({error}); move it away to go on") from None
     return stretch
+
+
+def _route_of(said: dict[str, Any]) -> Route:
+    """A route that was kept; before shards had names it held an address, which was its name."""
+    if "address" in said:
+        said["shard"] = said.pop("address")
+    return Route(**said)
 
 
 def _is_whole(path: Path) -> bool:

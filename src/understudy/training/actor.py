@@ -16,6 +16,7 @@ import json
 import logging
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 
 TRIES = 3  # of an episode whose world fails
 WAIT_S = 0.5
+DELIVER_S = 10.0
 
 
 class Actor:
@@ -105,34 +107,40 @@ Hands: TypeAlias = Callable[[World], tuple[Takeover | None, Pace | None, Show | 
 
 
 def run_actor(
-    config: RLPDConfig, address: str, *, name: str = "actor-0", spool: Path | None = None,
+    config: RLPDConfig, server: str | Remote, *, name: str = "actor-0", spool: Path | None = None,
     token_file: Path | None = None, tls_cert: Path | None = None, hands: Hands | None = None,
     watch: Callable[[int, Rolled, int | None], None] | None = None, health: Health | None = None,
+    num_actors: Callable[[], int] = lambda: 1, stop: Callable[[], bool] = lambda: False,
 ) -> int:  # fmt: skip
     """Act until the learner says that the steps are done; returns the number of episodes lived.
 
     `hands` says who may take over; by default the script that the config names. `watch` is told each episode's number,
-    what came of it, and the version of its policy. `health` is told how it goes.
+    what came of it, and the version of its policy. `health` is told how it goes. Whoever passes a Remote may tell it
+    meanwhile where shards are. `num_actors` share what the learner may be behind; `stop` ends it between two episodes.
     """
     from understudy.service import connect  # only now: it needs gRPC
 
     health = health or Health(None, role="actor", name=name)
-    with (
-        health,
-        open_world(config.env) as world,
-        connect(address, token_file=token_file, tls_cert=tls_cert) as remote,
-        remote.parameters() as subscription,
-        remote.writer(name, world.step_spec, spool=spool) as writer,
-    ):
+    with ExitStack() as undo:
+        undo.enter_context(health)
+        world = undo.enter_context(open_world(config.env))
+        remote = server
+        if isinstance(remote, str):
+            remote = undo.enter_context(connect(remote, token_file=token_file, tls_cert=tls_cert))
+        if remote is server:
+            remote.wait_for_all(health.progress)
+        subscription = undo.enter_context(remote.parameters())
+        writer = undo.enter_context(remote.writer(name, world.step_spec, spool=spool))
         takeover, pace, show = hands(world) if hands is not None else (make_takeover(config, world), None, None)
         actor = Actor(config, world, writer, name=name, takeover=takeover, pace=pace, show=show, health=health)
         health.add(lambda: _delivery(writer))
         num_steps = 0
+        writer.wait_delivered(DELIVER_S)  # what an earlier process lived counts too
         number = first = _num_lived(remote, name)
         policy: ActorPolicy | None = None
         seen: Parameters | None = None
         num_since = 0  # steps lived since it was heard
-        while True:
+        while not stop():
             latest = subscription.latest
             if latest is not None and latest is not seen:
                 seen, policy, num_since = latest, _policy_of(latest), 0
@@ -141,7 +149,9 @@ def run_actor(
             if config.max_behind is not None:
                 num_free = 0 if seen is not None else config.start_steps
                 behind = int(seen.metadata["behind"]) if seen is not None else 0
-                if behind + (num_since - num_free) * config.updates_per_step > config.max_behind:
+                # What a shard that is away does not have yet, the learner could not count.
+                num_open = max(num_since, writer.delivery.queued + writer.delivery.recorded)
+                if behind + (num_open * num_actors() - num_free) * config.updates_per_step > config.max_behind:
                     health.progress("waiting for the learner")
                     subscription.wait(seen, WAIT_S)
                     continue
@@ -152,6 +162,7 @@ def run_actor(
             if watch is not None:
                 watch(number, rolled, None if policy is None else policy.version)
             number += 1
+        return number - first
 
 
 def _delivery(writer: RemoteWriter) -> dict[str, Any]:

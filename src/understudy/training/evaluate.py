@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from understudy.training.film import Frames, cameras_of, draw, write_film
 from understudy.training.metrics import read_metrics
 from understudy.training.rollout import Act
 from understudy.training.score import Score
+
+if TYPE_CHECKING:
+    from understudy.policies import ActorPolicy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +65,22 @@ class Evaluation:
             "starts": self.num_starts, "mean_steps": float(np.mean([t.num_steps for t in self.trials])),
             "films": list(self.films), "trials": [asdict(trial) for trial in self.trials],
         }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What came of a policy's evaluation, and the versions of what its world stands on."""
+
+    evaluation: Evaluation
+    versions: Mapping[str, str]
+
+
+class Judge(Protocol):
+    """Whoever plays held-out episodes with a policy, alone and without noise; here, or on another machine."""
+
+    def __call__(self, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
+        """Films of the worst go to the directory `films`."""
+        ...
 
 
 def last_score(metrics: Path) -> Score | None:

@@ -88,6 +88,10 @@ class Health:
         if policy_version is not None:
             self._version = policy_version
 
+    def now(self) -> dict[str, Any]:
+        """What the file would say."""
+        return self._now("running")
+
     def add(self, facts: Facts) -> None:
         """Ask this too at each beat; it must be fast, and safe to call from another thread."""
         self._facts.append(facts)

@@ -1,47 +1,39 @@
 """Learner: samples, updates, evaluates and saves. Others live the steps and keep them (actor.py, `understudy serve`).
 
-`Learner` is the role; `run_learner` is its process:
-
-| loop | takes from | blocks on | woken by |
-|---|---|---|---|
-| main | the store's files, on this machine | the limiter: too few new steps | each IDLE_S, to look for new commits |
+It is the role; learning.py is its process. If somebody else judges its policies, a thread waits for what comes of it.
 """
 
 from __future__ import annotations
 
-import json
-import logging
+import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, TimeoutError
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from understudy.algorithms import SAC
-from understudy.core import StepSpec, TransitionBatch, Tree, UnavailableError
+from understudy.core import StepSpec, TransitionBatch
 from understudy.core import tree as trees
-from understudy.envs.known import open_world
-from understudy.envs.world import World
 from understudy.policies import ActorPolicy
-from understudy.replay.limiter import Limiter
 from understudy.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
-from understudy.training.evaluate import Evaluation, evaluate
-from understudy.training.health import HEALTH, Health
+from understudy.training.evaluate import Evaluation, Judge, Judged
+from understudy.training.health import Health
 from understudy.training.metrics import MetricLog, open_sink, rewind
 from understudy.training.replayed import Replayed
-from understudy.training.rlpd import RLPDConfig, check_device, new_sac, policy_act, restored_sac
+from understudy.training.rlpd import RLPDConfig, check_device, new_sac, restored_sac
 from understudy.training.rollout import Rolled
 from understudy.training.run import Run
 from understudy.training.score import fingerprint
+from understudy.training.sharded import Shards
 
-logger = logging.getLogger(__name__)
-
-IDLE_S = 0.02
-PUBLISH_TIMEOUT_S = 60.0
+LOOK_S = 5.0  # at an evaluation that is waited for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +54,9 @@ class Learner:
 
     def __init__(
         self, run: Run, config: RLPDConfig, spec: StepSpec, watch: Callable[[Moment], None] | None = None,
-        health: Health | None = None,
+        health: Health | None = None, experience: Path | Shards | None = None,
     ):  # fmt: skip
+        """Experience is in the run's own store, unless it is said to be elsewhere."""
         self.run = run
         self.config = config
         self.health = health or Health(None, role="learner", name=run.path.name)
@@ -73,12 +66,13 @@ class Learner:
         self._watch = watch or (lambda moment: None)
         # How many were due by now, and the version of the policy that was evaluated last.
         self._done = {"evaluations": 0, "checkpoints": 0, "evaluated": -1}
+        self._judging: Judging | None = None  # an evaluation that is not over
         self._began = time.monotonic()
         self._undo = ExitStack()
         try:
             check_device(config.device)
             self._undo.enter_context(run)
-            self.batches = config.open_batches(run.store, spec)
+            self.batches = config.open_batches(experience or run.store, spec, self.health.progress)
             self._undo.callback(self.batches.close)
             self._checkpoint = self._restore(spec)
             sinks = tuple(open_sink(name, run.path, run.said["config"]) for name in config.sinks)
@@ -102,8 +96,8 @@ class Learner:
 
     @property
     def step(self) -> int:
-        """Environment steps of practice there are."""
-        return len(self.batches.online)
+        """Environment steps of practice that were lived."""
+        return self.batches.online.num_lived
 
     @property
     def num_updates(self) -> int:
@@ -134,39 +128,57 @@ class Learner:
             metrics = self.sac.update(batch, report=not left)
             content = 0 if left else digest(batch)
             replayed.add(batch)
-            self.health.progress("learning", update=self.sac.num_updates)
+            self.health.progress(self._doing(), update=self.sac.num_updates)
         self.log(
             "train", **metrics, **replayed.numbers(), batch=content, demo_steps=len(self.batches.demo),
-            online_steps=self.step, updates_per_s=num_updates / max(time.monotonic() - began, 1e-9),
+            online_steps=len(self.batches.online), updates_per_s=num_updates / max(time.monotonic() - began, 1e-9),
         )  # fmt: skip
         return metrics
 
-    def evaluate(self, world: World) -> None:
-        """The policy alone, as it is now, on held-out starts; once for each policy."""
+    def evaluate(self, judge: Judge, *, wait: bool = True) -> None:
+        """The policy alone, as it is now, on held-out starts; once for each policy.
+
+        Without `wait` this returns at once, and `hear` says later what came of it.
+        """
         policy = self.policy()
         assert policy is not None
+        self.hear(wait=True)  # one at a time
         if self._done["evaluated"] == policy.version:
             return
-        best = policy_act(policy, np.random.default_rng(0), deterministic=True)
-
-        def act(observation: Tree) -> tuple[Tree, int]:
-            self.health.progress("evaluating")
-            return best(observation)
-
-        found = evaluate(
-            world, act, self.config.evaluation, seed=0,
-            films=self.run.videos / f"step-{self.step:09d}",
-        )  # fmt: skip
-        made_of = fingerprint(
-            config=self.run.said["config"], parameters=policy.parameters(), env=self.config.env,
-            versions=world.versions(),
-        )  # fmt: skip
-        self.log("evaluation", **found.to_json(), fingerprint=made_of.to_json())
-        self.tell(evaluation=found)
         self._done["evaluated"] = policy.version
+        films = self.run.videos / f"step-{self.step:09d}"
+        found: Future[Judged] = Future()
+        self._judging = Judging(policy=policy, step=self.step, update=self.num_updates, found=found)
+        play = partial(_settle, found, partial(judge, policy, self.config.evaluation, films))
+        if wait:
+            play()
+        else:
+            threading.Thread(target=play, name="evaluation", daemon=True).start()
+        self.hear(wait=wait)
+
+    def hear(self, *, wait: bool = False) -> None:
+        """Log what came of an evaluation, if it is over, or once it is."""
+        judging = self._judging
+        if judging is None or not (wait or judging.found.done()):
+            return
+        judged = judging.result(lambda: self.health.progress("evaluating"))
+        self._judging = None
+        made_of = fingerprint(
+            config=self.run.said["config"], parameters=judging.policy.parameters(), env=self.config.env,
+            versions=judged.versions,
+        )  # fmt: skip
+        self.log(
+            "evaluation", step=judging.step, update=judging.update, **judged.evaluation.to_json(),
+            fingerprint=made_of.to_json(),
+        )  # fmt: skip
+        self.tell(evaluation=judged.evaluation)
+
+    def _doing(self) -> str:
+        away = self.batches.away
+        return f"learning, without {', '.join(away)}" if away else "learning"
 
     def log(self, kind: str, **values: Any) -> None:
-        self._log.write(kind, step=self.step, update=self.num_updates, **values)
+        self._log.write(kind, **{"step": self.step, "update": self.num_updates, **values})
 
     def tell(self, **news: Any) -> None:
         seconds = time.monotonic() - self._began
@@ -185,7 +197,10 @@ class Learner:
     def save(self, number: int, facts: Mapping[str, Any]) -> None:
         """A checkpoint, and the policy as a file of its own."""
         self.health.progress("saving a checkpoint", step=self.step)
-        said = {"batches": self.batches.state(), "metrics": self._log.position, "done": self._done, **facts}
+        done = dict(self._done)
+        if self._judging is not None:  # what comes of it may never be heard: whoever goes on from here begins it again
+            done |= {"evaluations": done["evaluations"] - 1, "evaluated": -1}
+        said = {"batches": self.batches.state(), "metrics": self._log.position, "done": done, **facts}
         state = {} if self.sac is None else self.sac.state()
         write_checkpoint(self.run.checkpoints, number, state, said, keep=self.config.keep_checkpoints)
         policy = self.policy()
@@ -210,11 +225,37 @@ class Learner:
         learned = "networks, targets, optimizers, temperature and random numbers" if self.sac else "nothing learned yet"
         self.restored = [
             f"restored checkpoint {newest.name}: {learned}, after {self.num_updates} updates",
-            f"restored samplers: batch {self.batches.num_batches}, as of commit {self.batches.online.commit}",
+            f"restored samplers: batch {self.batches.num_batches}, as of {self.batches.online.as_of}",
             f"restored counters: {self.step} steps, {self._done['evaluations']} evaluations",
             f"took back {num_lines} lines of metrics behind the checkpoint",
         ]
         return checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judging:
+    """An evaluation under way, and when it began."""
+
+    policy: ActorPolicy
+    step: int
+    update: int
+    found: Future[Judged]
+
+    def result(self, waiting: Callable[[], None]) -> Judged:
+        while True:
+            try:
+                return self.found.result(LOOK_S)
+            except TimeoutError:
+                if self.found.done():
+                    raise
+                waiting()
+
+
+def _settle(found: Future[Judged], play: Callable[[], Judged]) -> None:
+    try:
+        found.set_result(play())
+    except BaseException as error:  # noqa: BLE001 (raised again by whoever hears)
+        found.set_exception(error)
 
 
 def digest(batch: TransitionBatch) -> int:
@@ -223,83 +264,3 @@ def digest(batch: TransitionBatch) -> int:
     for _, leaf in trees.leaves({"action": batch.action, "reward": batch.reward, "terminated": batch.terminated}):
         number = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), number)
     return number
-
-
-# ---- as a process
-
-
-def run_learner(
-    run: Run, address: str, *, token_file: Path | None = None, tls_cert: Path | None = None,
-    watch: Callable[[Moment], None] | None = None, told: Callable[[list[str]], None] | None = None,
-) -> None:  # fmt: skip
-    """Learn from the run's store, which a server at `address` writes, and publish there, until the steps are done."""
-    from understudy.service import connect  # only now: it needs gRPC
-
-    config = run.config(RLPDConfig)
-    health = Health(run.path / HEALTH, role="learner", name=run.kind)
-    with (
-        open_world(config.env) as world,
-        Learner(run, config, world.step_spec, watch, health) as learner,
-        health,  # only now: the run is ours
-        connect(address, token_file=token_file, tls_cert=tls_cert) as remote,
-    ):
-        remote.status()  # a wrong address or token is said now, and not when there is something to publish
-        if told is not None:
-            told(learner.restored)
-        limiter = _limiter(config, learner)
-        published: tuple[int, bool] | None = None  # after which update, and whether the actors were told to stop
-        while True:
-            learner.batches.follow()
-            limiter = limiter.inserted(max(learner.step - limiter.num_inserted, 0))
-            if not learner.ready():
-                health.progress("waiting for the first steps", step=learner.step)
-                time.sleep(IDLE_S)
-                continue
-            enough = learner.step >= config.steps
-            if published is None or learner.num_updates >= published[0] + config.publish_every or enough > published[1]:
-                policy = learner.policy()
-                assert policy is not None
-                metadata = {
-                    "policy": json.dumps(policy.description()), "behind": str(_due(limiter)), "done": str(int(enough))
-                }  # fmt: skip
-                health.progress("publishing")
-                try:
-                    weights = policy.parameters()
-                    learner.version = remote.publish(weights, metadata=metadata, timeout_s=PUBLISH_TIMEOUT_S)
-                except UnavailableError as error:  # it was killed, perhaps while it listened; it comes back
-                    logger.warning("not published: %s", error)
-                    time.sleep(IDLE_S)
-                    continue
-                health.progress("publishing", learner.step, learner.num_updates, learner.version)
-                published = (learner.num_updates, enough)
-            number = min(_due(limiter), config.publish_every, config.num_updates - learner.num_updates)
-            if number < 1:
-                if enough:
-                    break
-                health.progress("waiting for steps", step=learner.step)
-                time.sleep(IDLE_S)
-                continue
-            metrics = learner.learn(number)
-            limiter = limiter.sampled(number)
-            learner.tell(metrics=metrics)
-            if learner.due("evaluations", config.eval_every):
-                learner.evaluate(world)
-            if learner.due("checkpoints", config.checkpoint_every):
-                learner.save(learner.num_updates, {"limiter": limiter.to_json()})
-        learner.evaluate(world)
-        learner.save(learner.num_updates, {"limiter": limiter.to_json()})
-
-
-def _limiter(config: RLPDConfig, learner: Learner) -> Limiter:
-    """Updates per step, as samples per insert; a run that goes on has its counts."""
-    if learner.facts is not None and "limiter" in learner.facts:
-        return Limiter.from_json(learner.facts["limiter"])
-    least = max(config.start_steps, 1)
-    window = max(least * config.updates_per_step, (1 + config.updates_per_step) / 2)
-    new = Limiter(samples_per_insert=config.updates_per_step, min_size=least, error_window=window)
-    return new.sampled(learner.num_updates)  # some, if it was begun in one process
-
-
-def _due(limiter: Limiter) -> int:
-    """How many updates are due."""
-    return int(limiter.diff) if limiter.size >= limiter.min_size else 0

@@ -1,9 +1,9 @@
-"""Local: actor and learner in one process and one thread, the reference for all other ways of running.
+"""Local: actor and learner in one thread, the reference for all other ways of running.
 
 An episode, then its updates, then the next. All chance comes from the run's seed and the number of the episode or
 batch, and checkpoints are taken between episodes, so that a run that was killed comes to the same bits as one that was
 not. Episodes that were lived after the checkpoint are set aside (deleted softly: `Store.restore` brings them back) and
-lived again.
+lived again. Who lives and keeps them is a Stage (stage.py): in this process, unless another is given.
 """
 
 from __future__ import annotations
@@ -12,38 +12,35 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 
-from understudy.envs.known import open_world
-from understudy.envs.world import World
-from understudy.replay import Store
-from understudy.training.actor import Actor
-from understudy.training.aside import set_aside
 from understudy.training.checkpoint import newest_checkpoint, read_checkpoint
 from understudy.training.config import ConfigError
 from understudy.training.health import HEALTH, Health
 from understudy.training.learner import Learner, Moment
-from understudy.training.rlpd import RLPDConfig, make_takeover
+from understudy.training.rlpd import RLPDConfig
 from understudy.training.run import Run, RunError
-
-NAME = "local"
+from understudy.training.stage import NAME, LocalStage, Stage
 
 
 class LocalRun:
     """A run at work. `go` returns when its steps are done."""
 
-    def __init__(self, run: Run, watch: Callable[[Moment], None] | None = None):
+    def __init__(
+        self, run: Run, watch: Callable[[Moment], None] | None = None, stage: Stage | None = None,
+        health: Health | None = None,
+    ):  # fmt: skip
         self.config = run.config(RLPDConfig)
         self._undo = ExitStack()
         self._num_episodes = 0
         try:
-            world: World = self._undo.enter_context(open_world(self.config.env))
-            self._store = self._undo.enter_context(Store.open(run.store))
+            self._stage = stage or LocalStage(run, self.config)
+            self._undo.callback(self._stage.close)
             aside = self._set_aside(run)
-            writer = self._store.writer(NAME, world.step_spec)
-            health = Health(run.path / HEALTH, role=NAME, name=run.kind)
-            self._learner = self._undo.enter_context(Learner(run, self.config, world.step_spec, watch, health))
+            health = health or Health(run.path / HEALTH, role=NAME, name=run.kind)
+            self._stage.begin(health)
+            self._learner = self._undo.enter_context(
+                Learner(run, self.config, self._stage.step_spec, watch, health, self._stage.experience)
+            )
             self._undo.enter_context(health)  # only now: the run is ours
-            takeover = make_takeover(self.config, world)
-            self._actor = Actor(self.config, world, writer, name=NAME, takeover=takeover, health=health)
             if self._learner.facts is None:
                 self._save()
             else:
@@ -70,7 +67,7 @@ class LocalRun:
         while learner.step < config.steps:
             policy = learner.policy()
             learner.version = policy.version if policy is not None else 0
-            rolled = self._actor.live(policy, self._num_episodes)
+            rolled = self._stage.live(policy, self._num_episodes)
             self._num_episodes += 1
             learner.batches.follow()
             learner.health.progress("learning", learner.step, policy_version=learner.version)
@@ -82,16 +79,16 @@ class LocalRun:
             metrics = learner.learn(rolled.num_steps * config.updates_per_step) if learner.sac is not None else None
             learner.tell(rolled=rolled, metrics=metrics)
             if learner.sac is not None and learner.due("evaluations", config.eval_every):
-                learner.evaluate(self._actor.world)
+                learner.evaluate(self._stage.judge)
             if learner.due("checkpoints", config.checkpoint_every):
                 self._save()
         if learner.policy() is None:
             raise ConfigError(f"steps: all {config.steps} are start_steps, so nothing was learned; give it more")
-        learner.evaluate(self._actor.world)
+        learner.evaluate(self._stage.judge)
         self._save()
 
     def _save(self) -> None:
-        self._learner.save(self._num_episodes, {"episodes": self._num_episodes, "commit": self._store.last_commit})
+        self._learner.save(self._num_episodes, {"episodes": self._num_episodes, "commit": self._stage.commit})
 
     def _set_aside(self, run: Run) -> list[str]:
         """Delete, softly, what this run lived after its checkpoint; says so."""
@@ -104,4 +101,4 @@ class LocalRun:
                 f"{run.path}: has a learner of its own; go on with `understudy serve {run.store}` and "
                 f"`understudy learner {run.path} SERVER`"
             )
-        return set_aside(self._store, run.store, int(facts["commit"]), NAME)
+        return self._stage.set_aside(facts["commit"])

@@ -6,7 +6,7 @@ learner (actor.py, learner.py).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +23,10 @@ from understudy.policies import ActorConfig, ActorPolicy, Inputs, Stats
 from understudy.replay import Transitions
 from understudy.training.batches import Batches
 from understudy.training.config import ConfigError
-from understudy.training.evaluate import EvaluationConfig
+from understudy.training.evaluate import EvaluationConfig, Judge, Judged, evaluate
 from understudy.training.metrics import SinkName
 from understudy.training.rollout import Act
+from understudy.training.sharded import Shards
 
 STATS_STEPS = 1024  # of each view, whose numbers give the mean and spread
 
@@ -97,12 +98,14 @@ class RLPDConfig:
         """In all, after the steps by chance."""
         return max(self.steps - self.start_steps, 1) * self.updates_per_step
 
-    def open_batches(self, store: Path, spec: StepSpec) -> Batches:
-        """What is learned from."""
+    def open_batches(
+        self, store: Path | Shards, spec: StepSpec, waiting: Callable[[str], None] | None = None
+    ) -> Batches:
+        """What is learned from, in a store here or on shards; `waiting` is told whom it waits for."""
         return Batches(
             store=store, demos=None if self.demos is None else Path(self.demos), spec=spec, size=self.batch_size,
             weights=(self.demo_weight, self.online_weight), seed=self.seed,
-            shape=Transitions(num_steps=self.return_steps, discount=self.sac.discount),
+            shape=Transitions(num_steps=self.return_steps, discount=self.sac.discount), waiting=waiting,
         )  # fmt: skip
 
     def inputs(self, spec: StepSpec) -> Inputs:
@@ -158,6 +161,22 @@ def policy_act(policy: ActorPolicy, rng: np.random.Generator, *, deterministic: 
         return acted.action, acted.version
 
     return act
+
+
+def judge_in(world: World, progress: Callable[[str], None] | None = None) -> Judge:
+    """Whoever judges policies in a world of this process; `progress` is told at each step."""
+
+    def judge(policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
+        best = policy_act(policy, np.random.default_rng(0), deterministic=True)
+
+        def act(observation: Tree) -> tuple[Tree, int]:
+            if progress is not None:
+                progress("evaluating")
+            return best(observation)
+
+        return Judged(evaluation=evaluate(world, act, config, seed=0, films=films), versions=world.versions())
+
+    return judge
 
 
 def random_act(action: Spec, rng: np.random.Generator) -> Act:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,6 +143,18 @@ class Run:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
         return self
+
+    def wait_unlocked(self, wait_s: float) -> None:
+        """Give a process that was at work on it some time to die."""
+        deadline = time.monotonic() + wait_s
+        while True:
+            try:
+                self.lock().close()
+                return
+            except RunError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
 
     def close(self) -> None:
         if self._lock is not None:

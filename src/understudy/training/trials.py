@@ -13,7 +13,7 @@ import numpy as np
 from understudy.core import Episode
 from understudy.envs.suite import Suite, Task
 from understudy.policies.protocol import BlockPolicy, Sampling
-from understudy.training.collection.collector import Collector
+from understudy.training.collection.collector import Living
 from understudy.training.collection.plan import Ticket, derived_seed
 from understudy.training.collection.rollout import Rollout
 from understudy.training.config import ConfigError
@@ -134,7 +134,7 @@ def _numbers(trials: Sequence[BlockTrial]) -> dict[str, Any]:
 
 
 def run_trials(
-    collector: Collector, policy: BlockPolicy, config: TrialsConfig, *, seed: int, films: Path | None = None,
+    collector: Living, policy: BlockPolicy, config: TrialsConfig, *, seed: int, films: Path | None = None,
     progress: Callable[[BlockTrial], None] | None = None,
 ) -> Trials:  # fmt: skip
     """Play all tasks of the collector's world. The worst episodes, failures first and long ones among them, go to the

@@ -1,6 +1,5 @@
 """The page's parts need FastAPI, uvicorn and pillow."""
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 pytest.importorskip("PIL")
 
-from tests.unit.dashboard.stores import make_store
+from tests.unit.dashboard.stores import copy_of, make_store
 
 from understudy.dashboard.places import Place
 
@@ -23,7 +22,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(template: Path, tmp_path: Path) -> Path:
     """A store of its own, as a copy of one that is made once."""
-    return Path(shutil.copytree(template, tmp_path / "store"))
+    return copy_of(template, tmp_path / "store")
 
 
 @pytest.fixture

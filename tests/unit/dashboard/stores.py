@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -66,3 +67,9 @@ def make_store(path: Path, num_episodes: int = 12, **options: int) -> Path:
         for number in range(num_episodes):
             live(writer, number)
     return path
+
+
+def copy_of(source: Path, target: Path) -> Path:
+    """A copy of a store or a run without the space that its segments have reserved: 300 MB of zeros each."""
+    subprocess.run(["cp", "-r", "--sparse=always", source, target], check=True)
+    return target

@@ -16,6 +16,8 @@ import torch
 import tyro
 from PIL import Image
 from tests.system.train_process import small_config
+from tests.unit.dashboard.clusters import break_some, make_journal
+from tests.unit.dashboard.stores import copy_of
 
 from understudy.cli import main
 from understudy.core import Source
@@ -148,7 +150,7 @@ def test_a_run_that_has_only_begun_says_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_run_at_work_is_read_as_far_as_it_is(finished: Path, tmp_path: Path) -> None:
     path = tmp_path / "copy"
-    shutil.copytree(finished, path)
+    copy_of(finished, path)
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if '"evaluation"' in line)
     (path / "metrics.jsonl").write_text("".join(lines[:first]) + lines[first][:50])  # it is writing a line
@@ -226,3 +228,18 @@ def test_the_command_asks_for_the_same(kind: str, config: RLPDConfig | CloningRu
     assert bool(options) == (config != type(config)())
     markers = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)  # those of cli/main.py
     assert tyro.cli(type(config), default=type(config)(), args=options, config=markers) == config
+
+
+def test_a_run_on_a_cluster_says_who_worked_and_what_is_lost(finished: Path, tmp_path: Path) -> None:
+    run = copy_of(finished, tmp_path / "touch")
+    text = write_report(run, tmp_path / "alone").html.read_text()
+    assert "<dt>cluster</dt>" not in text
+    journal = make_journal(run)
+    break_some(journal)
+    journal.write("ended")
+    text = write_report(run, tmp_path / "many").html.read_text()
+    assert "<dt>cluster</dt><dd>3 nodes: 8 learners, 4 shards, 1,000 rollout workers; 4 restarts, 301 " in text
+    assert "250,002 steps of shard-2: the disk with <code>/data/understudy/press/shard-2</code> was lost" in text
+    assert "<span class='state'>not at work</span>" in text
+    journal.write()
+    assert read_run(run).at_work

@@ -157,11 +157,11 @@ def test_what_is_rerouted_begins_anew_elsewhere(tmp_path: Path, spec: StepSpec, 
     spool = Spool(tmp_path / "spool")
     (stretch,) = spool.stretches
     num_rows = 20 - stretch.acknowledge(delivered)
-    stretch.reroute(writer="w~abababab", address="there:1")
+    stretch.reroute(writer="w~abababab", shard="there:1")
     spool.close()
     spool = Spool(tmp_path / "spool")  # the route is durable
     (stretch,) = spool.stretches
-    assert (stretch.route.writer, stretch.route.address, stretch.route.base) == ("w~abababab", "there:1", delivered + 1)
+    assert (stretch.route.writer, stretch.route.shard, stretch.route.base) == ("w~abababab", "there:1", delivered + 1)
     with Store.open(tmp_path / "store") as store:
         store.begin_writer("w~abababab", "i")
         for seq in range(delivered + 1, 8):
@@ -186,7 +186,7 @@ def test_what_is_rerouted_begins_anew_elsewhere(tmp_path: Path, spec: StepSpec, 
 def test_what_is_rerouted_says_that_its_first_steps_are_elsewhere(tmp_path: Path) -> None:
     stretch = new_spool(tmp_path / "spool")
     stretch.acknowledge(1)
-    stretch.reroute(writer="v", address="there:1")
+    stretch.reroute(writer="v", shard="there:1")
     for seq in (2, 3):
         (part,) = decode_chunk(stretch.read(seq), writer="v", incarnation="i", spec=SPEC).parts
         assert part.info.labels == {"colour": "red", "steps_missing_before": "6"}
@@ -205,7 +205,7 @@ def test_a_cut_of_what_is_elsewhere_makes_no_episode_here(tmp_path: Path) -> Non
         writer.cut()
     writer.flush()
     stretch.acknowledge(0)
-    stretch.reroute(writer="w", address="there:1")
+    stretch.reroute(writer="w", shard="there:1")
     with Store.open(tmp_path / "store") as store:
         store.begin_writer("w", "i")
         for seq in range(1, 1 + len(stretch)):
@@ -218,8 +218,8 @@ def test_a_cut_of_what_is_elsewhere_makes_no_episode_here(tmp_path: Path) -> Non
 def test_rerouting_nothing_changes_the_name_alone(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     stretch = spool.begin("w", "ab" * 16, SPEC)
-    stretch.reroute(writer="v", address="there:1")
-    assert (stretch.route.writer, stretch.route.address, stretch.route.base) == ("v", "there:1", 0)
+    stretch.reroute(writer="v", shard="there:1")
+    assert (stretch.route.writer, stretch.route.shard, stretch.route.base) == ("v", "there:1", 0)
     spool.close()
 
 

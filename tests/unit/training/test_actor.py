@@ -13,8 +13,11 @@ from understudy.core import NO_VERSION, Source
 from understudy.envs import IsolatedWorld, ToyTable, WorldSource
 from understudy.envs.workers.outcomes import WorkerDied
 from understudy.replay import Reader, Store
-from understudy.training.actor import TRIES, Actor
+from understudy.service import Server, ServerConfig
+from understudy.training.actor import TRIES, Actor, run_actor
+from understudy.training.health import Health
 from understudy.training.rlpd import RLPDConfig
+from understudy.training.rollout import Rolled
 
 TOY = WorldSource(factory="understudy.envs.toy:ToyTable", options={"cameras": False})
 
@@ -64,3 +67,28 @@ def test_a_world_that_dies_costs_an_episode_and_one_that_always_dies_ends_it(tmp
     with Reader(tmp_path / "store") as reader:
         states = [record.state for record in reader.episodes()]
     assert states == ["cut"] * (TRIES - 1) + ["ended"] + ["cut"] * TRIES
+
+
+def test_actors_share_what_the_learner_may_be_behind_and_end_when_told(tmp_path: Path) -> None:
+    config = RLPDConfig(env="toy:touch_purple?cameras=false", start_steps=100, max_behind=600, updates_per_step=1)
+    lived = []
+    for num_actors in (1, 4):
+        with Store.open(tmp_path / str(num_actors)) as store, Server(store, ServerConfig(port=0)) as server:
+            health = Health(None, role="actor", name="a")
+            steps: list[int] = []
+
+            def watch(number: int, rolled: Rolled, version: int | None, steps: list[int] = steps) -> None:
+                steps.append(rolled.num_steps)
+
+            def waits(health: Health = health) -> bool:
+                return bool(health.now()["doing"] == "waiting for the learner")
+
+            run_actor(
+                config, server.address, name="a", health=health, watch=watch, num_actors=lambda n=num_actors: n,  # type: ignore[misc]
+                stop=waits,
+            )  # fmt: skip
+            lived.append(sum(steps))
+            with Reader(store.path) as reader:
+                assert sum(record.num_steps for record in reader.episodes()) == sum(steps)  # delivered at the end
+    assert 700 < lived[0] <= 800
+    assert 175 < lived[1] <= 275

@@ -12,7 +12,8 @@ from tests.system.train_process import small_config
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig
 from understudy.training.actor import run_actor
-from understudy.training.learner import Moment, run_learner
+from understudy.training.learner import Moment
+from understudy.training.learning import run_learner
 from understudy.training.local import LocalRun
 from understudy.training.metrics import read_metrics
 from understudy.training.rlpd import RLPDConfig

@@ -8,10 +8,11 @@ const VIEWS = {
   episodes: ["Episodes", "M4 4h7v7H4zM13 4h7v7h-7zM4 13h7v7H4zM13 13h7v7h-7z"],
   interventions: ["Interventions", "M12 3v8M8 6v6M16 6v6M20 9v5a8 8 0 0 1-16 0v-3"],
   replay: ["Replay", "M4 7c0-2 16-2 16 0s-16 2-16 0zm0 0v10c0 2 16 2 16 0V7M4 12c0 2 16 2 16 0"],
+  cluster: ["Cluster", "M4 4h16v6H4zM4 14h16v6H4zM8 7h.01M8 17h.01M12 10v4"],
   health: ["Health", "M3 12h4l3-8 4 16 3-8h4"],
   runs: ["Runs", "M4 18c4 0 4-12 8-12s4 8 8 8M4 12c5 0 5-6 8-6"],
 };
-const LAST = ["metrics", "inbox", "config", "health", "commit", "newest"];
+const LAST = ["metrics", "inbox", "config", "health", "commit", "newest", "cluster"];
 
 const side = { place: document.getElementById("place"), nav: document.getElementById("nav"), link: document.getElementById("link") };
 const root = document.getElementById("view");
@@ -99,7 +100,8 @@ function drawSide() {
       places.map((place, at) => h("option", { value: String(at), selected: at === number }, place.name)))
     : h("strong", { title: places[0].path }, places[0].name);
   fill(side.place, chooser);
-  fill(side.nav, Object.entries(VIEWS).map(([key, [title, path]]) => {
+  const many = name === "cluster" || places[number].cluster || news[number]?.cluster; // a run on one machine has none
+  fill(side.nav, Object.entries(VIEWS).filter(([key]) => key !== "cluster" || many).map(([key, [title, path]]) => {
     const shape = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     shape.setAttribute("viewBox", "0 0 24 24");
     const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
@@ -117,6 +119,7 @@ function heard(said) {
   news = said;
   const { number } = current ?? {};
   if (number === undefined || !said[number]) return;
+  if (!before[number]?.cluster !== !said[number].cluster) drawSide();
   const changed = LAST.filter((key) => before[number]?.[key] !== said[number][key]);
   if (before.length && changed.length) current.view?.update?.(changed, said[number]);
   else if (!before.length) current.view?.update?.(LAST, said[number]);

@@ -122,9 +122,10 @@ function heading(info, said) {
 
 function status(said, finished) {
   const states = said.roles.map((role) => role.state);
+  if (said.cluster && said.cluster !== "ended") states.push(said.cluster); // the driver of many machines
   const bad = ["failed", "gone", "stuck", "silent"].find((state) => states.includes(state));
   if (bad) return ["bad", { failed: "failed", gone: "killed", stuck: "stuck", silent: "no heartbeat" }[bad]];
-  if (states.includes("running")) return ["good", said.roles.find((role) => role.state === "running" && role.role !== "server")?.doing ?? "running"];
+  if (states.includes("running")) return ["good", said.roles.find((role) => role.state === "running" && role.role !== "server")?.doing ?? (said.cluster ? "running on a cluster" : "running")];
   if (said.totals?.being_written) return ["good", "being written"];
   if (finished) return ["calm", "finished"];
   return ["calm", said.run ? "at rest" : said.store ? "at rest" : "not there yet"];

@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -38,6 +39,8 @@ from understudy.training.config import ConfigError
 logger = logging.getLogger(__name__)
 
 READY_S = 1.0
+# Tickets that came meanwhile, or None if no more will come. If it is told that nothing goes on, it may wait for some.
+More: TypeAlias = Callable[[bool], "Sequence[Ticket] | None"]
 _DRAWS = 2  # beside a ticket's seed, for the generator of the policy's draws; worlds use 0 and 1
 
 
@@ -55,6 +58,24 @@ class _Run:
     num_steps: int = 0  # of the world
     num_clipped: int = 0
     success: bool = False
+
+
+class Living(Protocol):
+    """Whoever lives tickets: a Collector, or many of them on other machines."""
+
+    @property
+    def step_spec(self) -> StepSpec: ...
+
+    @property
+    def suite(self) -> Suite: ...
+
+    @property
+    def tasks(self) -> tuple[Task, ...]: ...
+
+    @property
+    def versions(self) -> dict[str, str]: ...
+
+    def stream(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> Iterator[Rollout]: ...
 
 
 class Collector:
@@ -120,23 +141,27 @@ class Collector:
         on_result: Callable[[Rollout], None] | None = None,
     ) -> list[Rollout]:  # fmt: skip
         """Live all tickets; the rollouts are in their order. `on_result` hears of each as soon as it is over."""
-        found: dict[int, Rollout] = {}
-        for rollout in self.stream(tickets, policy, sampling):
-            found[rollout.ticket.number] = rollout
-            if on_result is not None:
-                on_result(rollout)
-        return [found[ticket.number] for ticket in tickets]
+        return in_order(tickets, self.stream(tickets, policy, sampling), on_result)
 
-    def stream(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> Iterator[Rollout]:
-        """As `collect`, each rollout when it is over and none of them kept. One stream at a time."""
-        self._check(tickets)
+    def stream(
+        self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *, more: More | None = None
+    ) -> Iterator[Rollout]:  # fmt: skip
+        """As `collect`, each rollout when it is over and none of them kept. One stream at a time. `more` is asked for
+        further tickets as long as it gives any."""
+        check_tickets(tickets, self.suite)
         self._drain()
         spec = block_spec(self.step_spec, policy)
         waiting = [_Run(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in tickets]
         running: dict[int, _Run] = {}
         undecided: list[int] = []  # slots whose observation waits for the policy, the longest first
         unjudged: list[_Run] = []  # cut off, and the policy is to say what was still to come
-        while waiting or running or unjudged:
+        while waiting or running or unjudged or more is not None:
+            if more is not None:
+                added = more(not (waiting or running or unjudged))
+                more = None if added is None else more
+                waiting += [_Run(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in added or ()]
+                if not (waiting or running or unjudged):
+                    continue
             self._fill(waiting, running)
             for slot, outcome in self._vector.ready(0.0 if undecided or unjudged else READY_S):
                 run = running[slot]
@@ -171,13 +196,6 @@ class Collector:
         self.close()
 
     # --- stages of `stream` ---
-
-    def _check(self, tickets: Sequence[Ticket]) -> None:
-        """Refuse at once what a worker would refuse in the middle."""
-        if len({ticket.number for ticket in tickets}) < len(tickets):
-            raise ConfigError("tickets: expected different numbers; take them from one plan")
-        for task, start in {(ticket.task, ticket.start) for ticket in tickets}:
-            self.suite.split_of(task, start)
 
     def _drain(self) -> None:
         """Wait for the answers to what an earlier stream asked for and did not stay to hear."""
@@ -241,6 +259,26 @@ class Collector:
             run.decision = decision
             left = policy.block_steps if self.max_steps is None else self.max_steps - run.num_steps
             self._vector.send(slot, Steps(actions=decision.first(min(policy.block_steps, left))))
+
+
+def in_order(
+    tickets: Sequence[Ticket], rollouts: Iterable[Rollout], on_result: Callable[[Rollout], None] | None = None
+) -> list[Rollout]:
+    """What came of the tickets, as they stand; `on_result` hears of each when it comes."""
+    found: dict[int, Rollout] = {}
+    for rollout in rollouts:
+        found[rollout.ticket.number] = rollout
+        if on_result is not None:
+            on_result(rollout)
+    return [found[ticket.number] for ticket in tickets]
+
+
+def check_tickets(tickets: Sequence[Ticket], suite: Suite) -> None:
+    """Refuse at once what a worker would refuse in the middle."""
+    if len({ticket.number for ticket in tickets}) < len(tickets):
+        raise ConfigError("tickets: expected different numbers; take them from one plan")
+    for task, start in {(ticket.task, ticket.start) for ticket in tickets}:
+        suite.split_of(task, start)
 
 
 def choose(tasks: Sequence[str], loaded: Collection[str], others: Sequence[str]) -> int:

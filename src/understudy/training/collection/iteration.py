@@ -6,6 +6,7 @@ carried over to the next iteration, with the log-probs and versions they were li
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, TypeAlias
 
 from understudy.core import EpisodeError
 from understudy.training.collection.groups import FilterConfig, Group, Reason, in_groups, judge
-from understudy.training.collection.plan import Plan, Ticket
+from understudy.training.collection.plan import Plan, PlanConfig, Ticket
 from understudy.training.collection.rollout import Rollout
 
 # Lives tickets, here or in many processes; the rollouts come back in the order of the tickets.
@@ -47,6 +48,14 @@ class Report:
         return sum(task.kept for task in self.tasks.values())
 
     @property
+    def num_episodes(self) -> int:
+        return sum(task.episodes for task in self.tasks.values())
+
+    @property
+    def num_successes(self) -> int:
+        return sum(task.successes for task in self.tasks.values())
+
+    @property
     def dropped(self) -> dict[Reason, int]:
         total: Counter[Reason] = Counter()
         for task in self.tasks.values():
@@ -54,13 +63,13 @@ class Report:
         return dict(total)
 
     def __str__(self) -> str:
-        episodes, successes = (sum(getattr(t, name) for t in self.tasks.values()) for name in ("episodes", "successes"))
         carried = sum(task.carried for task in self.tasks.values())
         reasons = ", ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         return (
             f"iteration {self.iteration}: {self.num_kept} of {self.num_wanted} groups after {self.num_waves} wave"
             f"{'s' if self.num_waves != 1 else ''}, "
-            f"{carried} carried over, dropped: {reasons or 'none'}; {successes} of {episodes} episodes succeeded"
+            f"{carried} carried over, dropped: {reasons or 'none'}; "
+            f"{self.num_successes} of {self.num_episodes} episodes succeeded"
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -97,12 +106,12 @@ def collect_iteration(
     lived: list[Rollout] = []
     num_waves = 0
     for group in carried:
-        if iteration - group.iteration > filters.max_age:
+        if _too_old(group, iteration, filters):
             _drop(tasks, group, "too old")
         else:
             kept.append(group)
     while len(kept) < config.num_groups and num_waves < config.max_waves:
-        tickets = plan.wave(max(config.num_groups - len(kept), config.wave_groups))
+        tickets = plan.wave(_wave_size(config, len(kept)))
         rollouts = _promised(tickets, collect(tickets))
         num_waves += 1
         lived += rollouts
@@ -124,6 +133,22 @@ def collect_iteration(
         failures=tuple(rollout.failure for rollout in lived if rollout.failure is not None),
     )  # fmt: skip
     return Collected(groups=tuple(batch), carried=left, report=report, lived=tuple(lived))
+
+
+def first_wave(plan: Plan, filters: FilterConfig, carried: Sequence[Group] = ()) -> tuple[Ticket, ...]:
+    """The tickets with which the next iteration will begin; the plan stays where it is."""
+    plan = copy.deepcopy(plan)
+    iteration = plan.next_iteration()
+    num_kept = sum(not _too_old(group, iteration, filters) for group in carried)
+    return plan.wave(_wave_size(plan.config, num_kept)) if num_kept < plan.config.num_groups else ()
+
+
+def _wave_size(config: PlanConfig, num_kept: int) -> int:
+    return max(config.num_groups - num_kept, config.wave_groups)
+
+
+def _too_old(group: Group, iteration: int, filters: FilterConfig) -> bool:
+    return iteration - group.iteration > filters.max_age
 
 
 def _promised(tickets: Sequence[Ticket], rollouts: Sequence[Rollout]) -> Sequence[Rollout]:
@@ -148,7 +173,7 @@ def _surplus(
     """Those that the next iteration may still use."""
     left = []
     for group in groups:
-        if iteration + 1 - group.iteration > filters.max_age:
+        if _too_old(group, iteration + 1, filters):
             _drop(tasks, group, "too old")
         else:
             left.append(group)

@@ -34,6 +34,11 @@ class Rollout:
         return self.episode is not None and bool(self.episode.truncated[-1])
 
     @property
+    def version(self) -> int:
+        """The oldest of the policies that chose in it."""
+        return 0 if self.episode is None else int(self.episode.policy_version[: len(self.episode)].min())
+
+    @property
     def num_rows(self) -> int:
         """Blocks."""
         return 0 if self.episode is None else len(self.episode)

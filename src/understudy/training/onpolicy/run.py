@@ -2,10 +2,7 @@
 
 All chance comes from the run's seed and from numbers of tickets and iterations, and checkpoints are taken between
 iterations, so that a run that was killed comes to the same bits as one that was not. What was lived after the
-checkpoint is set aside and lived again.
-
-    run/store/            rank 0's episodes, those that were dropped too
-    run/stores/rank-1/    those of the others
+checkpoint is set aside and lived again. Where episodes are lived and kept is the stage's affair.
 """
 
 from __future__ import annotations
@@ -13,36 +10,35 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from understudy.core import UnderstudyError
-from understudy.replay import Store
-from understudy.training.aside import set_aside
 from understudy.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, unfinished, write_checkpoint
 from understudy.training.collection import (
     Collected,
-    Collector,
     Group,
     Plan,
     PlannedTask,
+    Report,
     Rollout,
     Ticket,
-    block_spec,
     collect_iteration,
     restore_collection,
     save_collection,
-    write,
 )
+from understudy.training.collection.collector import in_order
 from understudy.training.collection.groups import in_groups
+from understudy.training.collection.iteration import first_wave
 from understudy.training.health import HEALTH, Health
 from understudy.training.metrics import MetricLog, open_sink, rewind
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.learner import Learner, Trainable
 from understudy.training.onpolicy.policies import digest_of_policy, keep_policy, load_policy, policy_path
 from understudy.training.onpolicy.shared import Shared
+from understudy.training.onpolicy.stage import HereStage, Staging
 from understudy.training.ranks.ranks import Ranks, alone
 from understudy.training.rlpd import check_device
 from understudy.training.run import Run, RunError
@@ -62,7 +58,7 @@ class Progress:
     iterations: int  # in all
     seconds: float  # since this process began
     episodes: int = 0  # of this iteration, so far
-    collected: Collected | None = None
+    report: Report | None = None  # of the iteration that is over
     metrics: Mapping[str, float] | None = None
     evaluation: Trials | None = None
 
@@ -70,7 +66,10 @@ class Progress:
 class OnPolicyRun:
     """A run at work. `go` returns when its iterations are done. Every rank makes one, with the same run."""
 
-    def __init__(self, run: Run, watch: Callable[[Progress], None] | None = None, ranks: Ranks | None = None):
+    def __init__(
+        self, run: Run, watch: Callable[[Progress], None] | None = None, ranks: Ranks | None = None,
+        staging: Staging = HereStage,
+    ):  # fmt: skip
         self.run = run
         self.config = config = run.config(OnPolicyConfig)
         self.ranks = ranks or alone()
@@ -84,51 +83,42 @@ class OnPolicyRun:
         self._num_empty = 0  # iterations in a row that taught nothing
         self._undo = ExitStack()
         try:
-            self._open(run, config)
+            self._open(run, config, staging)
         except BaseException:
             self._undo.close()
             raise
 
-    def _open(self, run: Run, config: OnPolicyConfig) -> None:
+    def _open(self, run: Run, config: OnPolicyConfig, staging: Staging) -> None:
         check_device(config.device)
         if self.ranks.first:
             self._undo.enter_context(run)
         self.ranks.barrier("the run is ours")
-        self._health = Health(run.path / HEALTH, role="local" if self.ranks.size == 1 else f"rank-{self.ranks.rank}",
+        self.health = Health(run.path / HEALTH, role="local" if self.ranks.size == 1 else f"rank-{self.ranks.rank}",
                               name=run.kind)  # fmt: skip
-        self._health.progress("starting workers")
-        self._collector = self._undo.enter_context(
-            Collector(
-                config.env, num_parallel_envs=max(config.workers.num_parallel_envs // self.ranks.size, 1),
-                max_attempts=config.workers.max_attempts, max_steps=config.max_steps,
-                task_affinity=config.workers.task_affinity, clip_actions=config.clip_actions,
-            )
-        )  # fmt: skip
-        suite = self._collector.suite
-        tasks = [
-            PlannedTask(name=task.name, starts=tuple(suite.starts(task, "train"))) for task in self._collector.tasks
-        ]
+        self.health.progress("starting workers")
+        self.stage = staging(run, config, self.ranks)
+        self._undo.callback(self.stage.close)
+        self._living = self.stage.living
+        starts = self._living.suite.starts
+        tasks = [PlannedTask(name=task.name, starts=tuple(starts(task, "train"))) for task in self._living.tasks]
         self._plan = Plan(replace(config.plan, seed=config.plan.seed + config.seed), tasks)
         self._shared = Shared(self.ranks)
         self._learner = self._make_learner(run, config)
-        policy = self._learner.policy
-        place = run.store if self.ranks.first else run.path / "stores" / f"rank-{self.ranks.rank}"
-        self._store = self._undo.enter_context(Store.open(place))
-        self._name = f"rank-{self.ranks.rank}"
+        self.stage.open(self.policy)
         checkpoint = self._restore()
+        self.ranks.barrier("restored")
         if self.ranks.first:
             sinks = tuple(open_sink(name, run.path, run.said["config"]) for name in config.sinks)
             self._log: MetricLog | None = MetricLog(run.metrics, sinks)
             self._undo.callback(self._log.close)
         else:
             self._log = None
-        self._writer = self._store.writer(self._name, block_spec(self._collector.step_spec, policy))
-        self._undo.enter_context(self._health)
+        self._undo.enter_context(self.health)
         if checkpoint is None:
             self._save()
 
     def _make_learner(self, run: Run, config: OnPolicyConfig) -> Learner:
-        spec = self._collector.step_spec
+        spec = self._living.step_spec
         start = policy_path(config.policy)
         self._start = digest_of_policy(start)
         policy = load_policy(config, start, spec, adapted=True)
@@ -138,7 +128,7 @@ class OnPolicyRun:
         policy.version = 0
         return Learner(
             policy, config.algorithm, config.engine, self._shared, config.sampling, seed=config.seed,
-            reference=reference, progress=self._health.progress,
+            reference=reference, progress=self.health.progress,
         )  # fmt: skip
 
     def _keep_reference(self, start: Path) -> Path:
@@ -183,7 +173,7 @@ class OnPolicyRun:
     def iterate(self) -> dict[str, float]:
         """Collect, learn, tell."""
         began, cpu = time.monotonic(), time.process_time()
-        with self._learner.engine.whole():
+        with self._acting():
             collected = collect_iteration(self._plan, self._collect, self.config.filters, self._carried)
         collected_s = time.monotonic() - began
         self._carried = collected.carried
@@ -191,7 +181,11 @@ class OnPolicyRun:
         if not collected.groups:
             return self._learn_nothing(collected, collected_s)
         self._num_empty = 0
-        metrics = self._learner.learn(collected.rollouts, self.iteration)
+        if self.iteration + 1 < self.config.iterations:
+            next_ones = self._mine(first_wave(self._plan, self.config.filters, self._carried))
+            self.stage.ahead(next_ones, self.policy, self.config.sampling)
+        lag = self.policy.version - min((one.version for one in collected.rollouts if not one.failed), default=0)
+        metrics = {**self._learner.learn(collected.rollouts, self.iteration), "lag": float(lag)}
         self._shared.only([rollout for group in self._carried for rollout in group.rollouts])
         self.iteration += 1
         self._tell(collected, metrics, collected_s, time.monotonic() - began - collected_s, time.process_time() - cpu)
@@ -211,18 +205,27 @@ class OnPolicyRun:
             )
         return {}
 
+    def _acting(self) -> AbstractContextManager[None]:
+        """Within, episodes are lived with the policy as it is now."""
+        engine = self._learner.engine
+        self.stage.publish(self.policy.version, lambda: engine.parameters(trainable_only=True))
+        return engine.whole() if self.stage.acts_here else nullcontext()
+
+    def _mine(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        return self._plan.share(tickets, self.ranks.rank, self.ranks.size)
+
     def _collect(self, tickets: Sequence[Ticket]) -> list[Rollout]:
-        mine = self._plan.share(tickets, self.ranks.rank, self.ranks.size)
+        mine = self._mine(tickets)
         lived = 0
 
         def over(rollout: Rollout) -> None:
             nonlocal lived
             lived += 1
-            self._health.progress("collecting", self.num_steps, self._learner.engine.num_updates, self.policy.version)
+            self.health.progress("collecting", self.num_steps, self._learner.engine.num_updates, self.policy.version)
             self._say(episodes=lived)
 
-        rollouts = self._collector.collect(mine, self.policy, self.config.sampling, on_result=over)
-        write(rollouts, self._writer)
+        rollouts = in_order(mine, self._living.stream(mine, self.policy, self.config.sampling), over)
+        self.stage.keep(rollouts)
         return self._shared.add(tickets, rollouts)
 
     def evaluate(self) -> None:
@@ -231,17 +234,17 @@ class OnPolicyRun:
             return
         self._evaluated = self.policy.version
         weights = self._learner.engine.parameters(everywhere=False)
-        with self._learner.engine.whole():
+        with self._acting():
             if self.ranks.first:
-                self._health.progress("evaluating")
+                self.health.progress("evaluating")
                 found = run_trials(
-                    self._collector, self.policy, self.config.evaluation, seed=EVALUATION_SEED,
+                    self._living, self.policy, self.config.evaluation, seed=EVALUATION_SEED,
                     films=self.run.videos / f"iteration-{self.iteration:06d}",
-                    progress=lambda trial: self._health.progress("evaluating"),
+                    progress=lambda trial: self.health.progress("evaluating"),
                 )  # fmt: skip
                 made_of = fingerprint(
                     config=self.run.said["config"], parameters=self.policy.parameters(weights), env=self.config.env,
-                    versions=self._collector.versions,
+                    versions=self._living.versions,
                 )  # fmt: skip
                 self._write("evaluation", iteration=self.iteration, **found.to_json(), fingerprint=made_of.to_json())
                 self._say(evaluation=found)
@@ -259,7 +262,7 @@ class OnPolicyRun:
         steps = sum(rollout.num_steps for rollout in collected.lived)
         self._write("collection", **collected.report.to_json())
         if not metrics:
-            self._say(collected=collected)
+            self._say(report=collected.report)
             return
         self._write(
             "train", iteration=self.iteration, **metrics, episodes=len(collected.rollouts), lived=len(collected.lived),
@@ -267,7 +270,7 @@ class OnPolicyRun:
             collect_s=collect_s, learn_s=learn_s, cpu_s=cpu_s, steps_per_s=steps / max(collect_s, 1e-9),
             bytes_moved=self._shared.num_bytes_moved,
         )  # fmt: skip
-        self._say(collected=collected, metrics=metrics)
+        self._say(report=collected.report, metrics=metrics)
 
     def _write(self, kind: str, **values: Any) -> None:
         if self._log is not None:
@@ -281,11 +284,12 @@ class OnPolicyRun:
 
     def _save(self) -> None:
         """A checkpoint that any number of ranks can go on from, and the policy as a file of its own."""
-        self._health.progress("saving a checkpoint", self.num_steps)
+        self.health.progress("saving a checkpoint", self.num_steps)
         engine = self._learner.engine
         carried = self._shared.whole([rollout for group in self._carried for rollout in group.rollouts])
         weights = engine.parameters(everywhere=False)
-        commits = self.ranks.gather_json(self._store.last_commit, name="commits")
+        each = self.ranks.gather_json(self.stage.commits(), name="commits")
+        commits = {name: commit for one in each for name, commit in one.items()}
         if not self.ranks.first:
             engine.save(unfinished(self.run.checkpoints, self.iteration) / SHARDS)
             return
@@ -320,9 +324,7 @@ class OnPolicyRun:
         self.iteration, self.num_steps = int(facts["iteration"]), int(facts["steps"])
         self.policy.version, self._evaluated = int(facts["version"]), int(facts["evaluated"])
         self._num_empty = int(facts.get("empty", 0))
-        commits = facts["commits"]
-        commit = commits[self.ranks.rank] if self.ranks.rank < len(commits) else 0
-        aside = set_aside(self._store, self._store.path, commit, self._name)
+        aside = self.stage.set_aside(facts["commits"])
         lines = rewind(self.run.metrics, int(facts["metrics"])) if self.ranks.first else 0
         self.restored = [
             f"restored checkpoint {newest.name}: policy version {self.policy.version} and its optimizer, after "

@@ -230,7 +230,7 @@ def test_workers_are_those_that_were_asked_for(tmp_path: Path, policy: Path) -> 
     workers = {"num_parallel_envs": 3, "max_attempts": 7, "task_affinity": 0}
     config = make_config(policy, workers=workers, clip_actions=True)
     with OnPolicyRun(Run.create(tmp_path / "run", "grpo", config)) as run:
-        collector = run._collector
+        collector = run.stage.living
         assert (len(collector.pids), collector.max_attempts, collector.task_affinity) == (3, 7, 0)
         assert collector.clip_actions
 

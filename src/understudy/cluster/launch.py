@@ -1,0 +1,137 @@
+"""Launch: puts the roles of a run together, and stays as its driver until it is over."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from understudy.cluster.config import ClusterConfig
+from understudy.cluster.engine import HERE, connected, nodes_now
+from understudy.cluster.learners import Learners
+from understudy.cluster.onpolicy import RankJob
+from understudy.cluster.shard import ShardKeeper
+from understudy.cluster.state import Event, Journal, RoleNow
+from understudy.service import read_token
+from understudy.training.config import to_json
+from understudy.training.onpolicy.run import Progress
+from understudy.training.run import Run
+
+logger = logging.getLogger(__name__)
+
+TOKEN = "token"  # in the run: what writers must show to a shard
+TICK_S = 0.2
+BEAT_S = 2.0
+
+
+class Kept(Protocol):
+    """Whoever is kept going beside the shards, to those who watch: Learners, or a Crew."""
+
+    events: list[Event]
+    restarts: int
+
+    def roles(self) -> list[RoleNow]: ...
+
+    def totals(self) -> dict[str, int]: ...
+
+
+class Driver:
+    """What is common to all runs on a cluster: the shards, the nodes, and the files that tell of them."""
+
+    def __init__(self, run: Run, place: ClusterConfig, address: str, *, loopback: bool):
+        self.run, self.place = run, place
+        self.token = _token(run.path, place)
+        self.journal = Journal(run.path, to_json(place), address)
+        self.shards = ShardKeeper(run.path, place, token=self.token, loopback=loopback)
+        self._beat = 0.0
+        self._alive: dict[str, bool] = {}
+        self.journal.tell([Event(what="began", name="driver", text=f"process {os.getpid()}, Ray at {address}")])
+
+    def step(self, kept: Kept) -> None:
+        """Look after the shards, and write down how it all goes."""
+        self.shards.step()
+        if time.monotonic() - self._beat < BEAT_S:
+            return
+        self._beat = time.monotonic()
+        journal = self.journal
+        seen = {node.id: node.seen_s for node in journal.nodes}
+        journal.nodes = [
+            node if node.alive else replace(node, seen_s=seen.get(node.id, node.seen_s)) for node in nodes_now()
+        ]
+        journal.shards = self.shards.shards_now()
+        journal.roles = [*self.shards.roles(), *kept.roles()]
+        self._count(kept)
+        events, self.shards.events, kept.events = self.shards.events + kept.events, [], []
+        journal.tell([*self._changes(), *events])
+        journal.write()
+
+    def close(self, error: BaseException | None) -> None:
+        self.shards.close()
+        text = "done" if error is None else f"{type(error).__name__}: {error}"
+        self.journal.tell([Event(what="ended", name="driver", text=text)])
+        self.journal.write("ended" if error is None else "failed", None if error is None else text)
+
+    def _count(self, kept: Kept) -> None:
+        counts, totals = self.journal.counts, kept.totals()
+        counts.reissued, counts.fenced = totals["reissued"], totals["fenced"]
+        counts.restarts = self.shards.num_restarts + totals["restarts"] + kept.restarts
+
+    def _changes(self) -> list[Event]:
+        """Nodes that came or went since the last time."""
+        events = []
+        for node in self.journal.nodes:
+            before = self._alive.get(node.id)
+            self._alive[node.id] = node.alive
+            if before is None and node.alive and self._alive:
+                events.append(Event(what="node joined", name=node.id, text=f"{node.host} with {node.cpus:g} CPUs"))
+            if before and not node.alive:
+                self.journal.counts.nodes_lost += 1
+                events.append(Event(what="node lost", name=node.id, text=f"{node.host} does not answer any more"))
+        return events
+
+
+def run_on_policy(
+    run: Run, place: ClusterConfig, *, address: str = HERE, watch: Callable[[Progress], None] | None = None,
+    told: Callable[[list[str]], None] | None = None,
+) -> None:  # fmt: skip
+    """A run of GRPO, RLOO, REINFORCE++ or PPO on a cluster, until its iterations are done."""
+    run = Run(run.path.resolve())
+    with connected(address, place) as found:
+        driver = Driver(run, place, found, loopback=address == HERE)
+        error: BaseException | None = None
+
+        def job(nodes: tuple[str, ...]) -> RankJob:
+            return RankJob(
+                run=run.path, place=place, token=driver.token, addresses=driver.shards.addresses, learner_nodes=nodes
+            )
+
+        learners = Learners(job, place, watch or (lambda news: None), told or (lambda lines: None))
+        try:
+            driver.shards.start()
+            while not learners.done:
+                learners.step(driver.shards.addresses)
+                driver.step(learners)
+                time.sleep(TICK_S)
+        except BaseException as caught:
+            error = caught
+            raise
+        finally:
+            learners.close()
+            driver.close(error)
+
+
+def _token(run: Path, place: ClusterConfig) -> str:
+    """What writers must show; made once for a run, readable by its owner alone."""
+    if place.token_file is not None:
+        return str(read_token(Path(place.token_file)))
+    path = run / TOKEN
+    if not path.exists():
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(secrets.token_hex(16))
+    return str(read_token(path))

@@ -1,0 +1,58 @@
+"""`--cluster` and `--place` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.unit.training.onpolicy.making import save_policy
+
+from understudy.cli import main
+
+SMALL = (
+    "--policy", "start.safetensors", "--env", "tests.sides:SidesWorld?tasks=2", "--plan.data-batch-size", "16",
+    "--plan.n-samples", "4", "--evaluation.episodes", "4", "--iterations", "1", "--filters.no-filter-accuracy",
+)  # fmt: skip
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    save_policy(tmp_path / "start.safetensors")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (
+            ("--place.rollout.num", "3"),
+            "place: says how a run stands on a cluster, and there is none; add",
+        ),
+        (("--cluster", "here", "--ranks", "2"), "--place.learner.num says how many, got --ranks 2 too"),
+        (("--cluster", "here", "--place.learner.num", "2"), "engine.parallel: 'none' is for 1 process, got 2 ranks"),
+        (("--cluster", "127.0.0.1:1"), "cluster: no Ray at '127.0.0.1:1'"),
+    ],
+)
+def test_it_refuses(here: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], text: str) -> None:
+    assert main(["train", "grpo", "run", *SMALL, *options]) == 1
+    assert text in " ".join(capsys.readouterr().err.split())
+    assert not (here / "run" / "config.json").exists()
+
+
+def test_only_some_runs_can(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "run").mkdir()
+    (here / "run" / "config.json").write_text(json.dumps({"kind": "cloning", "understudy": "0", "config": {}}))
+    assert main(["resume", "run", "--cluster", "here"]) == 1
+    assert "cluster: a run of cloning is trained by 1 process; leave it out" in capsys.readouterr().err
+
+
+def test_a_run_on_a_cluster(here: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--place.rollout.num", "1", "--place.shards.num", "2", "--place.shard-dir", str(here / "disks"))
+    assert main(["train", "grpo", "run", *SMALL, "--cluster", address, *options]) == 0
+    assert "of held-out episodes succeed" in capsys.readouterr().out
+    assert sorted(path.name for path in (here / "disks" / "run").iterdir()) == ["shard-0", "shard-1"]
+    assert main(["resume", "run", "--cluster", address]) == 0  # placed as before, and there is nothing left to do
+    said = json.loads((here / "run" / "cluster.json").read_text())
+    assert said["config"]["shards"]["num"] == 2

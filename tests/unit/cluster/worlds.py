@@ -1,0 +1,27 @@
+"""Worlds that misbehave, for tests of the cluster."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from tests.sides import SidesWorld
+
+from understudy.core import Tree
+
+HANG_S = 20.0  # less than after which a simulator is given up
+
+
+class HangsOnce(SidesWorld):
+    """Whoever comes first is in for a long wait."""
+
+    def __init__(self, *, flag: str):
+        super().__init__()
+        self._flag = Path(flag)
+
+    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        if not self._flag.exists():
+            self._flag.touch()
+            time.sleep(HANG_S)
+        return super().advance(action)
