@@ -27,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,11 @@ class Faults:
 
     kills: Counter[str] = field(default_factory=Counter)
     nodes: int = 0
+    acknowledged: Counter[str] = field(default_factory=Counter)  # the most steps that each shard told of
+
+    def __str__(self) -> str:
+        killed = ", ".join(f"{count} x {what}" for what, count in sorted(self.kills.items()))
+        return f"killed {killed}; {self.nodes} nodes"
 
 
 def main(nodes: int = 2, seconds: float = 600.0, every_s: float = 20.0, seed: int = 0, ranks: int = 1) -> int:
@@ -79,14 +85,16 @@ def study(folder: Path, nodes: int, seconds: float, every_s: float, seed: int, r
     began = time.monotonic()
     try:
         with cluster(nodes) as (ray_cluster, extra):
-            faults = disturbed(folder, config, ray_cluster, extra, every_s=every_s, seed=seed, ranks=ranks)
+            path = folder / "disturbed"
+            Run.create(path, "grpo", config)
+            options = ("--place.learner.num", str(ranks), "--place.learner.least", "1")
+            faults = disturbed(path, ray_cluster, extra, options, every_s=every_s, seed=seed)
         if reference.wait():
             raise SystemExit(f"the undisturbed run ended with {reference.returncode}")
     finally:
         reference.kill()
         reference.wait()
-    killed = ", ".join(f"{count} x {what}" for what, count in sorted(faults.kills.items()))
-    print(f"disturbed: {time.monotonic() - began:.0f} s; killed {killed}; {faults.nodes} nodes", flush=True)
+    print(f"disturbed: {time.monotonic() - began:.0f} s; {faults}", flush=True)
     problems = check(folder / "disturbed", folder / "undisturbed", config)
     for line in problems:
         print(f"WRONG: {line}")
@@ -118,19 +126,21 @@ def cluster(nodes: int) -> Any:
 
 
 def disturbed(
-    folder: Path, config: OnPolicyConfig, ray_cluster: Any, extra: list[Any], *, every_s: float, seed: int, ranks: int
+    path: Path, ray_cluster: Any, extra: list[Any], options: Sequence[str] = (), *, every_s: float, seed: int,
+    killed: Sequence[str] = KILLED,
 ) -> Faults:  # fmt: skip
-    path = folder / "disturbed"
-    Run.create(path, "grpo", config)
+    """Go on with a run until it is done, whatever is killed meanwhile; `extra` are the nodes that may be."""
     faults, chance = Faults(), random.Random(seed)
-    driver = start_driver(path, ray_cluster.address, ranks)
+    driver = start_driver(path, ray_cluster.address, options)
     last, begun = time.monotonic(), time.monotonic()
     while driver.poll() != 0:
         if driver.poll() is not None:
             if driver.returncode != -signal.SIGKILL:
                 raise SystemExit(f"the driver ended with {driver.returncode}:\n{(path / 'log').read_text()[-3000:]}")
-            driver = start_driver(path, ray_cluster.address, ranks)
+            driver = start_driver(path, ray_cluster.address, options)
         time.sleep(0.2)
+        for shard in now(path).get("shards", []):
+            faults.acknowledged[shard["name"]] = max(faults.acknowledged[shard["name"]], shard["steps"])
         if not is_up(path, driver.pid):
             last = max(last, time.monotonic() - every_s / 2)  # let it come to something first
             continue
@@ -149,17 +159,16 @@ def disturbed(
             extra.append(ray_cluster.add_node(num_cpus=3, object_store_memory=150 * 2**20))
             what = "a node"
         else:
-            what = kill_one(path, chance)
-            faults.kills[what] += what != "nothing"
+            what = kill_one(path, chance, killed)
+            faults.kills.update([what] if what != "nothing" else [])
         print(f"{time.monotonic() - begun:5.0f} s, iteration {iteration(path)}: killed {what}", flush=True)
     return faults
 
 
-def start_driver(path: Path, address: str, ranks: int) -> subprocess.Popen[bytes]:
+def start_driver(path: Path, address: str, options: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [
         sys.executable, "-m", "understudy", "resume", str(path), "--cluster", address, "--place.shards.num", "2",
-        "--place.silent-s", "20", "--place.shard-away-s", "3", "--place.learner.num", str(ranks),
-        "--place.learner.least", "1", "--place.room-s", "60",
+        "--place.silent-s", "20", "--place.shard-away-s", "3", "--place.room-s", "60", *options,
     ]  # fmt: skip
     with (path / "log").open("ab") as log:
         return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment())
@@ -183,8 +192,8 @@ def now(path: Path) -> dict[str, Any]:
     return said
 
 
-def kill_one(path: Path, chance: random.Random) -> str:
-    what = chance.choice(KILLED)
+def kill_one(path: Path, chance: random.Random, killed: Sequence[str]) -> str:
+    what = chance.choice(killed)
     role = "rollout" if what == "simulator" else what
     pids = [one["pid"] for one in now(path)["roles"] if one["role"] == role and one["pid"] and one["state"] == "up"]
     if what == "simulator":
