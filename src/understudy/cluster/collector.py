@@ -79,7 +79,7 @@ class ClusterCollector:
         self._place = place
         self._config = config
         self._events: list[Event] = []
-        self._apart = elsewhere(list(learner_nodes)) if place.apart else {}
+        self._apart = elsewhere(learner_nodes) if place.apart else {}
         num = place.rollout.num // num_ranks + (rank < place.rollout.num % num_ranks)
         self._workers = [_Worker(f"rollout-{rank}-{index}") for index in range(max(num, 1))]
         self._rank = rank
@@ -189,7 +189,7 @@ class ClusterCollector:
             self._learn_spec()
         deadline = time.monotonic() + self._place.room_s
         while self._facts is None:
-            self._step([])
+            self._step(deque(), None)
             if all(one.state == "waiting for room" for one in self._workers) and time.monotonic() > deadline:
                 raise ClusterError(
                     f"rollout: no node had room for {self._place.rollout.shape()} within {self._place.room_s:g} s "
@@ -264,9 +264,8 @@ class ClusterCollector:
         while waiting or any(worker.tickets for worker in self._workers):
             yield from self._step(waiting, sampling)
 
-    def _step(self, waiting: deque[Ticket] | list[Ticket], sampling: Sampling | None = None) -> list[Rollout]:
+    def _step(self, waiting: deque[Ticket], sampling: Sampling | None) -> list[Rollout]:
         """Hear all who have something to say, and give them more to do; returns what is over."""
-        waiting = waiting if isinstance(waiting, deque) else deque(waiting)
         found: list[Rollout] = []
         for worker in self._workers:
             if worker.handle is None and time.monotonic() >= worker.not_before:

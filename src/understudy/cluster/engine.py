@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -104,7 +104,7 @@ def options(role: RoleConfig, *, threads: int, **more: Any) -> dict[str, Any]:
     return {**found, **more}
 
 
-def elsewhere(nodes: Mapping[str, Any] | list[str]) -> dict[str, Any]:
+def elsewhere(nodes: Sequence[str]) -> dict[str, Any]:
     """The option of an actor that is to stand on none of these nodes."""
     return {"label_selector": {"ray.io/node-id": f"!in({','.join(nodes)})"}} if nodes else {}
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import ray
 from tests.unit.cluster.conftest import MEMORY
@@ -18,6 +20,7 @@ from tests.unit.training.onpolicy.making import make_config, save_policy
 from understudy.cluster.collector import ClusterCollector
 from understudy.cluster.config import ClusterConfig, InferenceConfig, RolloutConfig
 from understudy.cluster.engine import ClusterError, connected
+from understudy.cluster.inference import InferenceWorker
 from understudy.core import UnderstudyError
 from understudy.policies import Sampling
 from understudy.training.collection import Collector, Plan, PlannedTask, Rollout, Ticket
@@ -180,6 +183,27 @@ def test_workers_join_and_leave(stand: Stand, tmp_path: Path, ray_cluster: Any) 
             ray_cluster.remove_node(node, allow_graceful=False)
 
 
+def test_roles_stand_where_they_are_put(stand: Stand, tmp_path: Path, ray_cluster: Any) -> None:
+    """Apart from the learner, in an environment of their own."""
+    head = ray.get_runtime_context().get_node_id()
+    node = ray_cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
+    policy = save_policy(tmp_path / "start.safetensors")
+    rollout = RolloutConfig(num=1, runtime_env='{"env_vars": {"SIDES_NAME": "other sides"}}')
+    config = make_config(policy, env="tests.unit.cluster.worlds:Named")
+    place = ClusterConfig(rollout=rollout, apart=True)
+    try:
+        collector = ClusterCollector(
+            config, place, policy, rank=0, num_ranks=1, device="cpu", learner_nodes=[head]
+        )  # fmt: skip
+        try:
+            assert collector.roles()[0].node not in (None, head)
+            assert collector.suite.name == "other sides"
+        finally:
+            collector.close()
+    finally:
+        ray_cluster.remove_node(node, allow_graceful=False)
+
+
 def test_inference_workers_decide_for_those_without_a_policy(stand: Stand, tmp_path: Path) -> None:
     place = ClusterConfig(rollout=RolloutConfig(num=1, envs=2), inference=InferenceConfig(num=1))
     policy = save_policy(tmp_path / "start.safetensors")
@@ -190,6 +214,35 @@ def test_inference_workers_decide_for_those_without_a_policy(stand: Stand, tmp_p
         assert [role.role for role in collector.roles()] == ["rollout", "inference"]
     finally:
         collector.close()
+
+
+def test_inference_takes_so_many_rows_at_once(stand: Stand, tmp_path: Path) -> None:
+    policy = save_policy(tmp_path / "start.safetensors")
+    spec = stand.collector.step_spec
+    worker = InferenceWorker(make_config(policy), policy, spec, device="cpu", threads=1, max_rows=2)
+    sizes: list[int] = []
+    act = worker._copy._policy.act
+
+    def counted(observation: Any, instructions: Any, **options: Any) -> Any:
+        sizes.append(len(instructions))
+        return act(observation, instructions, **options)
+
+    worker._copy._policy.act = counted
+    weights = [ray.put(stand.weights())]
+    picture = {"camera": np.zeros((1, 16, 16, 3), np.uint8)}
+
+    def ask() -> None:
+        worker.act(3, weights, picture, ["go left"], [np.random.default_rng(0)], Sampling())
+
+    threads = [threading.Thread(target=ask) for _ in range(5)]
+    with worker._turn:  # until all of them wait
+        for thread in threads:
+            thread.start()
+        while len(worker._waiting) < len(threads):
+            time.sleep(0.01)
+    for thread in threads:
+        thread.join()
+    assert sorted(sizes) == [1, 2, 2]
 
 
 def test_no_ray_is_said() -> None:

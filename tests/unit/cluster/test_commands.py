@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,19 @@ def test_only_some_runs_can(here: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_run_on_a_cluster(here: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
-    options = ("--place.rollout.num", "1", "--place.shards.num", "2", "--place.shard-dir", str(here / "disks"))
+    (here / "token").write_text("a token that is long enough")
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port = probe.getsockname()[1]
+    options = (
+        "--place.rollout.num", "1", "--place.shards.num", "2", "--place.shard-dir", str(here / "disks"),
+        "--place.token-file", str(here / "token"), "--place.shards.port", str(port),
+    )  # fmt: skip
     assert main(["train", "grpo", "run", *SMALL, "--cluster", address, *options]) == 0
     assert "of held-out episodes succeed" in capsys.readouterr().out
     assert sorted(path.name for path in (here / "disks" / "run").iterdir()) == ["shard-0", "shard-1"]
     assert main(["resume", "run", "--cluster", address]) == 0  # placed as before, and there is nothing left to do
     said = json.loads((here / "run" / "cluster.json").read_text())
     assert said["config"]["shards"]["num"] == 2
+    assert [shard["address"].rpartition(":")[2] for shard in said["shards"]] == [str(port), str(port + 1)]
+    assert not (here / "run" / "token").exists()  # none is made if one is given

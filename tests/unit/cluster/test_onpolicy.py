@@ -119,6 +119,18 @@ def test_a_learner_that_dies_begins_again(tmp_path: Path, address: str) -> None:
     assert "learners restarted" in events
 
 
+def test_learners_that_keep_failing_end_the_run(tmp_path: Path, address: str) -> None:
+    config = make_config(save_policy(tmp_path / "start.safetensors"))
+    path = tmp_path / "run"
+
+    def kill(news: Progress) -> None:
+        roles = json.loads((path / NOW).read_text())["roles"]
+        os.kill(next(role["pid"] for role in roles if role["role"] == "learner"), signal.SIGKILL)
+
+    with pytest.raises(ClusterError, match="learners: failed 1 times without an iteration between"):
+        run_on_policy(Run.create(path, "grpo", config), ClusterConfig(max_restarts=0), address=address, watch=kill)
+
+
 def test_fewer_learners_if_there_is_no_room(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=1, engine={"parallel": "ddp"})
     place = ClusterConfig(learner=LearnerConfig(num=2, least=1, cpus=4), room_s=10)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,14 @@ from tests.sides import SidesWorld
 from understudy.core import Tree
 
 HANG_S = 20.0  # less than after which a simulator is given up
+
+
+class Named(SidesWorld):
+    """Its suite has the name that its process was told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.suite = replace(self.suite, name=os.environ.get("SIDES_NAME", self.suite.name))
 
 
 class HangsOnce(SidesWorld):
