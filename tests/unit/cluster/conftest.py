@@ -16,6 +16,7 @@ from ray.cluster_utils import Cluster
 MEMORY = 120 * 2**20
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist looks for the mark
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "unit/cluster" in str(item.path):
