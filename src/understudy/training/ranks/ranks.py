@@ -31,6 +31,7 @@ from understudy.training.ranks.handover import die_with_launcher, take_listener
 
 Array = np.ndarray[Any, Any]
 
+SETTLE_S = 0.1
 PIECE_BYTES = 2**28  # no message is larger
 _WANTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -156,6 +157,9 @@ class Ranks:
             self._note(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:500])
         self._store = None
         if self._grouped and error is None:  # else others may be waiting for us, and leaving would wait for them
+            # Gloo's thread lets go of its last tensors a moment after a call has returned, and needs the GIL for it.
+            # Whoever takes the group down meanwhile has the GIL and waits for that thread: both for ever.
+            time.sleep(SETTLE_S)
             dist.destroy_process_group()
         self._grouped = False
 
