@@ -16,13 +16,6 @@ from ray.cluster_utils import Cluster
 MEMORY = 120 * 2**20
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks for the mark
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "unit/cluster" in str(item.path):
-            item.add_marker(pytest.mark.xdist_group("ray"))
-
-
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[Any]:
     """A head with room for six; tests may add nodes and take them away again."""

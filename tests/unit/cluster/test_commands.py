@@ -11,6 +11,8 @@ from tests.unit.training.onpolicy.making import save_policy
 
 from understudy.cli import main
 
+pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray, in one process
+
 SMALL = (
     "--policy", "start.safetensors", "--env", "tests.sides:SidesWorld?tasks=2", "--plan.data-batch-size", "16",
     "--plan.n-samples", "4", "--evaluation.episodes", "4", "--iterations", "1", "--filters.no-filter-accuracy",

@@ -8,6 +8,7 @@ import signal
 import stat
 import threading
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from understudy.replay import Reader
 from understudy.training.onpolicy.run import OnPolicyRun, Progress
 from understudy.training.run import Run, RunError
 
+pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray, in one process
+
 TWO = ClusterConfig(rollout=RolloutConfig(num=2), shards=ShardsConfig(num=2))
+MANY = 60  # iterations, so that a run is not over before it is looked at
 NOT_COMPARED = ("time", "_s", "fingerprint", "bytes_moved")
 
 
@@ -57,6 +61,16 @@ def lived(*stores: Path) -> Counter[tuple[Any, ...]]:
 
 def shards(path: Path) -> list[Path]:
     return sorted((path / "shards").iterdir())
+
+
+def kill_learner(path: Path) -> bool:
+    """Whether there was one."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        for role in json.loads((path / NOW).read_text())["roles"]:
+            if role["role"] == "learner" and role["pid"] is not None:
+                os.kill(role["pid"], signal.SIGKILL)
+                return True
+    return False
 
 
 def test_it_equals_the_local_run(tmp_path: Path, address: str) -> None:
@@ -96,17 +110,14 @@ def test_a_wave_ahead_is_one_version_behind(tmp_path: Path, address: str) -> Non
 
 
 def test_a_learner_that_dies_begins_again(tmp_path: Path, address: str) -> None:
-    """Also on another number of ranks: two are asked for, and there is room for one after a node is gone."""
-    config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=4)
+    config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=MANY)
     with OnPolicyRun(Run.create(tmp_path / "here", "grpo", config)) as here:
         here.go()
     path = tmp_path / "there"
     killed = threading.Event()
 
     def kill(news: Progress) -> None:
-        if news.iteration == 2 and not killed.is_set():
-            roles = json.loads((path / NOW).read_text())["roles"]
-            os.kill(next(role["pid"] for role in roles if role["role"] == "learner"), signal.SIGKILL)
+        if news.iteration >= 2 and not killed.is_set() and kill_learner(path):
             killed.set()
 
     told: list[str] = []
@@ -120,12 +131,11 @@ def test_a_learner_that_dies_begins_again(tmp_path: Path, address: str) -> None:
 
 
 def test_learners_that_keep_failing_end_the_run(tmp_path: Path, address: str) -> None:
-    config = make_config(save_policy(tmp_path / "start.safetensors"))
+    config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=MANY)
     path = tmp_path / "run"
 
     def kill(news: Progress) -> None:
-        roles = json.loads((path / NOW).read_text())["roles"]
-        os.kill(next(role["pid"] for role in roles if role["role"] == "learner"), signal.SIGKILL)
+        kill_learner(path)
 
     with pytest.raises(ClusterError, match="learners: failed 1 times without an iteration between"):
         run_on_policy(Run.create(path, "grpo", config), ClusterConfig(max_restarts=0), address=address, watch=kill)
