@@ -126,7 +126,7 @@ class ClusterCollector:
         if version != self._version:
             self._weights, self._version = ray.put(dict(weights())), version
 
-    def ahead(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> None:
+    def ahead(self, tickets: Sequence[Ticket], sampling: Sampling) -> None:
         """Begin with tickets that the next stream but evaluations will ask for."""
         self._finish_ahead()
         if tickets:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.cluster.config import ClusterConfig
 from understudy.cluster.engine import HERE, ClusterError, connected, elsewhere, nodes_now, options, room
-from understudy.cluster.launch import TICK_S, Driver
+from understudy.cluster.launch import Driver
 from understudy.cluster.minded import LOOK_S, MAX_STACK, PAUSE_S, Lost, idle_s, last_line
 from understudy.cluster.offpolicy import ActorWorker, LearnerWorker, Look, OffPolicyJob, Told, in_step_shard
 from understudy.cluster.state import Event, RoleNow, RoleState, What
@@ -276,9 +277,7 @@ def run_rlpd(
     config = run.config(RLPDConfig)
     _check(place)
     directory = Path.cwd()
-    with connected(address, place) as found:
-        driver = Driver(run, place, found, loopback=address == HERE)
-        error: BaseException | None = None
+    with connected(address, place) as found, Driver(run, place, found, loopback=address == HERE) as driver:
 
         def job() -> OffPolicyJob:
             return OffPolicyJob(
@@ -287,21 +286,10 @@ def run_rlpd(
                 disks={one.name: (one.node, one.path) for one in driver.shards.shards_now()},
             )  # fmt: skip
 
-        crew = Crew(job, place, watch or (lambda news: None), told or (lambda lines: None))
-        try:
-            driver.shards.start()
-            if told is not None:
-                told(_said_of(place, driver.shards.addresses))
-            while not crew.done:
-                crew.step()
-                driver.step(crew)
-                time.sleep(TICK_S)
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            crew.close()
-            driver.close(error)
+        if told is not None:
+            told(_said_of(place, driver.shards.addresses))
+        with closing(Crew(job, place, watch or (lambda news: None), told or (lambda lines: None))) as crew:
+            driver.keep(crew, crew.step)
 
 
 def _check(place: ClusterConfig) -> None:

@@ -7,8 +7,10 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import TracebackType
 from typing import Protocol
 
 from understudy.cluster.config import ClusterConfig
@@ -34,6 +36,7 @@ class Kept(Protocol):
 
     events: list[Event]
     restarts: int
+    done: bool
 
     def roles(self) -> list[RoleNow]: ...
 
@@ -70,6 +73,26 @@ class Driver:
         journal.tell([*self._changes(), *events])
         journal.write()
 
+    def keep(self, kept: Kept, look: Callable[[], None]) -> None:
+        """Look after the shards and after those who are kept going beside them, until these are done."""
+        while not kept.done:
+            look()
+            self.step(kept)
+            time.sleep(TICK_S)
+
+    def __enter__(self) -> Driver:
+        try:
+            self.shards.start()
+        except BaseException as error:
+            self.close(error)
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
     def close(self, error: BaseException | None) -> None:
         self.shards.close()
         text = "done" if error is None else f"{type(error).__name__}: {error}"
@@ -87,7 +110,7 @@ class Driver:
         for node in self.journal.nodes:
             before = self._alive.get(node.id)
             self._alive[node.id] = node.alive
-            if before is None and node.alive and self._alive:
+            if before is None and node.alive:
                 events.append(Event(what="node joined", name=node.id, text=f"{node.host} with {node.cpus:g} CPUs"))
             if before and not node.alive:
                 self.journal.counts.nodes_lost += 1
@@ -101,28 +124,15 @@ def run_on_policy(
 ) -> None:  # fmt: skip
     """A run of GRPO, RLOO, REINFORCE++ or PPO on a cluster, until its iterations are done."""
     run = Run(run.path.resolve())
-    with connected(address, place) as found:
-        driver = Driver(run, place, found, loopback=address == HERE)
-        error: BaseException | None = None
+    with connected(address, place) as found, Driver(run, place, found, loopback=address == HERE) as driver:
 
         def job(nodes: tuple[str, ...]) -> RankJob:
             return RankJob(
                 run=run.path, place=place, token=driver.token, addresses=driver.shards.addresses, learner_nodes=nodes
             )
 
-        learners = Learners(job, place, watch or (lambda news: None), told or (lambda lines: None))
-        try:
-            driver.shards.start()
-            while not learners.done:
-                learners.step(driver.shards.addresses)
-                driver.step(learners)
-                time.sleep(TICK_S)
-        except BaseException as caught:
-            error = caught
-            raise
-        finally:
-            learners.close()
-            driver.close(error)
+        with closing(Learners(job, place, watch or (lambda news: None), told or (lambda lines: None))) as learners:
+            driver.keep(learners, lambda: learners.step(driver.shards.addresses))
 
 
 def _token(run: Path, place: ClusterConfig) -> str:

@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from understudy.cluster.config import ClusterConfig
 from understudy.cluster.engine import ClusterError, options, reserve, room
-from understudy.cluster.minded import idle_s
+from understudy.cluster.minded import LOOK_S, Lost, idle_s
 from understudy.cluster.onpolicy import LearnerRank, RankJob, RankLook
 from understudy.cluster.state import Event, RoleNow
 from understudy.core import UnderstudyError
@@ -27,8 +27,6 @@ from understudy.training.onpolicy.run import Progress
 from understudy.training.ranks.errors import RanksError
 
 logger = logging.getLogger(__name__)
-
-LOOK_S = 1.0
 
 
 class _Rank:
@@ -123,7 +121,7 @@ class Learners:
             if isinstance(cause, UnderstudyError) and not isinstance(cause, RanksError):
                 raise cause from None
             self._again(f"{type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1][:500]}", cause)
-        except (RayError, _Silent) as error:
+        except (RayError, Lost) as error:
             self._again(str(error).strip().partition("\n")[0][:500], None)
 
     def close(self) -> None:
@@ -157,7 +155,7 @@ class Learners:
                 look, rank.look = rank.look, None
                 self._hear(number, rank, ray.get(look))
             elif time.monotonic() - rank.looked > self._place.silent_s:
-                raise _Silent(f"rank {number} did not answer for {self._place.silent_s:g} s")
+                raise Lost(f"rank {number} did not answer for {self._place.silent_s:g} s")
 
     def _hear(self, number: int, rank: _Rank, look: RankLook) -> None:
         rank.last = look
@@ -171,7 +169,7 @@ class Learners:
         if idle_s(look.health) > self._place.stuck_s and not self.done:
             text = f"rank {number} got nothing done for {idle_s(look.health):.0f} s, {look.health['doing']}"
             self.events.append(Event(what="stuck", name=f"rank-{number}", text=text, stack=look.health["stack"]))
-            raise _Silent(text)
+            raise Lost(text)
 
     def _again(self, why: str, cause: BaseException | None) -> None:
         """End all, and begin again from the last checkpoint."""
@@ -188,10 +186,6 @@ class Learners:
         text = f"the learners are started again from the last checkpoint: {why}"
         logger.warning("%s", text)
         self.events.append(Event(what="learners restarted", name="learners", text=text))
-
-
-class _Silent(Exception):
-    """A rank that does not answer, or does nothing."""
 
 
 def _nodes_of(group: PlacementGroup) -> tuple[str, ...]:

@@ -105,9 +105,9 @@ class ClusterStage:
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
         self.living.publish(version, weights)
 
-    def ahead(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> None:
+    def ahead(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
         if self._max_lag:
-            self.living.ahead(tickets, policy, sampling)
+            self.living.ahead(tickets(), sampling)
 
     def keep(self, rollouts: Sequence[Rollout]) -> None:
         """A group stays together. Returns when all are acknowledged; a shard that is away is waited for."""

@@ -60,7 +60,6 @@ class Answer:
     """What came of an exchange. `rollouts` are packed."""
 
     rollouts: tuple[Mapping[str, Any], Mapping[str, Array]]
-    num_rollouts: int
     doing: str
     idle_s: float  # since anything was got done
     stack: str | None  # if that is long
@@ -128,7 +127,7 @@ class RolloutWorker:
             stream.over.clear()
             idle_s = time.monotonic() - self._at
             return Answer(
-                rollouts=pack(found), num_rollouts=len(found), doing=self._doing, idle_s=idle_s,
+                rollouts=pack(found), doing=self._doing, idle_s=idle_s,
                 stack=stacks() if idle_s > stuck_s else None, error=self._error, refusal=self._refusal,
             )  # fmt: skip
 

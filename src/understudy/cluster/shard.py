@@ -153,7 +153,7 @@ class ShardKeeper:
         self._shards = [_Shard(f"shard-{index}", str(root / f"shard-{index}")) for index in range(place.shards.num)]
         self._ports = {one.name: place.shards.port + index if place.shards.port else 0
                        for index, one in enumerate(self._shards)}  # fmt: skip
-        self._began = bool(self._read_book())
+        self._read_book()
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -224,7 +224,7 @@ class ShardKeeper:
         if not homes and shard.store is None:
             homes = [alive[index % len(alive)]]
         if not homes:
-            if self._began and shard.facts is not None and time.time() - shard.gone_s < self._place.shard_away_s:
+            if shard.facts is not None and time.time() - shard.gone_s < self._place.shard_away_s:
                 return
             homes = [node for node in alive if node.id not in shard.tried]
         if not homes:
@@ -303,11 +303,11 @@ class ShardKeeper:
 
     # ---- for the next driver
 
-    def _read_book(self) -> dict[str, Any]:
+    def _read_book(self) -> None:
         try:
             said: dict[str, Any] = json.loads((self._run / BOOK).read_text())
         except FileNotFoundError:
-            return {}
+            return
         except ValueError as error:
             raise ClusterError(f"{self._run / BOOK}: is not JSON ({error}); restore it") from None
         names = {shard.name for shard in self._shards}
@@ -320,7 +320,6 @@ class ShardKeeper:
                 one = said[shard.name]
                 shard.store, shard.path, shard.home = one["store"], one["path"], one["home"]
                 shard.lost_steps = int(one["lost_steps"])
-        return said
 
     def _write_book(self) -> None:
         said = {

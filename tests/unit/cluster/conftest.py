@@ -1,4 +1,4 @@
-"""A real Ray of one node for all tests of this folder; they run one after the other, in one process."""
+"""A real Ray of one node for all tests of this folder that run in one process."""
 
 from __future__ import annotations
 

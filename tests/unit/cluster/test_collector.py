@@ -27,7 +27,7 @@ from understudy.training.collection import Collector, Plan, PlannedTask, Rollout
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.policies import load_policy
 
-pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray, in one process
+pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 NUM_GROUPS = 8
 

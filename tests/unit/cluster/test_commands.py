@@ -11,7 +11,7 @@ from tests.unit.training.onpolicy.making import save_policy
 
 from understudy.cli import main
 
-pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray, in one process
+pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 SMALL = (
     "--policy", "start.safetensors", "--env", "tests.sides:SidesWorld?tasks=2", "--plan.data-batch-size", "16",

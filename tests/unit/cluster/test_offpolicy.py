@@ -28,7 +28,7 @@ from understudy.training.local import LocalRun
 from understudy.training.metrics import read_metrics
 from understudy.training.run import Run, RunError
 
-pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray, in one process
+pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 CPUS = {"cpus": 0.5}
 IN_STEP = ClusterConfig(rollout=RolloutConfig(**CPUS), learner=LearnerConfig(**CPUS), silent_s=60.0)

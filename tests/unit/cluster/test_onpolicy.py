@@ -25,7 +25,7 @@ from understudy.replay import Reader
 from understudy.training.onpolicy.run import OnPolicyRun, Progress
 from understudy.training.run import Run, RunError
 
-pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray, in one process
+pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 TWO = ClusterConfig(rollout=RolloutConfig(num=2), shards=ShardsConfig(num=2))
 MANY = 60  # iterations, so that a run is not over before it is looked at

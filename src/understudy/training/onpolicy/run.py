@@ -182,8 +182,9 @@ class OnPolicyRun:
             return self._learn_nothing(collected, collected_s)
         self._num_empty = 0
         if self.iteration + 1 < self.config.iterations:
-            next_ones = self._mine(first_wave(self._plan, self.config.filters, self._carried))
-            self.stage.ahead(next_ones, self.policy, self.config.sampling)
+            self.stage.ahead(
+                lambda: self._mine(first_wave(self._plan, self.config.filters, self._carried)), self.config.sampling
+            )
         lag = self.policy.version - min((one.version for one in collected.rollouts if not one.failed), default=0)
         metrics = {**self._learner.learn(collected.rollouts, self.iteration), "lag": float(lag)}
         self._shared.only([rollout for group in self._carried for rollout in group.rollouts])

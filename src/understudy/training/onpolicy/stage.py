@@ -39,8 +39,8 @@ class Stage(Protocol):
         """From now on, episodes are lived with this version. All ranks call this, and all call `weights`, or none."""
         ...
 
-    def ahead(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> None:
-        """Tickets that will be asked for next; whoever may can begin with them, with the policy that is published."""
+    def ahead(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
+        """Who may can begin with the tickets that will be asked for next, with the policy that is published."""
         ...
 
     def keep(self, rollouts: Sequence[Rollout]) -> None:
@@ -90,7 +90,7 @@ class HereStage:
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
         """The policy that acts is the one that is trained."""
 
-    def ahead(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> None:
+    def ahead(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
         """There is one thread, and it is about to learn."""
 
     def keep(self, rollouts: Sequence[Rollout]) -> None:
