@@ -30,6 +30,14 @@ class ClusterError(UnderstudyError):
     """A cluster that cannot do what is asked of it."""
 
 
+class Placed:
+    """What a Ray actor is that somebody waits for to have room."""
+
+    def where(self) -> tuple[str, int]:
+        """The node and the process; answers as soon as there was room."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
+
 @contextmanager
 def connected(address: str, config: ClusterConfig) -> Iterator[str]:
     """Ray, for as long as the block lasts; gives the address that it was found at."""

@@ -1,7 +1,8 @@
 """Minded: a Ray actor that its owner asks and waits for; whatever becomes of it, it is made again.
 
-The owner blocks in `ask`, and looks at it meanwhile through its `look`, which another of its threads answers. One that
-died, does not answer, or gets nothing done is killed and replaced; what it was asked for is then asked again.
+The owner blocks in `ask`, and looks at it meanwhile: `look(told)`, answered by another of its threads, tells it what it
+is to know, and says what its Health says. One that died, does not answer, or gets nothing done is killed and replaced;
+what it was asked for is then asked again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import ray
 from ray.exceptions import RayError, RayTaskError
@@ -25,18 +26,6 @@ TICK_S = 0.25
 LOOK_S = 1.0
 PAUSE_S = 1.0  # before it is made again
 MAX_STACK = 20_000  # characters of it that go into an event
-
-
-class Watched(Protocol):
-    """What such an actor must answer, each from a thread of its own. As Ray sees it, all of it is remote."""
-
-    def where(self) -> tuple[str, int]:
-        """The node and the process; answers as soon as there was room."""
-        ...
-
-    def look(self, told: Any) -> Mapping[str, Any]:
-        """What its Health says; it is told what it is to know meanwhile."""
-        ...
 
 
 class Lost(Exception):

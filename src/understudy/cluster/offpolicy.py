@@ -23,9 +23,9 @@ import ray
 import torch
 
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.engine import ClusterError, elsewhere, options
+from understudy.cluster.engine import ClusterError, Placed, elsewhere, options
 from understudy.cluster.minded import Minded, stack_after_s
-from understudy.cluster.stage import ClusterStage, Player, PlayerJob, judged_by
+from understudy.cluster.player import Player, PlayerJob, PlayerStage, follow, judged_by
 from understudy.cluster.state import Event, RoleNow
 from understudy.envs.known import open_world
 from understudy.policies import ActorPolicy
@@ -85,7 +85,7 @@ class Look:
     restarts: int = 0  # of those whom it keeps going itself
 
 
-class ActorWorker:
+class ActorWorker(Placed):
     """One Ray actor: `run_actor` against all shards."""
 
     def __init__(self, job: OffPolicyJob, name: str, spool: str):
@@ -93,9 +93,6 @@ class ActorWorker:
         self._remote = job.remote()
         self._num_actors = 1
         self._health = Health(None, role="actor", name=name, stuck_s=stack_after_s(job.place))
-
-    def where(self) -> tuple[str, int]:
-        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def work(self) -> int:
         """Act until the learner says that it is enough; what was lived is delivered then, or stays in the spool."""
@@ -109,11 +106,11 @@ class ActorWorker:
 
     def look(self, told: Told) -> Look:
         self._num_actors = max(told.num_actors, 1)
-        _move(self._remote, told.addresses)
+        follow(self._remote, told.addresses)
         return Look(health=self._health.now())
 
 
-class LearnerWorker:
+class LearnerWorker(Placed):
     """One Ray actor: the learner, in step with one actor of its own or beside many."""
 
     def __init__(self, job: OffPolicyJob):
@@ -130,9 +127,6 @@ class LearnerWorker:
         self._threads = max(int(place.learner.cpus), 1)
         self._playing = PlayerJob(config=config, directory=job.directory, threads=self._threads, token=job.token,
                                   stuck_s=stack_after_s(place))  # fmt: skip
-
-    def where(self) -> tuple[str, int]:
-        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def work(self) -> None:
         """Learn until the steps are done."""
@@ -157,7 +151,7 @@ class LearnerWorker:
         own = run.store if (run.store / CATALOG_FILE).exists() else None
         mine = {name: path for name, path in here.items() if name in self._remote.names}
         shards = Shards(remote=self._remote, here=mine, own=own)
-        stage = ClusterStage(self._playing, self._job.place, shards, lambda: self._addresses, self._health.progress)
+        stage = PlayerStage(self._playing, self._job.place, shards, lambda: self._addresses, self._health.progress)
         self._player = stage.player
         with LocalRun(run, self._hear, stage, self._health) as local:
             self._tell(local.restored)
@@ -180,7 +174,7 @@ class LearnerWorker:
 
     def look(self, told: Told) -> Look:
         self._addresses = dict(told.addresses)
-        _move(self._remote, told.addresses)
+        follow(self._remote, told.addresses)
         with self._lock:
             news, self._news = self._news, []
             restored, self._restored = self._restored, []
@@ -229,9 +223,3 @@ class _Evaluator:
 def in_step_shard(addresses: Mapping[str, str]) -> str:
     """The shard of a synchronous run: the first."""
     return min(addresses, key=lambda name: int(name.rpartition("-")[2]))
-
-
-def _move(remote: Remote, addresses: Mapping[str, str]) -> None:
-    for name in remote.names:
-        if name in addresses:
-            remote.move(name, addresses[name])

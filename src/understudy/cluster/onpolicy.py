@@ -23,6 +23,7 @@ import ray
 
 from understudy.cluster.collector import ClusterCollector
 from understudy.cluster.config import ClusterConfig
+from understudy.cluster.engine import Placed
 from understudy.cluster.minded import idle_s
 from understudy.cluster.state import Event, RoleNow
 from understudy.policies import BlockPolicy, Sampling
@@ -67,7 +68,7 @@ class RankLook:
     counts: dict[str, int]
 
 
-class ClusterStage:
+class RankStage:
     """Rollout workers on any node, and a writer to each shard."""
 
     acts_here = False
@@ -149,7 +150,7 @@ class ClusterStage:
             remote.close()
 
 
-class LearnerRank:
+class LearnerRank(Placed):
     """One Ray actor."""
 
     def __init__(self, job: RankJob):
@@ -157,13 +158,9 @@ class LearnerRank:
         self._lock = threading.Lock()
         self._news: list[Progress] = []
         self._run: OnPolicyRun | None = None
-        self._stage: ClusterStage | None = None
+        self._stage: RankStage | None = None
         self._told = False
         self._starting = Health(None, role="learner", name="starting")
-
-    def where(self) -> tuple[str, int]:
-        """The node and the process; answers as soon as there was room."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def meeting_point(self) -> tuple[str, int]:
         """Where the ranks can meet, if this is the first."""
@@ -182,8 +179,8 @@ class LearnerRank:
         with join() as ranks, OnPolicyRun(run, self._hear, ranks, self._staging) as self._run:
             self._run.go()
 
-    def _staging(self, run: Run, config: OnPolicyConfig, ranks: Ranks) -> ClusterStage:
-        self._stage = ClusterStage(self._job, run, config, ranks)
+    def _staging(self, run: Run, config: OnPolicyConfig, ranks: Ranks) -> RankStage:
+        self._stage = RankStage(self._job, run, config, ranks)
         self._stage.watched(self._progress)
         return self._stage
 

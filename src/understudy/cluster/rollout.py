@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
@@ -19,9 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import ray
 import torch
 
+from understudy.cluster.engine import Placed
 from understudy.cluster.inference import AskedPolicy, Copy
 from understudy.core import StepSpec, UnderstudyError
 from understudy.envs.suite import Suite, Task
@@ -79,7 +78,7 @@ class _Stream:
     over: deque[Rollout] = field(default_factory=deque)
 
 
-class RolloutWorker:
+class RolloutWorker(Placed):
     """One Ray actor, with two threads of Ray's and one that lives."""
 
     def __init__(self, job: RolloutJob):
@@ -94,10 +93,6 @@ class RolloutWorker:
         self._thread = threading.Thread(target=self._live, name="living", daemon=True)
 
     # ---- what the learner calls
-
-    def where(self) -> tuple[str, int]:
-        """The node and the process; answers as soon as there was room."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
 
     def open(self) -> WorldFacts:
         """Start the simulators."""

@@ -1,4 +1,4 @@
-"""Stage on a cluster: the synchronous run of RLPD with its actor and its store in processes of their own.
+"""Player: the synchronous run of RLPD with its actor and its store in processes of their own.
 
 An episode is lived by an actor on any node, with the policy that it is sent, and is on the shard's disk when it comes
 back. If the actor is lost in the middle, what it began is set aside and another lives the same episode: all chance
@@ -19,7 +19,7 @@ import ray
 import torch
 
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.engine import elsewhere, options
+from understudy.cluster.engine import Placed, elsewhere, options
 from understudy.cluster.minded import Minded
 from understudy.core import StepSpec
 from understudy.envs.known import open_world
@@ -64,7 +64,7 @@ class Sent:
         return ActorPolicy.of(self.parameters, self.description)
 
 
-class Player:
+class Player(Placed):
     """One Ray actor: a world in which episodes are lived for a shard, or policies judged."""
 
     def __init__(self, job: PlayerJob):
@@ -74,15 +74,10 @@ class Player:
         self._actor: Actor | None = None
         self.health = Health(None, role="actor", name=NAME, stuck_s=job.stuck_s)
 
-    def where(self) -> tuple[str, int]:
-        return ray.get_runtime_context().get_node_id(), os.getpid()
-
     def look(self, addresses: Mapping[str, str]) -> Mapping[str, Any]:
         """What it does; and it is told where its shard is."""
         if self._remote is not None:
-            for name in self._remote.names:
-                if name in addresses:
-                    self._remote.move(name, addresses[name])
+            follow(self._remote, addresses)
         return self.health.now()
 
     def open(self) -> StepSpec:
@@ -129,7 +124,14 @@ def judged_by(player: Minded, policy: ActorPolicy, config: EvaluationConfig, fil
     return judged  # type: ignore[no-any-return]
 
 
-class ClusterStage:
+def follow(remote: Remote, addresses: Mapping[str, str]) -> None:
+    """Shards may have moved: look for them where they are said to be now."""
+    for name in remote.names:
+        if name in addresses:
+            remote.move(name, addresses[name])
+
+
+class PlayerStage:
     """A Stage for `LocalRun`: a player anywhere, and one shard."""
 
     def __init__(
