@@ -1,6 +1,6 @@
 """RLPD on a real small Ray cluster, undisturbed and with its workers and nodes killed.
 
-    python benchmarks/cluster_rlpd.py --nodes 3                # some twenty minutes on two cores
+    python benchmarks/cluster_rlpd.py --nodes 3                # an hour on two cores
 
 Two actors live while the learner learns, into two shards. Every `every_s` an actor, the learner or a shard is killed by
 SIGKILL; once a node is (another joins), and once the driver, which is resumed. Chance has a part in such a run, so no
@@ -8,13 +8,14 @@ two are equal; afterwards:
 
     lost         steps that a shard had told of, and does not have
     duplicated   episodes that are there twice
-    success      of the policy alone on held-out starts, beside that of the undisturbed run
+    success      of the policy alone on held-out starts, beside that of undisturbed runs; --out draws it
 
 Exit code 1 if anything was lost, is there twice, or a store has problems.
 """
 
 from __future__ import annotations
 
+import itertools
 import sys
 import tempfile
 import time
@@ -26,7 +27,7 @@ import tyro
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cluster_faults import cluster, disturbed
-from killed import ENV, curve
+from killed import ENV, curve, picture
 
 from understudy.cli import main as understudy
 from understudy.replay import Reader, verify
@@ -37,22 +38,26 @@ KILLED = ("actor", "actor", "shard", "learner")
 NEVER_S = 1e9
 
 
-def main(nodes: int = 3, steps: int = 4_000, every_s: float = 20.0, seed: int = 0) -> int:
-    """Train twice, and compare.
+def main(
+    nodes: int = 3, steps: int = 4_000, every_s: float = 20.0, seeds: tuple[int, ...] = (0, 1, 2),
+    out: Path | None = None,
+) -> int:  # fmt: skip
+    """Train twice with each seed, and compare.
 
     Args:
         nodes: Of the cluster, the head included.
         steps: Of each run.
         every_s: Between two kills.
-        seed: Of the runs, and of what is killed when.
+        seeds: Of the runs, and of what is killed when.
+        out: Where to draw success over steps.
     """
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="understudy-faults-") as folder:
         demos = Path(folder) / "demos"
         if understudy(["record", str(demos), "--env", ENV, "--successes", "5"]):
             raise SystemExit("the demonstrations could not be recorded")
-        for name, pause_s in (("undisturbed", NEVER_S), ("disturbed", every_s)):
-            path = Path(folder) / name
+        for seed, (name, pause_s) in itertools.product(seeds, (("whole", NEVER_S), ("killed", every_s))):
+            path = Path(folder) / f"{name}-{seed}"
             config = RLPDConfig(
                 env=ENV, demos=str(demos), steps=steps, eval_every=steps // 8, checkpoint_every=steps // 16, seed=seed,
                 human=HumanConfig(by="script"), max_behind=400,
@@ -62,9 +67,11 @@ def main(nodes: int = 3, steps: int = 4_000, every_s: float = 20.0, seed: int = 
             with cluster(nodes) as (ray_cluster, extra):
                 options = ("--place.max-lag", "1", "--place.rollout.num", "2")
                 faults = disturbed(path, ray_cluster, extra, options, every_s=pause_s, seed=seed, killed=KILLED)
-            print(f"{name}: {time.monotonic() - began:.0f} s; {faults}; success at steps: "
+            print(f"{path.name}: {time.monotonic() - began:.0f} s; {faults}; success at steps: "
                   f"{' '.join(f'{step}:{rate:.0f}' for step, rate in curve(path))}", flush=True)  # fmt: skip
             problems += check(path, faults.acknowledged)
+        if out is not None:
+            picture(Path(folder), out, "workers, a node and the driver killed")
     for line in problems:
         print(f"WRONG: {line}")
     return 1 if problems else 0

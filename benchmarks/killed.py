@@ -97,14 +97,14 @@ def curve(path: Path) -> list[tuple[int, float]]:
     return [(line["step"], 100 * line["success"]) for line in read_metrics(path / "metrics.jsonl", "evaluation")]
 
 
-def picture(place: Path, out: Path) -> None:
+def picture(place: Path, out: Path, done: str = "each process killed in turn") -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4))
-    for kind, colour, label in (("whole", "C0", "undisturbed"), ("killed", "C3", "each process killed in turn")):
+    for kind, colour, label in (("whole", "C0", "undisturbed"), ("killed", "C3", done)):
         for number, path in enumerate(sorted(place.glob(f"{kind}-*"))):
             at, rate = zip(*curve(path), strict=True)
             axes.plot(at, rate, color=colour, marker=".", label=label if number == 0 else None)
