@@ -22,7 +22,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from understudy.training.ranks.config import EngineConfig
 from understudy.training.ranks.errors import RanksError
-from understudy.training.ranks.parallel import Alone, Replicated, Sharded, compute_again, find_blocks, local
+from understudy.training.ranks.parallel import Alone, Replicated, compute_again, find_blocks
+from understudy.training.ranks.parts import Sharded, local
 from understudy.training.ranks.ranks import Ranks
 from understudy.training.ranks.sharded import load_tensors, save_tensors
 

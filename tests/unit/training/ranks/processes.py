@@ -18,7 +18,7 @@ from tests.unit.training.ranks.small import Net, Sometimes, lora, rows, train
 from understudy.training.ranks.engine import Engine, EngineConfig
 from understudy.training.ranks.errors import RanksError
 from understudy.training.ranks.exchange import exchange_rows
-from understudy.training.ranks.parallel import local
+from understudy.training.ranks.parts import local
 from understudy.training.ranks.ranks import Ranks, alone, join
 
 TIMEOUT_S = 120.0
