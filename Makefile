@@ -1,4 +1,4 @@
-# `make check` is all that CI does. The tools come from $(VENV): the active environment, or .venv from `make venv`.
+# `make check` is what CI does. The tools come from $(VENV): the active environment, or .venv from `make venv`.
 
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 PYTHON ?= python3
@@ -7,10 +7,12 @@ PYTEST := $(VENV)/bin/pytest
 
 .DEFAULT_GOAL := check
 .NOTPARALLEL:
-.PHONY: check lint format types layers serial tests long fix venv clean
+.PHONY: check static lint format types layers serial tests long fix venv clean
 
 # `tests` stands last, so that its summary is the last line on the screen.
-check: lint format types layers serial tests
+check: static serial tests
+
+static: lint format types layers
 
 lint:
 	$(VENV)/bin/ruff check .
