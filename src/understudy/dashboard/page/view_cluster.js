@@ -112,11 +112,14 @@ export async function open(page, { place, info }) {
 // The members of a group that is unfolded, some at a time. One that has not changed stays as it is: somebody may read its stack.
 class Members {
   constructor(place, node, role, rows, opened) {
-    Object.assign(this, { place, node, role, rows, opened, limit: 1, names: null, told: [] });
+    Object.assign(this, { place, node, role, rows, opened, limit: 1, names: null, told: [], asked: 0, drawn: 0 });
   }
 
   async load() {
+    const turn = ++this.asked;
     const pages = await Promise.all(Array.from({ length: this.limit }, (_, at) => get(`${this.place}/members?${new URLSearchParams({ node: this.node, role: this.role, offset: String(at * 200) })}`)));
+    if (turn < this.drawn) return; // overtaken by a later answer
+    this.drawn = turn;
     const all = pages.flatMap((one) => one.rows), left = pages[0].total - all.length;
     const names = JSON.stringify([left, all.map((one) => one.name)]), now = all.map((one) => JSON.stringify(one));
     const draw = (one) => member(one, this.opened, `${this.node}/${this.role}`);
