@@ -32,10 +32,13 @@ FORMAT = 1
 
 
 def write(path: str | Path, description: Mapping[str, Any], tree: Tree) -> None:
-    """Write a file so that after a crash there is the old one or the new one, whole."""
-    path = Path(path)
+    """Write a description and arrays; as `replace`."""
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in trees.leaves(tree)}
-    content = to_bytes(arrays, {KEY: canonical_json({"format": FORMAT, **description})})
+    replace(Path(path), to_bytes(arrays, {KEY: canonical_json({"format": FORMAT, **description})}))
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Write a file so that after a crash there is the old one or the new one, whole."""
     new = path.with_name(f"{path.name}.new")
     try:
         with new.open("wb") as file:

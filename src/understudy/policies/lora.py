@@ -19,9 +19,11 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from understudy.policies import artefact
 from understudy.policies.protocol import PolicyError
 
 ALL_LINEAR = "all-linear"
@@ -90,15 +92,21 @@ def adapter_state(module: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 
 def save_adapter(module: nn.Module, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write the adapter as peft does, so that peft and those who stand on it can load it."""
+    """Write the adapter as peft does, so that peft and those who stand on it can load it.
+
+    After a crash there is the old one or the new one, whole; or none, if their configs differ.
+    """
     state = adapter_state(module, weights)
     config = _peft_config(module)
-    Path(directory).mkdir(parents=True, exist_ok=True)
     fields = {**config.to_dict(), "inference_mode": True}
     fields["target_modules"] = sorted(fields["target_modules"])
-    text = json.dumps(fields, indent=2, sort_keys=True, default=str)
-    Path(directory, CONFIG_FILE).write_text(text + "\n")
-    save_file(state, Path(directory, WEIGHTS_FILE), metadata={"format": "pt"})
+    text = json.dumps(fields, indent=2, sort_keys=True, default=str).encode() + b"\n"
+    described, weighed = Path(directory, CONFIG_FILE), Path(directory, WEIGHTS_FILE)
+    described.parent.mkdir(parents=True, exist_ok=True)
+    if not described.is_file() or described.read_bytes() != text:
+        weighed.unlink(missing_ok=True)  # else the new config would stand beside the old weights
+        artefact.replace(described, text)
+    artefact.replace(weighed, to_bytes(state, metadata={"format": "pt"}))
 
 
 def load_adapter(module: nn.Module, directory: str | Path, *, keep: tuple[str, ...] = VALUE_HEADS) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +175,36 @@ def test_an_adapter_comes_back_from_its_files(policy: Any, directory: Path, tmp_
         fresh.model.load_state_dict(value, strict=False)
         for one, other in zip(judge(policy), judge(fresh), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+@contextmanager
+def files_up_to(size_bytes: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def adapted(config: LoraConfig, seed: int) -> nn.Module:
+    module = nn.Sequential(nn.Linear(256, 256))
+    add_lora(module, config, seed=seed)
+    return module
+
+
+def test_a_save_that_fails_leaves_the_old_adapter(tmp_path: Path) -> None:
+    config, weights = tmp_path / "adapter_config.json", tmp_path / "adapter_model.safetensors"
+    save_adapter(adapted(SMALL, 0), tmp_path)
+    before = config.read_bytes(), weights.read_bytes()
+    failed = pytest.raises(PolicyError, match=r"adapter_model\.safetensors: writing failed: File too large")
+    with files_up_to(len(before[1]) // 2), failed:  # there is room for the config
+        save_adapter(adapted(SMALL, 1), tmp_path)
+    assert (config.read_bytes(), weights.read_bytes()) == before
+    with files_up_to(len(before[1]) // 2), failed:
+        save_adapter(adapted(LoraConfig(rank=4, alpha=16.0), 1), tmp_path)
+    with pytest.raises(PolicyError, match=r"adapter_model\.safetensors: expected a file of an adapter, got nothing"):
+        load_adapter(adapted(LoraConfig(rank=4, alpha=16.0), 0), tmp_path)  # and no old weights at twice their scale
 
 
 def test_peft_itself_loads_the_files(directory: Path, tmp_path: Path) -> None:
