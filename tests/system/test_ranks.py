@@ -55,7 +55,9 @@ def three(two: Path) -> Path:
     """What three have, in the same place."""
     with pytest.raises(RanksError) as caught:
         launch_function(3, f"{HERE}:three", grace_s=LIMIT_S, place=str(two))
-    assert str(caught.value).startswith("rank 1 of 3 was killed by SIGKILL, and the others were ended; its last lines:")
+    assert str(caught.value).startswith(
+        "rank 1 of 3 was killed by SIGKILL (out of memory?), and the others were ended; its last lines:"
+    )
     return two
 
 

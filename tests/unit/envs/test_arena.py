@@ -85,4 +85,4 @@ def test_a_channel_carries_messages_and_names_what_is_none() -> None:
         channel.take()
     with pytest.raises(ChannelClosed):
         channel.send({})
-    channel.close()
+    ours.close()

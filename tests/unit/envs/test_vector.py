@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 
 import pytest
+from tests.processes import children, dies, num_descriptors
 from tests.unit.envs.broken_worlds import EPISODE_STEPS, Numbers, action, break_down, source
-from tests.unit.envs.processes import children, dies, num_descriptors
 
 from understudy.core import tree as trees
 from understudy.envs.source import WorldSource

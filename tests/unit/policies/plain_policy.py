@@ -122,13 +122,15 @@ def misbehave(word: str) -> None:
         where_it_hangs()
     if word == "noise":
         print("noise " * 300_000)
-    if word == "garbage":
+    if word in ("garbage", "hang up"):
         for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
             try:
                 if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):  # noqa: PTH115
-                    os.write(int(name), b"\xff" * 100)
+                    os.write(int(name), b"\xff" * 100) if word == "garbage" else os.close(int(name))
             except OSError:
                 pass
+    if word == "hang up":
+        where_it_hangs()
 
 
 def where_it_hangs() -> None:

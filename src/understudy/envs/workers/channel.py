@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from understudy.core.spec import ArraySpec
+from understudy.processes.messages import plain
 
 MAX_MESSAGE_BYTES = 64 * 2**20
 _PIECE_BYTES = 256 * 2**10
@@ -112,9 +113,6 @@ class Channel:
         self._searched = 0
         return line
 
-    def close(self) -> None:
-        self._socket.close()
-
 
 def _message(line: bytes) -> dict[str, Any]:
     try:
@@ -126,16 +124,7 @@ def _message(line: bytes) -> dict[str, Any]:
     return message
 
 
-def _plain(value: Any) -> Any:
-    """What JSON takes instead of a numpy value."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
-_encode = json.JSONEncoder(separators=(",", ":"), default=_plain).encode
+_encode = json.JSONEncoder(separators=(",", ":"), default=plain).encode
 
 
 def encode_leaf(value: Any) -> Any:

@@ -16,15 +16,15 @@ After a failure there is no episode: the process and all that it started are dea
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from understudy.core import Tree, UnderstudyError
+from understudy.core import Tree
 from understudy.envs.world import Advice
+from understudy.processes.failures import ProcessDied, ProcessFailure, ProcessGarbage, ProcessHung, ProcessRaised
 
 Array = np.ndarray[Any, Any]
 
@@ -90,73 +90,39 @@ class Stepped:
         return bool(self.terminated[-1] or self.truncated[-1])
 
 
-class WorkerFailure(UnderstudyError):
-    """Base of the ways in which a worker fails. The first line says what happened, the rest shows it."""
+class WorkerFailure(ProcessFailure):
+    """Base of the ways in which a worker fails.
 
-    def __init__(self, summary: str, *, worker: str, doing: str, evidence: str = ""):
-        super().__init__(f"{worker}: {summary}" + (f"\n{evidence.rstrip()}" if evidence.strip() else ""))
-        self.worker = worker
-        self.doing = doing  # "start", "reset", "step", "observe", "advise", or "nothing"
-        self.evidence = evidence  # a traceback, a stack, or the last lines of the log
+    It was doing "start", "reset", "step", "observe", "advise" or "nothing".
+    """
+
+    holds = "world"
 
 
-class WorkerRaised(WorkerFailure):
+class WorkerRaised(ProcessRaised, WorkerFailure):
     """The world, or its construction, raised; `evidence` is the traceback."""
 
-    def __init__(self, *, worker: str, doing: str, error: str, traceback: str):
-        super().__init__(
-            f"{doing} raised {error}; mend the world, see its traceback",
-            worker=worker, doing=doing, evidence=traceback,
-        )  # fmt: skip
-        self.error = error  # such as "ValueError: no such joint"
 
-
-class WorkerHung(WorkerFailure):
+class WorkerHung(ProcessHung, WorkerFailure):
     """There was no answer in time; `evidence` is the stack at that moment."""
 
-    def __init__(self, *, worker: str, doing: str, limit_s: float, stack: str):
-        super().__init__(
-            f"{doing} took longer than {limit_s:g} s and was killed; see its stack, or raise the limit",
-            worker=worker, doing=doing, evidence=stack or "(it gave no stack)",
-        )  # fmt: skip
-        self.limit_s = limit_s
 
-
-class WorkerDied(WorkerFailure):
+class WorkerDied(ProcessDied, WorkerFailure):
     """The process ended by itself or was killed by someone else; `evidence` is the end of its log."""
 
-    def __init__(self, *, worker: str, doing: str, exit_code: int, log: str):
-        if exit_code < 0:
-            try:
-                name = signal.Signals(-exit_code).name
-            except ValueError:  # a real-time signal
-                name = f"signal {-exit_code}"
-            how = f"was killed by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-        else:
-            how = f"ended with exit code {exit_code}"
-        super().__init__(
-            f"the process {how} during {doing}; see the end of its log",
-            worker=worker, doing=doing, evidence=log or "(it wrote nothing)",
-        )  # fmt: skip
-        self.exit_code = exit_code  # minus the number of the signal that killed it
 
-
-class WorkerGarbage(WorkerFailure):
+class WorkerGarbage(ProcessGarbage, WorkerFailure):
     """The answer makes no sense; `evidence` is the end of the log."""
-
-    def __init__(self, *, worker: str, doing: str, problem: str, log: str):
-        super().__init__(f"{doing} gave no valid answer: {problem}", worker=worker, doing=doing, evidence=log)
-        self.problem = problem
 
 
 class WorkerTooLarge(WorkerFailure):
     """The process takes more memory than it may."""
 
-    def __init__(self, *, worker: str, doing: str, rss_bytes: int, limit_bytes: int):
+    def __init__(self, *, name: str, doing: str, rss_bytes: int, limit_bytes: int):
         super().__init__(
             f"expected up to {limit_bytes / 2**20:.0f} MiB of memory, got {rss_bytes / 2**20:.0f} during {doing}; "
             f"raise max_rss_bytes, or look for a leak",
-            worker=worker, doing=doing,
+            name=name, doing=doing,
         )  # fmt: skip
         self.rss_bytes = rss_bytes
         self.limit_bytes = limit_bytes

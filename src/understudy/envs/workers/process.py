@@ -4,9 +4,7 @@
 |---|---|---|---|
 | main | the channel, a socket | the next request; the world | the caller; the caller's end closes the channel |
 
-It ends when the channel does. Should it be busy in the world when its caller dies, the system kills it: the caller
-holds the other end of a pipe, the lifeline, and the kernel sends SIGKILL to the whole process group when that closes.
-SIGUSR1 makes it write the stacks of all threads to its log, even while the world holds the interpreter's lock.
+It ends when the channel does, or its lifeline (processes/inside.py).
 What the world prints goes to the log; the channel has a descriptor of its own.
 
 Runs in the interpreter of the simulator: numpy and the standard library are all it needs.
@@ -14,15 +12,8 @@ Runs in the interpreter of the simulator: numpy and the standard library are all
 
 from __future__ import annotations
 
-import faulthandler
-import fcntl
 import math
 import os
-import select
-import signal
-import socket
-import sys
-import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,6 +25,8 @@ from understudy.envs.workers.arena import Arena, Layout
 from understudy.envs.workers.channel import Channel, ChannelClosed, decode_leaf, encode_leaf
 from understudy.envs.workers.dialogue import PROTOCOL
 from understudy.envs.world import World
+from understudy.processes.inside import enter
+from understudy.processes.messages import raised
 
 
 class Nonsense(Exception):
@@ -41,31 +34,12 @@ class Nonsense(Exception):
 
 
 def main() -> None:
-    """Serve one caller; the arguments are the descriptors of channel, lifeline and memory."""
-    channel_fd, lifeline_fd, memory_fd = (int(argument) for argument in sys.argv[-3:])
-    del sys.argv[1:]  # simulators that parse arguments find none
-    for descriptor in (channel_fd, lifeline_fd, memory_fd):
-        os.set_inheritable(descriptor, False)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    die_with_caller(lifeline_fd)
-    channel = Channel(socket.socket(fileno=channel_fd), blocking=True)
+    """Serve one caller."""
+    stream, (memory_fd,) = enter()
     try:
-        serve(channel, memory_fd)
+        serve(Channel(stream, blocking=True), memory_fd)
     except ChannelClosed:
         os._exit(0)  # the caller is gone, and nobody is left to wait for threads or handlers at exit
-
-
-def die_with_caller(lifeline_fd: int) -> None:
-    """Have the kernel kill this process group when the other end of the pipe closes (Linux; elsewhere EOF must do)."""
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
-        watch = select.poll()
-        watch.register(lifeline_fd, 0)
-        if watch.poll(0):  # it closed before we looked
-            os._exit(1)
 
 
 def serve(channel: Channel, memory_fd: int) -> None:
@@ -99,12 +73,6 @@ def serve(channel: Channel, memory_fd: int) -> None:
             channel.send({"id": request["id"], "nonsense": f"info: expected values that JSON knows, got {error}"})
         if request["do"] == "close":
             return
-
-
-def raised(error: Exception) -> dict[str, Any]:
-    """An error as a message, from the frame in which the world begins."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return {"raised": f"{type(error).__name__}: {error}"[:2000], "traceback": text[-20_000:]}
 
 
 class Desk:
@@ -194,7 +162,3 @@ def _checked_info(info: Any) -> dict[str, Any]:
     if not isinstance(info, dict):
         raise Nonsense(f"info: expected a dict, got {type(info).__name__}; return one")
     return info
-
-
-if __name__ == "__main__":
-    main()

@@ -21,7 +21,7 @@ from understudy.core import SpecError, StepSpec
 from understudy.envs.source import WorldSource
 from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import ChannelClosed, ChannelGarbage, ChannelStuck
-from understudy.envs.workers.child import Child
+from understudy.envs.workers.child import WorldChild
 from understudy.envs.workers.dialogue import Dialogue, check_reset
 from understudy.envs.workers.outcomes import (
     Advise,
@@ -40,6 +40,7 @@ from understudy.envs.workers.outcomes import (
     WorkerTooLarge,
 )
 from understudy.envs.world import WorldError
+from understudy.processes.child import StartError
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +90,7 @@ class Worker:
         self.launch_at = 0.0  # not before this moment
         self._dialogue: Dialogue | None = None
         self._watch = watch  # told of each channel: its descriptor, and whether it opens or closes
-        self._child: Child | None = None
+        self._child: WorldChild | None = None
         self._command: Command | None = None
         self._lost: WorkerFailure | None = None  # what happened when there was no command to tell of it
         self._episode: Literal["none", "running", "ended"] = "none"
@@ -186,9 +187,9 @@ class Worker:
             raise WorldError(f"{self.name}: expected no process, got one that is {self.state}; call restart")
         self.num_starts += 1
         try:
-            self._child = Child(self.source, block_steps=self.limits.block_steps)
-        except WorldError as error:  # no such interpreter
-            self._fail(WorkerRaised(worker=self.name, doing="start", error=str(error), traceback=""), untold=True)
+            self._child = WorldChild(self.source, block_steps=self.limits.block_steps)
+        except StartError as error:
+            self._fail(WorkerRaised(name=self.name, doing="start", error=str(error), traceback=""), untold=True)
             return
         self._enter("starting", self.limits.start_s)
         if self._watch:
@@ -238,7 +239,7 @@ class Worker:
             return self._fail(self._garbage(f"expected a message, got {error}"))
         return self._look_after(child, time.monotonic())
 
-    def _look_after(self, child: Child, now: float) -> Outcome | None:
+    def _look_after(self, child: WorldChild, now: float) -> Outcome | None:
         """What a silent process needs, every TICK_S: to be buried, asked for its stack, killed, or left alone."""
         if now < self._next_look_at:
             return None
@@ -255,7 +256,7 @@ class Worker:
             return self._fail(size)
         return None
 
-    def _bury_hung(self, child: Child) -> Outcome | None:
+    def _bury_hung(self, child: WorldChild) -> Outcome | None:
         """Kill it once it has said where it is, or will not; an answer that comes now is too late."""
         try:
             child.channel.take()
@@ -268,7 +269,7 @@ class Worker:
         if not whole and not ended and time.monotonic() < self._deadline:
             return None
         stack = stack or child.log_tail()
-        return self._fail(WorkerHung(worker=self.name, doing=self._doing, limit_s=self._limit_s, stack=stack))
+        return self._fail(WorkerHung(name=self.name, doing=self._doing, limit_s=self._limit_s, stack=stack))
 
     def close(self, *, wait: bool = True) -> None:
         """Let the world close itself, then end the process; kills it if it takes longer than `close_s`.
@@ -326,7 +327,7 @@ class Worker:
             if "raised" in message:
                 return self._fail(
                     WorkerRaised(
-                        worker=self.name, doing=self._doing, error=message["raised"], traceback=message["traceback"]
+                        name=self.name, doing=self._doing, error=message["raised"], traceback=message["traceback"]
                     )
                 )
             if "nonsense" in message:
@@ -374,15 +375,14 @@ class Worker:
 
     def _death(self) -> WorkerFailure:
         assert self._child is not None
-        if not self._child.wait_exited(1.0):
+        exit_code = self._child.reap()
+        if exit_code is None:
             return self._garbage("it closed its channel and goes on running")
-        exit_code = self._child.kill()  # also the others of its group
-        assert exit_code is not None
-        return WorkerDied(worker=self.name, doing=self._doing, exit_code=exit_code, log=self._child.log_tail())
+        return WorkerDied(name=self.name, doing=self._doing, exit_code=exit_code, log=self._child.log_tail())
 
     def _garbage(self, problem: str) -> WorkerGarbage:
         assert self._child is not None
-        return WorkerGarbage(worker=self.name, doing=self._doing, problem=problem, log=self._child.log_tail())
+        return WorkerGarbage(name=self.name, doing=self._doing, problem=problem, log=self._child.log_tail())
 
     def _oversize(self) -> WorkerTooLarge | None:
         limit = self.limits.max_rss_bytes
@@ -391,7 +391,7 @@ class Worker:
         size = self._child.rss_bytes()
         if size <= limit:
             return None
-        return WorkerTooLarge(worker=self.name, doing=self._doing, rss_bytes=size, limit_bytes=limit)
+        return WorkerTooLarge(name=self.name, doing=self._doing, rss_bytes=size, limit_bytes=limit)
 
     def _renew_if_needed(self) -> None:
         """Replace a process that is near its limit, or has ended unseen; between two episodes that costs none."""

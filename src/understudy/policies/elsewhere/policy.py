@@ -26,7 +26,7 @@ from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tr
 from understudy.core import tree as trees
 from understudy.core.spec import describe
 from understudy.policies.elsewhere import process
-from understudy.policies.elsewhere.child import Child, Ended, Late
+from understudy.policies.elsewhere.child import Ended, Late, PolicyChild
 from understudy.policies.elsewhere.failures import (
     PolicyProcessDied,
     PolicyProcessGarbage,
@@ -35,6 +35,9 @@ from understudy.policies.elsewhere.failures import (
 )
 from understudy.policies.elsewhere.source import PolicySource
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.processes.child import StartError
+
+LOG_BYTES = 2**20  # of what it prints, the end is kept
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +78,7 @@ class ElsewherePolicy:
         self.version = version
         self.num_starts = 0
         self._weights: tuple[str | None, process.Arrays] | None = None
-        self._child: Child | None = None
+        self._child: PolicyChild | None = None
         self._finalizer: Any = None
         self._closed = False
         self._request = 0
@@ -182,12 +185,15 @@ class ElsewherePolicy:
         assert self._hello is not None
         return self._hello
 
-    def _running(self) -> Child:
+    def _running(self) -> PolicyChild:
         """The process, started and built if there is none."""
         if self._closed:
             raise PolicyError(f"{self.source.label}: it is closed; make a new one")
         if self._child is None:
-            self._child = Child(self.source)
+            try:
+                self._child = PolicyChild(self.source)
+            except StartError as error:
+                raise PolicyError(str(error)) from error
             self._finalizer = weakref.finalize(self, self._child.close)
             self.num_starts += 1
             asked = {"factory": self.source.factory, "options": self.source.options}
@@ -228,7 +234,7 @@ class ElsewherePolicy:
         return self._ask(self._running(), do, request, arrays)
 
     def _ask(
-        self, child: Child, do: str, request: dict[str, Any], arrays: process.Arrays
+        self, child: PolicyChild, do: str, request: dict[str, Any], arrays: process.Arrays
     ) -> tuple[dict[str, Any], process.Arrays]:
         """One request and its answer, in time."""
         self._request += 1
@@ -244,24 +250,26 @@ class ElsewherePolicy:
             if message.get("id") != self._request:
                 raise process.Garbage(f"an answer to request {message.get('id')}, which nobody sent")
         except Late:
-            stack = child.stack()
+            stack = child.where()
             self._drop()
-            raise PolicyProcessHung(policy=self.source.label, doing=do, limit_s=limit_s, stack=stack) from None
+            raise PolicyProcessHung(name=self.source.label, doing=do, limit_s=limit_s, stack=stack) from None
         except Ended:
-            exit_code, log = child.exit_code(), child.log_tail()
+            exit_code, log = child.reap(), child.log_tail()
+            if exit_code is None:
+                raise self._garbage(do, ValueError("it closed its channel and goes on running")) from None
             self._drop()
-            raise PolicyProcessDied(policy=self.source.label, doing=do, exit_code=exit_code, log=log) from None
+            raise PolicyProcessDied(name=self.source.label, doing=do, exit_code=exit_code, log=log) from None
         except process.Garbage as error:
             raise self._garbage(do, error) from None
         except BaseException:  # Ctrl-C in the middle of a message: what comes next would be the rest of it
             self._drop()
             raise
-        child.trim_log()
+        child.trim_log(LOG_BYTES)
         if "raised" in message:
             if do == "load":  # who knows what it has taken of them
                 self._drop()
             raise PolicyProcessRaised(
-                policy=self.source.label, doing=do, error=str(message["raised"]), traceback=str(message["traceback"])
+                name=self.source.label, doing=do, error=str(message["raised"]), traceback=str(message["traceback"])
             )
         return message, given
 
@@ -270,7 +278,7 @@ class ElsewherePolicy:
         log = "" if self._child is None else self._child.log_tail()
         self._drop()
         problem = str(error) if isinstance(error, ValueError | process.Garbage) else f"{type(error).__name__}: {error}"
-        return PolicyProcessGarbage(policy=self.source.label, doing=do, problem=problem, log=log)
+        return PolicyProcessGarbage(name=self.source.label, doing=do, problem=problem, log=log)
 
     def _drop(self) -> None:
         if self._child is not None:

@@ -1,35 +1,30 @@
-"""What runs in the other interpreter, and the messages between: this file is all of Understudy that is loaded there.
+"""What runs in the other interpreter, and the messages between.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
 | main | the socket | the next request; the policy | the caller; the caller's end of the socket closes |
 
 A message is eight bytes that say how long its JSON is, the JSON, and the bytes of the arrays that it names; no pickle.
-The process ends when its socket does. Should it be busy when its caller dies, the kernel kills it: the caller holds the
-other end of a pipe, and SIGKILL goes to the whole process group when that closes. SIGUSR1 makes it write its stacks to
-its log.
+The process ends when its socket does, or its lifeline.
 
-Runs in the interpreter of the policy: numpy and the standard library are all it needs, from Python 3.9.
+Runs in the interpreter of the policy: numpy and the standard library are all it needs, from Python 3.9. This file and
+the two that it imports are all of Understudy that is loaded there.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import fcntl
-import importlib
 import json
 import math
 import os
-import select
-import signal
 import socket
 import struct
-import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+
+from understudy.processes.inside import enter, find
+from understudy.processes.messages import plain, raised
 
 PROTOCOL = 1
 MAX_TEXT_BYTES = 64 * 2**20
@@ -111,8 +106,8 @@ def under(arrays: Arrays, prefix: str) -> Arrays:
 
 def generator_state(rng: np.random.Generator) -> dict[str, Any]:
     """A generator as JSON knows it."""
-    plain: dict[str, Any] = json.loads(json.dumps(rng.bit_generator.state, default=_plain))
-    return plain
+    state: dict[str, Any] = json.loads(json.dumps(rng.bit_generator.state, default=plain))
+    return state
 
 
 def set_generator_state(rng: np.random.Generator, state: dict[str, Any]) -> None:
@@ -131,43 +126,17 @@ def generator_of(state: dict[str, Any]) -> np.random.Generator:
     return rng
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise TypeError(f"{type(value).__name__} is no JSON value")
-
-
 # ---- the process
 
 
 def main() -> None:
-    """Serve one caller; the arguments are the descriptors of socket and lifeline."""
-    socket_fd, lifeline_fd = (int(argument) for argument in sys.argv[-2:])
-    del sys.argv[1:]
-    for descriptor in (socket_fd, lifeline_fd):
-        os.set_inheritable(descriptor, False)
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    _die_with_caller(lifeline_fd)
-    stream = socket.socket(fileno=socket_fd)
+    """Serve one caller."""
+    stream, _ = enter()
     stream.setblocking(True)
     try:
         serve(stream)
     except Closed:
         os._exit(0)  # nobody is left to wait for threads or handlers at exit
-
-
-def _die_with_caller(lifeline_fd: int) -> None:
-    if hasattr(fcntl, "F_SETSIG"):  # Linux; elsewhere the end of the socket must do
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
-        watch = select.poll()
-        watch.register(lifeline_fd, 0)
-        if watch.poll(0):  # it closed before we looked
-            os._exit(1)
 
 
 def serve(stream: socket.socket) -> None:
@@ -196,7 +165,7 @@ def serve(stream: socket.socket) -> None:
         request, arrays = receive(fill)
         try:
             if request["do"] == "build":
-                policy = build(request["factory"], request["options"])
+                policy = find(request["factory"])(**request["options"])
                 answer, given = hello(policy), {}
             else:
                 answer, given = DEEDS[request["do"]](policy, request, arrays)
@@ -204,20 +173,7 @@ def serve(stream: socket.socket) -> None:
         except Closed:
             raise
         except BaseException as error:  # noqa: BLE001 (the outermost loop of a process)
-            text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-            send(
-                {"id": request["id"], "raised": f"{type(error).__name__}: {error}"[:2000], "traceback": text[-20000:]},
-                {},
-            )
-
-
-def build(factory: str, options: dict[str, Any]) -> Any:
-    """Call the factory by its name."""
-    module, _, name = factory.partition(":")
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        found = getattr(found, part)
-    return found(**options)
+            send({"id": request["id"], **raised(error)}, {})
 
 
 def hello(policy: Any) -> dict[str, Any]:

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 
 from understudy.policies.protocol import Array, PolicyError
+from understudy.processes.source import Source
 
 
-@dataclass(frozen=True, kw_only=True)
-class PolicySource:
-    """What builds the policy, `factory(**options)`, and the interpreter and variables of the process it lives in."""
+class PolicySource(Source):
+    """What builds the policy, `factory(**options)`, which gives a PlainPolicy, and the process it lives in."""
 
-    factory: str  # "module:name" of something that gives a PlainPolicy
-    options: Mapping[str, Any] = field(default_factory=dict)  # plain JSON values
-    python: str | None = None  # an interpreter, such as openpi/.venv/bin/python, that has numpy; None: this one
-    env: Mapping[str, str] = field(default_factory=dict)  # on top of this process's own variables
-
-    def __post_init__(self) -> None:
-        module, colon, name = self.factory.partition(":")
-        if not (module and colon and name):
-            raise PolicyError(f"factory: expected 'module:name', such as my_vla:Policy, got {self.factory!r}")
-        try:
-            plain = json.loads(json.dumps(dict(self.options)))
-        except (TypeError, ValueError) as error:
-            raise PolicyError(
-                f"options: expected plain JSON values, got {error}; pass numbers, text and lists"
-            ) from None
-        object.__setattr__(self, "options", plain)
-        if not all(isinstance(x, str) for pair in self.env.items() for x in pair):
-            raise PolicyError(f"env: expected names and values that are text, got {dict(self.env)!r}; convert them")
-        object.__setattr__(self, "env", dict(self.env))
-
-    @property
-    def label(self) -> str:
-        """The short name, for messages."""
-        return self.factory.rpartition(":")[2]
+    error = PolicyError
+    example = "my_vla:Policy"
 
 
 class PlainPolicy(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from understudy.envs.workers.process import die_with_caller
+from understudy.processes.inside import die_with_caller
 
 LISTEN_FD = "UNDERSTUDY_RANKS_LISTEN_FD"  # of the socket where the ranks meet; rank 0 only
 LIFELINE_FD = "UNDERSTUDY_RANKS_LIFELINE_FD"  # of a pipe that closes when the launcher dies

@@ -28,6 +28,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from understudy.core import UnderstudyError
+from understudy.processes.failures import how_ended
 from understudy.training.ranks.errors import RanksError
 from understudy.training.ranks.handover import LIFELINE_FD, LISTEN_FD
 
@@ -116,11 +117,6 @@ class _Child:
         self.process.wait()
         self._reader.join()
 
-    def how(self) -> str:
-        """How it ended, in words."""
-        code = self.process.returncode
-        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-
     def _read(self, printed: BinaryIO) -> None:
         with printed:
             for raw in printed:
@@ -160,10 +156,9 @@ class _Watch:
         if len(self._children) == 1 or (failed.rank == 0 and failed.process.returncode > 0):
             return failed.process.returncode  # it has said why, here
         failed.end()
-        lines = "\n  ".join(failed.lines) or "(it printed nothing)"
+        how, lines = how_ended(failed.process.returncode), "\n  ".join(failed.lines) or "(it printed nothing)"
         raise RanksError(
-            f"rank {failed.rank} of {len(self._children)} {failed.how()}, and the others were ended; "
-            f"its last lines:\n  {lines}"
+            f"rank {failed.rank} of {len(self._children)} {how}, and the others were ended; its last lines:\n  {lines}"
         )
 
     def _first_failed(self) -> _Child | None:

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.processes import children
 from tests.unit.envs.broken_worlds import source
-from tests.unit.envs.processes import children
 from tests.unit.training.collection.faulty_worlds import faulty
 from tests.unit.training.collection.scripted import Scripted, make_tickets
 

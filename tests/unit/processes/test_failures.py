@@ -1,0 +1,26 @@
+"""What is said of a process that failed, and who catches it; real ones fail in the tests of workers and policies."""
+
+from __future__ import annotations
+
+import signal
+
+from understudy.envs.workers.outcomes import WorkerFailure, WorkerRaised
+from understudy.policies.elsewhere import PolicyProcessError, PolicyProcessRaised
+from understudy.processes.failures import how_ended
+
+
+def test_how_a_process_ended() -> None:
+    assert how_ended(3) == "ended with exit code 3"
+    assert how_ended(-signal.SIGTERM) == "was killed by SIGTERM"
+    assert how_ended(-signal.SIGKILL) == "was killed by SIGKILL (out of memory?)"
+    assert how_ended(-40) == "was killed by signal 40"  # a real-time one, which has no name
+
+
+def test_each_layer_has_its_own_kinds() -> None:
+    world = WorkerRaised(name="toy", doing="step", error="ValueError: no", traceback="Traceback\n  here\n")
+    policy = PolicyProcessRaised(name="vla", doing="act", error="ValueError: no", traceback="")
+    assert str(world) == "toy: step raised ValueError: no; mend the world, see its traceback\nTraceback\n  here"
+    assert str(policy) == "vla: act raised ValueError: no; mend the policy, see its traceback"
+    assert isinstance(world, WorkerFailure)
+    assert not isinstance(world, PolicyProcessError)
+    assert isinstance(policy, PolicyProcessError)
