@@ -1,13 +1,16 @@
-"""Hypothesis profiles: `ci`, the default, and `long`, chosen with HYPOTHESIS_PROFILE=long; and a certificate."""
+"""Hypothesis profiles: `ci`, the default, and `long`, chosen with HYPOTHESIS_PROFILE=long; a certificate, a browser."""
 
 import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from tests.chromium import CHROMIUM, FLAGS, open_page
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # before anyone imports mujoco: pictures need no screen then
 
@@ -33,3 +36,25 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
          place / "cert.pem"], check=True, capture_output=True,
     )  # fmt: skip
     return place / "cert.pem", place / "key.pem"
+
+
+@pytest.fixture(scope="module")
+def playwright() -> Iterator[Any]:
+    sync_api = pytest.importorskip("playwright.sync_api")
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium on the PATH")
+    with sync_api.sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def browser(playwright: Any) -> Iterator[Any]:
+    started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    yield started
+    started.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    with open_page(browser) as made:
+        yield made

@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import sysconfig
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tyro
+from tests.waiting import wait_for
 
 from understudy.cluster.config import ClusterConfig
 
@@ -269,13 +269,6 @@ def session_of(leader: int) -> list[int]:
 def recorded(tmp_path: Path) -> list[str]:
     said = tmp_path / "said"
     return said.read_text().splitlines() if said.exists() else []
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < LIMIT_S
-        time.sleep(0.05)
 
 
 TOOLS = {"srun": SRUN, "scontrol": SCONTROL, "ray": RAY, "understudy": DRIVER}

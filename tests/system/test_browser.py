@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.server
 import itertools
 import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -18,6 +17,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.chromium import CHROMIUM
+from tests.chromium import FLAGS as PLAIN_FLAGS
+from tests.waiting import wait_for
 
 from understudy.core import Source, Tree
 from understudy.envs.people.browser import BrowserDevice
@@ -27,17 +29,12 @@ from understudy.replay import Reader, Store
 from understudy.training import Rolled, run_episode
 
 pytest.importorskip("websockets")
-sync_api = pytest.importorskip("playwright.sync_api")
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.xdist_group("browser")
 
 FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+    *PLAIN_FLAGS, "--headless=new", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
     "--host-resolver-rules=MAP foreign.test 127.0.0.1", "--remote-debugging-port=0",
 )  # fmt: skip
 STEP_S = 0.1  # so that the world's 100 steps last for all that is pressed
@@ -55,7 +52,7 @@ class Chromium:
             start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         port_file = place / "DevToolsActivePort"
-        wait_for(lambda: port_file.exists() and port_file.read_text().count("\n") >= 1, timeout_s=30)
+        wait_for(lambda: port_file.exists() and port_file.read_text().count("\n") >= 1)
         self.browser = playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port_file.read_text().split()[0]}")
 
     def signal(self, number: int) -> None:
@@ -64,12 +61,6 @@ class Chromium:
     def close(self) -> None:
         self.signal(signal.SIGKILL)
         self._process.wait()
-
-
-@pytest.fixture(scope="module")
-def playwright() -> Iterator[Any]:
-    with sync_api.sync_playwright() as started:
-        yield started
 
 
 @pytest.fixture(scope="module")
@@ -90,15 +81,6 @@ def page(chromium: Chromium) -> Iterator[Any]:
 def device() -> Iterator[BrowserDevice]:
     with BrowserDevice(ToyTable().step_spec) as made:
         yield made
-
-
-def wait_for(condition: Callable[[], Any], *, timeout_s: float = 5.0) -> float:
-    """Seconds until it was true."""
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < timeout_s, f"not true after {timeout_s} s"
-        time.sleep(0.002)
-    return time.monotonic() - start
 
 
 def open_page(page: Any, device: BrowserDevice) -> None:
@@ -184,7 +166,7 @@ def test_what_is_pressed_is_what_is_recorded(patient: BrowserDevice, page: Any, 
         for key in keys:
             page.keyboard.up(key)
         held.append((began_s, time.monotonic()))
-        wait_for(lambda: len(logged.takeovers) == len(held) and not logged.driven, timeout_s=30)
+        wait_for(lambda: len(logged.takeovers) == len(held) and not logged.driven)
     page.get_by_text("The policy acts").wait_for()
     page.keyboard.press("Enter")
     episode.join(timeout=30)
@@ -262,40 +244,37 @@ def seconds_to(press: Callable[[], None], condition: Callable[[], bool], *, ever
 # ---- a dead man's switch
 
 
-@pytest.mark.serial
-def test_killing_the_browser_gives_control_back(playwright: Any, device: BrowserDevice, tmp_path: Path) -> None:
-    chromium = Chromium(tmp_path / "profile", playwright)
-    try:
-        page = chromium.browser.new_page()
-        open_page(page, device)
-        page.keyboard.down("w")
-        wait_for(lambda: drives(device))
-        time.sleep(0.5)
-        assert drives(device)  # it goes on for as long as the key is held
-        chromium.signal(signal.SIGKILL)
-        assert wait_for(lambda: not drives(device)) < 0.3 + 0.1
-        wait_for(lambda: not device.attended)
-    finally:
-        chromium.close()
+@pytest.fixture
+def mortal(playwright: Any, tmp_path: Path) -> Iterator[Chromium]:
+    """A browser that nobody else needs."""
+    started = Chromium(tmp_path / "profile", playwright)
+    yield started
+    started.close()
 
 
 @pytest.mark.serial
-def test_a_browser_that_falls_silent_loses_control(playwright: Any, device: BrowserDevice, tmp_path: Path) -> None:
+def test_killing_the_browser_gives_control_back(mortal: Chromium, device: BrowserDevice) -> None:
+    page = mortal.browser.new_page()
+    open_page(page, device)
+    page.keyboard.down("w")
+    wait_for(lambda: drives(device))
+    time.sleep(0.5)
+    assert drives(device)  # it goes on for as long as the key is held
+    assert seconds_to(lambda: mortal.signal(signal.SIGKILL), lambda: not drives(device), every_s=0.002) < 0.3 + 0.1
+    wait_for(lambda: not device.attended)
+
+
+@pytest.mark.serial
+def test_a_browser_that_falls_silent_loses_control(mortal: Chromium, device: BrowserDevice) -> None:
     """Its sockets stay open; only the time says that nobody is there."""
-    chromium = Chromium(tmp_path / "profile", playwright)
-    try:
-        page = chromium.browser.new_page()
-        open_page(page, device)
-        page.keyboard.down("w")
-        wait_for(lambda: drives(device))
-        chromium.signal(signal.SIGSTOP)
-        assert wait_for(lambda: not drives(device)) < 0.3 + 0.1
-        assert device.attended  # for all that anybody knows
-        chromium.signal(signal.SIGCONT)
-        wait_for(lambda: drives(device))  # the key is still down
-    finally:
-        chromium.signal(signal.SIGCONT)
-        chromium.close()
+    page = mortal.browser.new_page()
+    open_page(page, device)
+    page.keyboard.down("w")
+    wait_for(lambda: drives(device))
+    assert seconds_to(lambda: mortal.signal(signal.SIGSTOP), lambda: not drives(device), every_s=0.002) < 0.3 + 0.1
+    assert device.attended  # for all that anybody knows
+    mortal.signal(signal.SIGCONT)
+    wait_for(lambda: drives(device))  # the key is still down
 
 
 def test_a_page_that_loses_the_focus_lets_go(chromium: Chromium, page: Any, device: BrowserDevice) -> None:

@@ -12,10 +12,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_for
 
 from understudy.replay import Reader, verify
 
@@ -31,13 +31,6 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
         [sys.executable, "-m", "understudy", *words], cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 300.0) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def next_commands(out: str) -> list[list[str]]:

@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 from tests.system.train_process import small_config
+from tests.waiting import wait_for
 
 from understudy.replay import verify
 from understudy.training.health import HEALTH, Seen, look
@@ -25,14 +24,6 @@ def start(*arguments: object, log: Path) -> subprocess.Popen[bytes]:
             [sys.executable, "-m", "understudy", *map(str, arguments)], stdout=out, stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}, cwd=ROOT,
         )  # fmt: skip
-
-
-def wait_for(condition: Callable[[], bool], tmp_path: Path) -> None:
-    deadline = time.monotonic() + 180
-    while not condition():
-        logs = "\n".join(f"{path.name}: {path.read_text()[-2000:]}" for path in tmp_path.glob("*.log"))
-        assert time.monotonic() < deadline, logs
-        time.sleep(0.1)
 
 
 def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
@@ -52,7 +43,7 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
     server = start("serve", run.store, "--port", "0", log=tmp_path / "serve.log")
     processes = [server]
     try:
-        wait_for(lambda: state("server") == "running" and "address" in seen()["server"].said, tmp_path)
+        wait_for(lambda: state("server") == "running" and "address" in seen()["server"].said, logs=tmp_path)
         address = seen()["server"].said["address"]
         actor = start(
             "actor", run.path, address, "--name", "arm-1", "--hz", "50", "--spool", tmp_path / "spool",
@@ -60,20 +51,20 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
         )  # fmt: skip
         learner = start("learner", run.path, address, log=tmp_path / "learner.log")
         processes += [actor, learner]
-        wait_for(lambda: "learner" in seen() and (seen()["learner"].said["policy_version"] or 0) > 1, tmp_path)
-        wait_for(lambda: seen()["actor"].said["page"] is not None, tmp_path)
+        wait_for(lambda: "learner" in seen() and (seen()["learner"].said["policy_version"] or 0) > 1, logs=tmp_path)
+        wait_for(lambda: seen()["actor"].said["page"] is not None, logs=tmp_path)
         assert seen()["actor"].said["page"].startswith("http://127.0.0.1:")
 
         hang.touch()
-        wait_for(lambda: state("actor") == "stuck", tmp_path)
+        wait_for(lambda: state("actor") == "stuck", logs=tmp_path)
         stack = seen()["actor"].said["stack"]
         assert "in wait_for_the_arm" in stack  # where it hangs
         assert "while self._hang.exists()" in stack or "time.sleep(0.05)" in stack  # the very line
         assert "in run_actor" in stack  # and how it came there
-        wait_for(lambda: seen()["learner"].said["doing"] == "waiting for steps", tmp_path)
+        wait_for(lambda: seen()["learner"].said["doing"] == "waiting for steps", logs=tmp_path)
         assert (state("learner"), state("server")) == ("running", "running")  # who waits does not hang
         hang.unlink()
-        wait_for(lambda: state("actor") == "running", tmp_path)
+        wait_for(lambda: state("actor") == "running", logs=tmp_path)
         assert seen()["actor"].said["stack"] is None
 
         learner.kill()
@@ -81,12 +72,12 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
         assert state("learner") == "gone"
 
         server.send_signal(signal.SIGSTOP)
-        wait_for(lambda: state("server") == "silent", tmp_path)
-        wait_for(lambda: seen()["actor"].said["spool_bytes"] > 0, tmp_path)
+        wait_for(lambda: state("server") == "silent", logs=tmp_path)
+        wait_for(lambda: seen()["actor"].said["spool_bytes"] > 0, logs=tmp_path)
         assert state("actor") == "running"
         server.send_signal(signal.SIGCONT)
-        wait_for(lambda: state("server") == "running", tmp_path)
-        wait_for(lambda: seen()["actor"].said["delivery"]["connected"], tmp_path)
+        wait_for(lambda: state("server") == "running", logs=tmp_path)
+        wait_for(lambda: seen()["actor"].said["delivery"]["connected"], logs=tmp_path)
         (writer,) = seen()["server"].said["writers"]
         assert (writer["writer"], writer["streams"] >= 1, writer["seq"] > 0) == ("arm-1", True, True)
 

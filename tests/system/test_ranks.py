@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from tests.unit.training.ranks.processes import make
 from tests.unit.training.ranks.small import Net, lora, train
+from tests.waiting import wait_for
 
 from understudy.training.ranks.errors import RanksError
 from understudy.training.ranks.launch import launch, launch_function
@@ -246,15 +246,15 @@ def test_launch_ends_all_when_one_fails(tmp_path: Path) -> None:
     assert text.startswith("rank 1 of 3 ended with exit code 1, and the others were ended; its last lines:")
     assert text.endswith("no such thing")
     for rank in (0, 2):
-        assert wait_for(tmp_path / f"heard-{rank}") == "SIGTERM"  # and time to end in order
-        assert not alive(int(wait_for(tmp_path / f"here-{rank}")))
+        assert written(tmp_path / f"heard-{rank}") == "SIGTERM"  # and time to end in order
+        assert not alive(int(written(tmp_path / f"here-{rank}")))
 
 
 @pytest.mark.parametrize("what", ["orderly", "stubborn", "deaf"])
 def test_ctrl_c_reaches_all(tmp_path: Path, what: str) -> None:
     with launcher(tmp_path, CHILD, what) as (process, pids):
         process.send_signal(signal.SIGINT)
-        assert [wait_for(tmp_path / f"heard-{rank}") for rank in range(2)] == ["SIGINT", "SIGINT"]
+        assert [written(tmp_path / f"heard-{rank}") for rank in range(2)] == ["SIGINT", "SIGINT"]
         if what == "deaf":
             assert process.poll() is None
             process.send_signal(signal.SIGINT)  # once more
@@ -267,10 +267,7 @@ def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
     hold = "from understudy.training.ranks.handover import die_with_launcher\ndie_with_launcher()\n"
     with launcher(tmp_path, hold + CHILD, "deaf") as (process, pids):
         process.kill()
-        deadline = time.monotonic() + LIMIT_S
-        while any(alive(pid) for pid in pids):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_for(lambda: not any(alive(pid) for pid in pids))
 
 
 @contextlib.contextmanager
@@ -284,7 +281,7 @@ def launcher(place: Path, child: str, what: str) -> Iterator[tuple[subprocess.Po
     pids: list[int] = []
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         try:
-            pids += [int(wait_for(place / f"here-{rank}")) for rank in range(2)]
+            pids += [int(written(place / f"here-{rank}")) for rank in range(2)]
             yield process, pids
         finally:
             process.kill()
@@ -292,12 +289,8 @@ def launcher(place: Path, child: str, what: str) -> Iterator[tuple[subprocess.Po
                 os.kill(pid, signal.SIGKILL)
 
 
-def wait_for(path: Path) -> str:
-    deadline = time.monotonic() + LIMIT_S
-    while not (path.exists() and path.read_text()):
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.01)
-    return path.read_text()
+def written(path: Path) -> str:
+    return wait_for(lambda: path.exists() and path.read_text())
 
 
 def alive(pid: int) -> bool:

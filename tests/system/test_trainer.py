@@ -11,6 +11,7 @@ from subprocess import PIPE
 
 import pytest
 from tests.system.trainer_process import make_buffer, sweep, transition
+from tests.waiting import wait_for
 
 from understudy.compat import QueuedDataStore, TrainerClient, TrainerServer, make_trainer_config
 
@@ -182,13 +183,6 @@ def test_no_stale_parameters_after_learner_restart(start, connect, port, tmp_pat
     wait_for(lambda: client.policy_version == later.policy_version == newest + 1)
     assert got[-1][1] == late[-1] == 40.0
     assert got == sorted(got)
-
-
-def wait_for(condition, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_hil_serl_loop_runs_with_its_imports_changed(start, cleanup, port, tmp_path):

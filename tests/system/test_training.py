@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.system.train_process import ENV, small_config
+from tests.waiting import wait_for
 
 from understudy.cli import main
 from understudy.replay import Reader, verify
@@ -143,7 +144,7 @@ def test_actor_learner_and_server_are_killed_in_turn_and_go_on(demos: Path, tmp_
     try:
         for name in ("actor", "server", "learner"):
             before = num_steps(run)
-            wait_for(lambda before=before: num_steps(run) > before + 30, tmp_path)
+            wait_for(lambda before=before: num_steps(run) > before + 30, every_s=0.1, logs=tmp_path)
             process, again = roles[name]
             process.send_signal(signal.SIGKILL)
             process.wait()
@@ -175,14 +176,6 @@ def num_steps(run: Run) -> int:
         return 0
     with Reader(run.store) as reader:
         return sum(record.num_steps for record in reader.episodes())
-
-
-def wait_for(condition: Any, tmp_path: Path) -> None:
-    deadline = time.monotonic() + 120
-    while not condition():
-        logs = "\n".join(path.read_text()[-2000:] for path in tmp_path.glob("*.log"))
-        assert time.monotonic() < deadline, logs
-        time.sleep(0.2)
 
 
 def test_the_config_of_a_run_is_whole(tmp_path: Path) -> None:

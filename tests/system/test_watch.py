@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chromium import open_page
 from tests.system.train_process import SAC, small_config
+from tests.waiting import wait_for
 
 from understudy.cli import main
 from understudy.policies.encoder import EncoderConfig
@@ -23,26 +22,12 @@ from understudy.training.run import Run
 
 pytest.importorskip("fastapi")
 pytest.importorskip("PIL")
-sync_api = pytest.importorskip("playwright.sync_api")
 WatchServer: Any = pytest.importorskip("understudy.dashboard.server").WatchServer
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.xdist_group("browser")
 
 ENV = "toy:touch_purple?size=32&state=task"
 VIEWS = ("overview", "episodes", "episode/2", "interventions", "replay", "health", "runs")
-LIMIT_S = 90.0  # for whatever is waited for; the machine may be busy
-
-
-def wait_for(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-    start = time.monotonic()
-    while not (found := condition()):
-        assert time.monotonic() - start < limit_s, "it did not come true"
-        time.sleep(0.05)
-    return found
 
 
 def begin(path: Path) -> subprocess.Popen[bytes]:
@@ -62,7 +47,8 @@ AT_WORK: list[subprocess.Popen[bytes]] = []
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def prepared(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where there is a browser to look at it."""
     path = tmp_path_factory.mktemp("watched") / "touch"
     assert main(["record", str(path / "store"), "--env", ENV, "--successes", "3"]) == 0
     sac = replace(SAC, actor=replace(SAC.actor, encoder=EncoderConfig(inputs=("state",))))
@@ -79,36 +65,6 @@ def run(prepared: Path) -> Path:
     metrics = prepared / "metrics.jsonl"
     wait_for(lambda: metrics.exists() and b"evaluation" in metrics.read_bytes())
     return prepared
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield started
-        started.close()
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    with open_page(browser) as made:
-        yield made
-
-
-@contextlib.contextmanager
-def open_page(browser: Any, *, phone: bool = False, dark: bool = False) -> Iterator[Any]:
-    """A page that complains about any error of its own."""
-    size = {"width": 390, "height": 844} if phone else {"width": 1360, "height": 850}
-    context = browser.new_context(viewport=size, color_scheme="dark" if dark else "light")
-    made = context.new_page()
-    made.set_default_timeout(LIMIT_S * 1e3)
-    errors: list[str] = []
-    made.on("pageerror", lambda error: errors.append(str(error)))
-    made.on("console", lambda said: errors.append(said.text) if "Content Security" in said.text else None)
-    yield made
-    context.close()
-    assert errors == []
 
 
 @pytest.fixture

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.chromium import open_page
 from tests.unit.dashboard.clusters import break_some, make_journal
+from tests.waiting import wait_for
 
 from understudy.cluster.state import NOW
 
 pytest.importorskip("fastapi")
 pytest.importorskip("PIL")
-sync_api = pytest.importorskip("playwright.sync_api")
 WatchServer: Any = pytest.importorskip("understudy.dashboard.server").WatchServer
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH"),
-    pytest.mark.xdist_group("browser"),
-]
-LIMIT_S = 90.0  # for whatever is waited for; the machine may be busy
-
-
-def wait_for(condition: Callable[[], Any]) -> None:
-    start = time.monotonic()
-    while not condition():
-        assert time.monotonic() - start < LIMIT_S, "it did not come true"
-        time.sleep(0.05)
+pytestmark = pytest.mark.xdist_group("browser")
 
 
 @contextlib.contextmanager
@@ -47,36 +34,6 @@ def driver(run: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.wait()
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        flags = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield started
-        started.close()
-
-
-@contextlib.contextmanager
-def open_page(browser: Any, *, phone: bool = False, dark: bool = False) -> Iterator[Any]:
-    """A page that complains about any error of its own."""
-    size = {"width": 390, "height": 844} if phone else {"width": 1360, "height": 850}
-    context = browser.new_context(viewport=size, color_scheme="dark" if dark else "light")
-    made = context.new_page()
-    made.set_default_timeout(LIMIT_S * 1e3)
-    errors: list[str] = []
-    made.on("pageerror", lambda error: errors.append(str(error)))
-    made.on("console", lambda said: errors.append(said.text) if "Content Security" in said.text else None)
-    yield made
-    context.close()
-    assert errors == []
-
-
-@pytest.fixture
-def page(browser: Any) -> Iterator[Any]:
-    with open_page(browser) as made:
-        yield made
 
 
 def number(text: str) -> int:

@@ -13,31 +13,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import wait_for
 
 from understudy.core import Source
 from understudy.replay import Reader
 
 pytest.importorskip("websockets")
-sync_api = pytest.importorskip("playwright.sync_api")
 
-from tests.system.test_browser import CHROMIUM, Chromium, wait_for  # noqa: E402  # it needs playwright
-
-pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium on the PATH"),
-    pytest.mark.xdist_group("browser"),
-]
+pytestmark = pytest.mark.xdist_group("browser")
 
 WAIT_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        chromium = Chromium(tmp_path_factory.mktemp("chromium") / "profile", playwright)
-        try:
-            yield chromium.browser.new_page()
-        finally:
-            chromium.close()
 
 
 @contextmanager
@@ -72,9 +57,9 @@ def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
     ]
     with recording(tmp_path, *words) as (address, process):
         page.goto(address)
-        page.locator("#link.on").wait_for(timeout=1e3 * WAIT_S)
+        page.locator("#link.on").wait_for()
         told = "stack the red block on the blue block"
-        wait_for(lambda: page.locator("#instruction").text_content() == told, timeout_s=WAIT_S)
+        wait_for(lambda: page.locator("#instruction").text_content() == told)
         began_s = time.monotonic()
         page.keyboard.down("w")
         wait_for(lambda: time.monotonic() - began_s > 0.5)
@@ -101,9 +86,9 @@ def test_a_script_can_be_watched_and_not_be_driven(page: Any, tmp_path: Path) ->
         address, process,
     ):  # fmt: skip
         page.goto(address)
-        page.locator("#link.on").wait_for(timeout=1e3 * WAIT_S)
-        page.locator("#cameras canvas, #cameras img").first.wait_for(timeout=1e3 * WAIT_S)
-        wait_for(lambda: "pick up the red block" in page.locator("#instruction").text_content(), timeout_s=WAIT_S)
+        page.locator("#link.on").wait_for()
+        page.locator("#cameras canvas, #cameras img").first.wait_for()
+        wait_for(lambda: "pick up the red block" in page.locator("#instruction").text_content())
         assert not page.locator("#drive").is_visible()
         page.keyboard.press("w")
         page.keyboard.press("Enter")

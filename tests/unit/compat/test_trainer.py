@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from tests.system.trainer_process import ACTIONS, make_buffer, sweep, transition, weights
+from tests.waiting import wait_for
 
 from understudy.compat import (
     MemoryEfficientReplayBuffer,
@@ -63,13 +64,6 @@ def connect(request):
 def insert(store, *numbers, world=1, **options):
     for number in numbers:
         store.insert(transition(world, number, **options))
-
-
-def wait_for(condition, timeout_s=20):
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 # ---- transitions

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -109,20 +110,14 @@ def test_films_that_are_too_large_are_named(finished: Path, tmp_path: Path, monk
     assert "failure.gif" in text or "success.gif" in text
 
 
-def test_a_browser_shows_it(written: Report) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("there is no Chromium on the PATH")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1160, "height": 900}, offline=True)
-        wrong: list[str] = []
-        page.on("console", lambda message: wrong.append(message.text))
-        page.goto(written.html.as_uri())
-        widths = page.evaluate("Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth)))")
-        across = page.evaluate("document.documentElement.scrollWidth")
-        browser.close()
+def test_a_browser_shows_it(browser: Any, written: Report) -> None:
+    page = browser.new_page(viewport={"width": 1160, "height": 900}, offline=True)
+    wrong: list[str] = []
+    page.on("console", lambda message: wrong.append(message.text))
+    page.goto(written.html.as_uri())
+    widths = page.evaluate("Promise.all([...document.images].map(i => i.decode().then(() => i.naturalWidth)))")
+    across = page.evaluate("document.documentElement.scrollWidth")
+    page.close()
     assert len(widths) == len(FIGURES) + 1
     assert all(width > 100 for width in widths)
     assert across <= 1160  # nothing sticks out

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -271,18 +270,10 @@ def test_a_line_that_is_not_one_counts_as_nothing(line: dict[str, Any]) -> None:
     assert practice.to_json()["kept"] == 0
 
 
-def test_a_browser_shows_every_view_of_it(finished: Path) -> None:
-    sync_api = pytest.importorskip("playwright.sync_api")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("there is no Chromium on the PATH")
+def test_a_browser_shows_every_view_of_it(page: Any, finished: Path) -> None:
     wrong: list[str] = []
-    with WatchServer([finished]) as server, sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1280, "height": 900})
-        page.set_default_timeout(90_000)
-        page.on("console", lambda message: wrong.append(message.text))
-        page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text))
+    with WatchServer([finished]) as server:
         for view, words in (
             ("overview", "policy alone, held-out starts, drawn at temperature 1.5"), ("episodes", "left-0"),
             ("episode/1", "0: 0"), ("interventions", "Nobody takes over here"), ("replay", "a row each"),
@@ -292,7 +283,6 @@ def test_a_browser_shows_every_view_of_it(finished: Path) -> None:
             page.get_by_text(words).first.wait_for()
             if view == "overview":
                 said = page.locator("body").inner_text()
-        browser.close()
     assert wrong == []
     assert "by a human" not in said
     assert "evaluated after 3 iterations, 8 episodes" in said

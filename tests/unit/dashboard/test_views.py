@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from tests.unit.dashboard.stores import SPEC, live
+from tests.waiting import wait_for
 
 from understudy.core import StoreError
 from understudy.dashboard import library, places, tallies, vitals
@@ -270,10 +271,7 @@ def test_a_process_that_hangs_is_shown_with_the_place_where(tmp_path: Path) -> N
         with Health(tmp_path / HEALTH, role="learner", name="one", beat_s=0.05, stuck_s=0.1) as health:
             health.page = "http://127.0.0.1:7448/"
             health.add(lambda: {"queue": 3, "novel": "shown"})
-            deadline = time.monotonic() + 30
-            while not vitals.roles(place) or not vitals.roles(place)[0]["stack"]:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
+            wait_for(lambda: vitals.roles(place) and vitals.roles(place)[0]["stack"])
             (role,) = vitals.roles(place)
             assert role["state"] == "stuck"
             assert "hang_here_for_ever" in role["stack"]

@@ -4,7 +4,7 @@ import http.client
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from tests.unit.robots.point_arm import PointArm
+from tests.waiting import wait_for
 
 from understudy.robots import ArmError
 from understudy.robots.server import ArmServer
@@ -52,15 +53,6 @@ def post(server: ArmServer) -> Iterator[Client]:
     client = Client(server.url)
     yield client
     client.connection.close()
-
-
-def eventually(what: Callable[[], bool]) -> bool:
-    until = time.monotonic() + 10
-    while time.monotonic() < until:
-        if what():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_readings_have_the_names_that_clients_know(post: Client, arm: PointArm) -> None:
@@ -113,7 +105,7 @@ def test_a_silent_client_stops_the_arm(post: Client, arm: PointArm, server: ArmS
     post("/pose", {"arr": [0.8, 0.0, 0.3, *DOWN]})
     sent = time.monotonic()
     post("/getstate")  # of nobody: no sign of life
-    assert eventually(lambda: server.control.health.num_expired == 1)
+    wait_for(lambda: server.control.health.num_expired == 1)
     assert time.monotonic() - sent >= BEAT_S - 0.01
     stands = arm.pose.copy()
     assert stands[0] > 0.5
@@ -138,7 +130,7 @@ def test_a_second_client_waits_its_turn(server: ArmServer, arm: PointArm) -> Non
     status, said = other("/pose", {"arr": [0.2, 0.0, 0.3, *DOWN]})
     assert status == 409
     assert said["detail"] == "client 'mine' has the arm; wait until it has been silent for 0.12 s"
-    assert eventually(lambda: other("/pose", {"arr": [0.2, 0.0, 0.3, *DOWN]})[0] == 200)
+    wait_for(lambda: other("/pose", {"arr": [0.2, 0.0, 0.3, *DOWN]})[0] == 200)
     for client in (mine, other):
         client.connection.close()
 
@@ -171,14 +163,14 @@ def test_who_leaves_while_homing_stops_the_arm(arm: PointArm) -> None:
         host, port = server.url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as plain:
             plain.sendall(b"POST /jointreset HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-            assert eventually(lambda: bool(arm.pose[0] < 0.79))
-        assert eventually(lambda: server.control.health.num_expired == 1)
+            wait_for(lambda: bool(arm.pose[0] < 0.79))
+        wait_for(lambda: server.control.health.num_expired == 1)
         assert arm.pose[0] > 0.55
 
 
 def test_an_arm_that_is_too_fast_is_stopped_until_somebody_looked(post: Client, arm: PointArm) -> None:
     arm.vel = np.array([2.0, 0, 0, 0, 0, 0])
-    assert eventually(lambda: post("/health")[1]["fault"] == "the arm moved at 2.00 m/s, and 0.25 is its limit")
+    wait_for(lambda: post("/health")[1]["fault"] == "the arm moved at 2.00 m/s, and 0.25 is its limit")
     status, said = post("/pose", {"arr": [0.5, 0.0, 0.3, *DOWN]})
     assert status == 409
     assert said["detail"].endswith("look at it, then POST /clearerr")
@@ -189,9 +181,9 @@ def test_an_arm_that_is_too_fast_is_stopped_until_somebody_looked(post: Client, 
 
 def test_an_arm_that_raises_is_a_fault_and_not_the_end(post: Client, arm: PointArm) -> None:
     arm.broken = True
-    assert eventually(lambda: "the cable is out" in str(post("/health")[1]["fault"]))
+    wait_for(lambda: "the cable is out" in str(post("/health")[1]["fault"]))
     assert post("/clearerr")[0] == 200
-    assert eventually(lambda: post("/pose", {"arr": [0.5, 0.0, 0.3, *DOWN]})[0] == 200)
+    wait_for(lambda: post("/pose", {"arr": [0.5, 0.0, 0.3, *DOWN]})[0] == 200)
 
 
 @pytest.mark.parametrize(
@@ -216,7 +208,7 @@ def test_limits_and_health(post: Client) -> None:
     _, limits = post("/limits")
     assert limits["low"] == [0.2, -0.3, 0.0]
     assert (limits["heartbeat_s"], limits["scene"]) == (0.12, None)
-    assert eventually(lambda: post("/health")[1]["num_ticks"] > 20)
+    wait_for(lambda: post("/health")[1]["num_ticks"] > 20)
     _, health = post("/health")
     assert health["rate_hz"] == 200.0
     assert 0 <= health["late_p50_s"] <= health["late_p99_s"] <= health["late_max_s"]

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.waiting import wait_for
 
 from understudy import __version__
 from understudy.training import health as healths
@@ -23,13 +23,6 @@ from understudy.training.health import Health, look, stacks
 def read(health: Health) -> dict[str, Any]:
     assert health.path is not None
     return dict(json.loads(health.path.read_text()))
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_the_file_says_who_does_what(tmp_path: Path) -> None:

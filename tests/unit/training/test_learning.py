@@ -13,6 +13,7 @@ import pytest
 import torch
 from tests.system.train_process import ENV, small_config
 from tests.unit.service.test_names import Serving
+from tests.waiting import wait_for
 
 from understudy.core import UnderstudyError
 from understudy.envs.known import open_world
@@ -154,10 +155,7 @@ def test_somebody_else_judges_while_learning_goes_on(tmp_path: Path, undo: ExitS
 
     def judge(policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
         threads.add(threading.get_ident())
-        deadline = time.monotonic() + PATIENCE_S
-        while not updates or (learned[-1:] == updates[-1:] and len(updates) < 3):  # until it has learned more meanwhile
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: updates and (learned[-1:] != updates[-1:] or len(updates) >= 3))  # it learned more meanwhile
         learned.append(updates[-1])
         return play(policy, config, films)
 

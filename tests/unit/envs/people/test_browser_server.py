@@ -11,11 +11,12 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import wait_for
 
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.envs.people import browser_server
@@ -57,14 +58,6 @@ def device() -> Iterator[BrowserDevice]:
 
 def port_of(device: BrowserDevice) -> int:
     return int(device.url.split("/")[2].rpartition(":")[2])
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> Any:
-    end_s = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < end_s
-        time.sleep(0.002)
-    return found
 
 
 class Page:
@@ -142,22 +135,22 @@ def test_a_key_drives_until_it_is_let_go(device: BrowserDevice) -> None:
     with Page(device) as page:
         assert device.attended
         page.press("KeyW")
-        reading = until(lambda: r if (r := device.read()).action is not None else None)
+        reading = wait_for(lambda: r if (r := device.read()).action is not None else None)
         assert reading.action.tolist() == [0, 0.5, 0, -1]
         assert 0 <= time.monotonic() - reading.since_s < 0.1  # the page's clock is an hour ahead
         page.press()
-        until(lambda: device.read().action is None)
+        wait_for(lambda: device.read().action is None)
         page.press("KeyG")
-        assert until(lambda: r if (r := device.read()).action is not None else None).action.tolist() == [0, 0, 0, 1]
+        assert wait_for(lambda: r if (r := device.read()).action is not None else None).action.tolist() == [0, 0, 0, 1]
         page.press("Enter")
-        assert until(lambda: device.read().verdict) is True
-    until(lambda: not device.attended)
+        assert wait_for(lambda: device.read().verdict) is True
+    wait_for(lambda: not device.attended)
 
 
 def test_the_moment_of_a_press_is_that_of_the_page(device: BrowserDevice) -> None:
     with Page(device) as page:
         page.press("KeyW", ago_s=0.2)
-        reading = until(lambda: r if (r := device.read()).action is not None else None)
+        reading = wait_for(lambda: r if (r := device.read()).action is not None else None)
         assert 0.2 <= time.monotonic() - reading.since_s < 0.35
 
 
@@ -173,7 +166,7 @@ def test_what_was_long_on_its_way_neither_moves_nor_judges(device: BrowserDevice
 def test_a_moment_in_the_future_is_now(device: BrowserDevice) -> None:
     with Page(device) as page:
         page.press("KeyW", ago_s=-1000)
-        until(lambda: device.read().action is not None)
+        wait_for(lambda: device.read().action is not None)
         time.sleep(0.35)
         assert device.read().action is None
 
@@ -201,7 +194,7 @@ def test_speeds_and_the_grip_are_told_to_the_page(device: BrowserDevice) -> None
 def test_a_gamepad_in_a_message(device: BrowserDevice) -> None:
     with Page(device) as page:
         page.press(sticks=[-1, 0, 0, 0], buttons=[0] * 17)
-        reading = until(lambda: r if (r := device.read()).action is not None else None)
+        reading = wait_for(lambda: r if (r := device.read()).action is not None else None)
         assert reading.action.tolist() == [-0.5, 0, 0, -1]
 
 
@@ -217,7 +210,7 @@ def test_a_gamepad_in_a_message(device: BrowserDevice) -> None:
 def test_options_of_the_action(options: dict[str, Any], keys: list[str], action: list[float]) -> None:
     with BrowserDevice(SPEC, **options) as device, Page(device) as page:
         page.press(*keys)
-        reading = until(lambda: r if (r := device.read()).action is not None else None)
+        reading = wait_for(lambda: r if (r := device.read()).action is not None else None)
         assert reading.action.tolist() == pytest.approx(action)
 
 
@@ -225,7 +218,7 @@ def test_options_of_the_action(options: dict[str, Any], keys: list[str], action:
 def test_the_expiry_is_a_choice(expiry_s: float, still: bool) -> None:
     with BrowserDevice(SPEC, expiry_s=expiry_s) as device, Page(device) as page:
         page.press("KeyW")
-        until(lambda: device.read().action is not None)
+        wait_for(lambda: device.read().action is not None)
         time.sleep(0.2)
         assert (device.read().action is not None) == still
 
@@ -235,9 +228,9 @@ def test_a_demonstration_rests_when_nothing_is_pressed() -> None:
         device.begin()
         assert device.read().action is None
         page.press("KeyW")
-        until(lambda: device.read().action is not None)
+        wait_for(lambda: device.read().action is not None)
         page.press()
-        until(lambda: device.read().action.tolist() == [0, 0, 0, -1])
+        wait_for(lambda: device.read().action.tolist() == [0, 0, 0, -1])
 
 
 # ---- who drives
@@ -251,14 +244,14 @@ def test_one_drives_and_the_next_may_when_the_first_has_left(device: BrowserDevi
         second.hear()
         assert device.read().action is None
         first.press("KeyW")
-        until(lambda: device.read().action is not None)
+        wait_for(lambda: device.read().action is not None)
         first.say({"type": "leave"})
-        until(lambda: device.read().action is None)
+        wait_for(lambda: device.read().action is None)
         second.hear()
         assert (second.state["you_drive"], second.state["free"], second.state["num_pages"]) == (False, True, 2)
         second.say({"type": "drive"})
         second.press("KeyW")
-        until(lambda: device.read().action is not None)
+        wait_for(lambda: device.read().action is not None)
 
 
 def test_a_page_that_comes_back_drives_on(device: BrowserDevice) -> None:
@@ -333,7 +326,7 @@ def test_the_grip_follows_the_action_of_the_policy(device: BrowserDevice) -> Non
         device.read()
         device.show(observation(), {"action": closing})
         page.press("KeyW")
-        reading = until(lambda: r if (r := device.read()).action is not None else None)
+        reading = wait_for(lambda: r if (r := device.read()).action is not None else None)
         assert reading.action[3] == 1  # taking over drops nothing
         device.show(observation(), {"action": -closing})
         assert device.read().action[3] == 1  # it is the person's own now
@@ -453,13 +446,13 @@ def test_what_is_no_message_ends_the_socket_and_nothing_else(device: BrowserDevi
             page.press("KeyW")
             page.say(message)
             assert page.closed()[0] == 1008, message
-            until(lambda: device.read().action is None)
+            wait_for(lambda: device.read().action is None)
     with Page(device) as page:
         page.say("x" * (browser_server.MAX_MESSAGE_BYTES + 1))
         assert page.closed()[0] == 1009
     with Page(device) as page:
         page.press("KeyW")
-        until(lambda: device.read().action is not None)
+        wait_for(lambda: device.read().action is not None)
 
 
 def test_a_socket_that_says_nothing_is_closed(device: BrowserDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -507,7 +500,7 @@ def test_closing_ends_everything() -> None:
     port = port_of(device)
     with Page(device) as page:
         page.press("KeyW")
-        until(lambda: device.read().action is not None)
+        wait_for(lambda: device.read().action is not None)
         device.close()
         assert device.read().action is None
         assert page.closed()[0] == 1001
