@@ -10,27 +10,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.docs.pages import DOCS, blocks, run_page
 
 from understudy.cli import main
 from understudy.training.health import Health
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGES = ("quickstart.md", "reference/metrics.md", "guides/policy.md", "guides/simulator.md")
 
 
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
-
-
 def commands(page: str) -> list[list[str]]:
-    lines = [line.partition(" #")[0] for block in blocks(page, "bash") for line in block.splitlines()]
+    found = blocks((DOCS / page).read_text(), "bash")
+    lines = [line.partition(" #")[0] for block in found for line in block.splitlines()]
     assert all(line.startswith("understudy ") for line in lines)
     return [shlex.split(line)[1:] for line in lines]
-
-
-def run(page: str, names: dict[str, object]) -> None:
-    for number, block in enumerate(blocks(page, "python")):
-        exec(compile(block, f"{page} block {number}", "exec"), names)
 
 
 @pytest.fixture(autouse=True)
@@ -45,14 +37,14 @@ def test_the_quick_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     for words in asked:
         assert main(words) == 0, words
     capsys.readouterr()
-    run("quickstart.md", {})
+    assert run_page(DOCS / "quickstart.md")
     assert capsys.readouterr().out == "5 demonstrations of press_button\n"
     assert (tmp_path / "runs" / "press" / "report" / "report.html").stat().st_size > 50_000
 
 
 def test_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    run("guides/policy.md", {})
+    assert run_page(DOCS / "guides/policy.md")
     score, batch = capsys.readouterr().out.splitlines()
     assert int(score.partition(" ")[0]) >= 90  # a hand-written policy that works
     assert batch == "(64, 20) 1"
@@ -61,7 +53,7 @@ def test_a_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def test_a_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (world,) = blocks("guides/simulator.md", "python")
+    (world,) = blocks((DOCS / "guides" / "simulator.md").read_text())
     (tmp_path / "line.py").write_text(world)
     try:
         for words in commands("guides/simulator.md"):
@@ -73,7 +65,7 @@ def test_a_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    run("reference/metrics.md", {})
+    assert run_page(DOCS / "reference/metrics.md")
     assert capsys.readouterr().out == "arm-1 running\n"
 
 

@@ -1,12 +1,12 @@
 """The code of docs/moving.md is run as it stands."""
 
-import re
 from pathlib import Path
 
 import pytest
+from tests.docs.pages import DOCS, blocks
 
-PAGE = Path(__file__).parents[2] / "docs" / "moving.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "moving.md"
+BLOCKS = blocks(PAGE.read_text())
 
 
 @pytest.mark.parametrize("number", range(len(BLOCKS)))

@@ -4,13 +4,12 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.docs.pages import DOCS, run_page
 
-PAGE = Path(__file__).parents[2] / "docs" / "people.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "people.md"
 
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    (block,) = BLOCKS
-    exec(compile(block, PAGE.name, "exec"), {})
+    assert run_page(PAGE) == 1
     assert re.fullmatch(r"True \d+ steps by a human in 1 takeover\n", capsys.readouterr().out)

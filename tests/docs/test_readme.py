@@ -5,23 +5,21 @@ import shlex
 from pathlib import Path
 
 import pytest
+from tests.docs.pages import DOCS, blocks
 
 from understudy.cli import main
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig
 
-ROOT = Path(__file__).parents[2]
-
-
-def blocks(page: str, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+ROOT = DOCS.parent
+README = (ROOT / "README.md").read_text()
 
 
 def test_the_quick_start_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    write, train, deliver = blocks("README.md", "python")
+    write, train, deliver = blocks(README)
     names: dict[str, object] = {}
     exec(compile(write, "README.md", "exec"), names)
     printed = capsys.readouterr().out.strip()
@@ -32,7 +30,7 @@ def test_the_quick_start_runs(
         exec(compile(deliver.replace("127.0.0.1:7447", server.address), "README.md", "exec"), names)
     assert len(names["batch"]) == 256  # type: ignore[arg-type]
     assert names["version"] == 1
-    commands = [line.partition("#")[0] for block in blocks("README.md", "bash") for line in block.splitlines()]
+    commands = [line.partition("#")[0] for block in blocks(README, "bash") for line in block.splitlines()]
     ours = [shlex.split(line)[1:] for line in commands if line.startswith("understudy ")]
     assert len(ours) >= 5
     for args in ours:

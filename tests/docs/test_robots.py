@@ -9,9 +9,11 @@ import pytest
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
-PAGE = Path(__file__).parents[2] / "docs" / "robots.md"
+from tests.docs.pages import DOCS, blocks
+
+PAGE = DOCS / "robots.md"
 NAME = re.compile(r"`(/[a-z_]+)`")
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+BLOCKS = blocks(PAGE.read_text())
 
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

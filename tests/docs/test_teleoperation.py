@@ -4,20 +4,19 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.docs.pages import DOCS, run_page
 
 from understudy.core import ArraySpec, Spec
 from understudy.envs.people.axes import Axes
 from understudy.envs.people.keys import SPEEDS, Keymap
 
-PAGE = Path(__file__).parents[2] / "docs" / "teleoperation.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "teleoperation.md"
 
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("websockets")
     monkeypatch.chdir(tmp_path)
-    (block,) = BLOCKS
-    exec(compile(block, PAGE.name, "exec"), {})
+    assert run_page(PAGE) == 1
     assert re.fullmatch(r"open http://127.0.0.1:\d+/\nTrue with 0 takeovers\n", capsys.readouterr().out)
 
 

@@ -1,31 +1,27 @@
 """The code of docs/worlds.md is run as it stands; its example of a world is short and passes check_env."""
 
-import re
 from pathlib import Path
 
 import pytest
+from tests.docs.pages import DOCS, blocks, run_page
 
 from understudy.envs.toy import STATE_NAMES, TASKS
 
-PAGE = Path(__file__).parents[2] / "docs" / "worlds.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "worlds.md"
 
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    for number, block in enumerate(BLOCKS):
-        exec(compile(block, f"{PAGE.name} block {number}", "exec"), names)
+    assert run_page(PAGE) == 5
     printed = capsys.readouterr().out
     assert "stack the red block on the blue block\nsuccess: True" in printed
     assert "['pick_red', 'pick_blue', 'red_on_plate']\n[400, 401, 402]\n" in printed
     assert "Reach: 11 checks passed" in printed
     assert printed.count(": True") == 1 + len(TASKS)
-    assert len(BLOCKS) == 5
 
 
 def test_the_example_is_short() -> None:
-    (example,) = (block for block in BLOCKS if "class Reach" in block)
+    (example,) = (block for block in blocks(PAGE.read_text()) if "class Reach" in block)
     assert len(example.splitlines()) < 60
 
 

@@ -8,26 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.docs.pages import DOCS, run_page
 from tests.unit.algorithms.batches import GRIPPER, random_batch, small_actor, small_sac
 
 from understudy.algorithms import ClassifierTrainingConfig, CloningConfig, SACConfig
 from understudy.core import Source
 from understudy.policies import ActorConfig
 
-DOCS = Path(__file__).parents[3] / "docs"
-
-
-def run(page: str) -> None:
-    names: dict[str, object] = {}
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)):
-        exec(compile(block, f"{page} block {number}", "exec"), names)
-
 
 def test_the_code_of_rlpd_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    run("rlpd.md")
+    assert run_page(DOCS / "rlpd.md")
     assert "'actor_gradient', 'actor_loss'" in capsys.readouterr().out
     assert (tmp_path / "policy.safetensors").exists()
 
@@ -36,7 +29,7 @@ def test_the_code_of_cloning_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    run("cloning.md")
+    assert run_page(DOCS / "cloning.md")
     assert re.fullmatch(r"mse 0\.0\d\d\naccuracy (1\.0|0\.9)\d, recall 1\.00\n", capsys.readouterr().out)
     assert {path.name for path in tmp_path.iterdir()} == {"cloned.safetensors", "success.safetensors"}
 

@@ -6,12 +6,12 @@ import ast
 import math
 import re
 from dataclasses import fields, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.docs.pages import DOCS, run_page
 from tests.unit.algorithms.blocks import LENGTHS, D, H, N, Network, blocks, of, reference
 
 from understudy.algorithms import AlgorithmError, advantages
@@ -232,12 +232,8 @@ def test_other_things_that_do_not_fit() -> None:
 # ---- the pages
 
 
-DOCS = Path(__file__).parents[3] / "docs"
-
-
 def test_the_code_of_the_page_runs_and_learns(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (DOCS / "ppo.md").read_text(), re.DOTALL)
-    exec(compile(code, "ppo.md", "exec"), {})
+    assert run_page(DOCS / "ppo.md") == 1
     first, last = (float(found) for found in re.findall(r"success (\d\.\d\d)", capsys.readouterr().out))
     assert first < 0.5
     assert last > 0.9

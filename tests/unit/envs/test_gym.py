@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.docs.pages import DOCS, blocks
 
 from understudy.core import SpecError
 from understudy.core import tree as trees
@@ -328,9 +327,9 @@ def test_it_works_in_another_virtual_environment() -> None:
 
 
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    page = Path(__file__).resolve().parents[3] / "docs" / "simulators.md"
+    page = DOCS / "simulators.md"
     section = page.read_text().partition("\n## Any Gymnasium id\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (block,) = blocks(section)
     exec(compile(block, page.name, "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "15 True"

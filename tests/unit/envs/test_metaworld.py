@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.docs.pages import DOCS, blocks
 
 from understudy.core import tree as trees
 from understudy.envs import SuiteError, WorldError, WorldSource, check_env
@@ -20,7 +21,7 @@ from understudy.envs.known import KNOWN
 from understudy.envs.simulators.metaworld import HAND_NAMES, STATE_NAMES, TASKS, MetaworldWorld
 from understudy.envs.workers.isolated import IsolatedWorld
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "simulators.md"
+PAGE = DOCS / "simulators.md"
 METAWORLD = KNOWN["metaworld"]
 needs_metaworld = pytest.mark.skipif(not METAWORLD.ready, reason="run `understudy env setup metaworld` first")
 
@@ -302,7 +303,7 @@ def test_progress_rises_along_the_experts_way_and_stalls_off_it(world: IsolatedW
 @needs_metaworld
 def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     section = PAGE.read_text().partition("\n## Metaworld\n")[2].partition("\n## ")[0]
-    (block,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    (block,) = blocks(section)
     exec(compile(block, PAGE.name, "exec"), {})
     assert capsys.readouterr().out == "press the button from above\nsuccess: True\n"
 

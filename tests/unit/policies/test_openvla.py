@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from tests.docs.pages import DOCS, run_page
 from tests.unit.policies import block_contract as contract
 from tests.unit.policies.openvla_checkpoint import (
     KEY,
@@ -46,7 +47,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 NUM = 5
-PAGE = Path(__file__).parents[3] / "docs" / "openvla.md"
+PAGE = DOCS / "openvla.md"
 
 
 @pytest.fixture(scope="module")
@@ -388,8 +389,7 @@ def test_the_code_of_the_page_runs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "openvla-oft-libero").symlink_to(directory)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    exec(compile(code, PAGE.name, "exec"), {})
+    assert run_page(PAGE) == 1
     assert capsys.readouterr().out.splitlines() == ["(2, 8, 7) (2, 8, 7)", "True", "True"]
 
 

@@ -10,17 +10,18 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from tests.docs.pages import DOCS, run_page
+
 from understudy.algorithms.sft import SFTUpdateConfig
 from understudy.policies.vla import VLAConfig
 from understudy.training.sft import SFTConfig
 
-PAGE = Path(__file__).parents[3] / "docs" / "vla.md"
+PAGE = DOCS / "vla.md"
 
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    (code,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    exec(compile(code, PAGE.name, "exec"), {})
+    assert run_page(PAGE) == 1
     shapes, same, metrics, version = capsys.readouterr().out.splitlines()
     assert (shapes, same, version) == ("(3, 4, 4) (3, 4, 4)", "True", "1")
     for name in re.findall(r"'(\w+)'", metrics):

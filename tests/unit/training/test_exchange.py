@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Container, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.docs.pages import DOCS, run_page
 
 from understudy.core import ArraySpec, Episode, Spec, StepSpec, StoreError
 from understudy.core.examples import CANONICAL, random_episode, small_spec
@@ -55,7 +55,6 @@ def some(num: int = 4, spec: StepSpec | None = None) -> Made:
     return Made(spec, {f"e/{n}": random_episode(spec, 3 + n, n, terminated=n % 2 == 0) for n in range(num)})
 
 
-DOCS = Path(__file__).parents[3] / "docs"
 PLACE = find_place("rlds:kitchen")  # whose name is in the origins; what is read is what was made
 
 
@@ -260,6 +259,5 @@ def test_a_place_has_a_format_a_path_and_options() -> None:
 
 @pytest.mark.parametrize("page", ["importing.md", "rlds.md"])
 def test_the_code_of_the_docs_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    exec(compile(block, page, "exec"), {})
+    assert run_page(DOCS / page) == 1

@@ -5,24 +5,21 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from pathlib import Path
 
 import pytest
+from tests.docs.pages import DOCS, run_page
 
 from understudy.training.collection import Collector, FilterConfig, PlanConfig
 from understudy.training.trials import TrialsConfig
 
-PAGE = Path(__file__).resolve().parents[4] / "docs" / "collection.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+PAGE = DOCS / "collection.md"
 
 
 def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    for number, block in enumerate(BLOCKS):
-        exec(compile(block, f"{PAGE.name} block {number}", "exec"), {})
+    assert run_page(PAGE) == 1
     said = capsys.readouterr().out.splitlines()
     assert said[0].startswith("iteration 0: 2 of 2 groups after 1 wave, 0 carried over, dropped: none;")
     assert said[1] == "8 (3, 1) [0, 1]"
-    assert len(BLOCKS) == 1
 
 
 @pytest.mark.parametrize("config", [PlanConfig, FilterConfig, TrialsConfig])
