@@ -36,11 +36,11 @@ import grpc
 import grpc.aio
 import numpy as np
 import xxhash
+from tests.writing import Collector, write_episode
 
 from understudy.core import Episode, StepSpec
 from understudy.core.examples import random_episode, small_spec, text_spec
 from understudy.replay import Reader, Store, Writer, verify
-from understudy.replay.chunk import Chunk
 from understudy.service import OutboxConfig, Server, ServerConfig, connect
 from understudy.service.chunks import encode_chunk
 from understudy.service.protocol import PUBLISH, REQUEST, SAMPLE, STATUS, SUBSCRIBE, TOKEN_KEY, VERSION, WRITE, method
@@ -77,17 +77,6 @@ class Report:
 
 
 # ---- what an attacker has to work with
-
-
-class _Collector:
-    keeps_columns = True
-
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-
-    def commit(self, chunk: Chunk) -> int:
-        self.chunks.append(chunk)
-        return 0
 
 
 class Attacker:
@@ -131,21 +120,14 @@ class _Trap:
 
 def _messages(spec: StepSpec, *, seed: int, skip_episodes: int = 0) -> list[bytes]:
     """Four chunks of an episode of 4 rows each: the last has the last observation."""
-    collector = _Collector()
+    collector = Collector()
     writer = Writer(collector, "w", "i", spec, commit_steps=4)
     for _ in range(skip_episodes):
-        _write(writer, random_episode(spec, 3, seed))
+        write_episode(writer, random_episode(spec, 3, seed))
     writer._seq = 0  # so that a chunk of somebody else has the number that is waited for
     del collector.chunks[:]
-    _write(writer, random_episode(spec, 15, seed))
+    write_episode(writer, random_episode(spec, 15, seed))
     return [b"".join(encode_chunk(chunk.seq, chunk.columns, chunk.parts)) for chunk in collector.chunks]
-
-
-def _write(writer: Writer, episode: Episode) -> None:
-    writer.begin(episode.info)
-    for step in episode.steps():
-        writer.append(step)
-    writer.end(episode.last_observation)
 
 
 # ---- frames: kind to how it is made

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.writing import write_episode
 
 from understudy.core import DamageError, Episode, StepSpec, StoreError
 from understudy.core.examples import random_episode, robot_spec, small_spec, text_spec
@@ -23,10 +24,7 @@ NUM_REPAIRS = 60
 def write(store: Store, name: str, spec: StepSpec, episodes: list[Episode]) -> None:
     writer = store.writer(name, spec, commit_steps=4)
     for episode in episodes:
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
 
 
 def make_store(path: Path) -> dict[int, Episode]:

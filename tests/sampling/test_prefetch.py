@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.writing import write_episode
 
 from understudy.core import DamageError, StoreError
 from understudy.core.examples import random_episode, robot_spec, small_spec
@@ -27,10 +28,7 @@ def fill(path: Path, spec, num_episodes: int = 6) -> None:
         writer = store.writer("w", spec)
         for seed in range(num_episodes):
             episode = random_episode(spec, 9, seed)
-            writer.begin(episode.info)
-            for step in episode.steps():
-                writer.append(step)
-            writer.end(episode.last_observation)
+            write_episode(writer, episode)
 
 
 def threads() -> list[str]:
@@ -95,10 +93,7 @@ def test_new_commits_are_taken_in_while_it_runs(tmp_path: Path) -> None:
         next(ahead)
         writer = store.writer("late", spec)
         episode = random_episode(spec, 30, 99)
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
         assert any((next(ahead).episode == 7).any() for _ in range(20))
 
 
@@ -143,10 +138,7 @@ def test_save_kill_restore_gives_the_same_thousand_batches(tmp_path: Path) -> No
     with Store.open(path) as store:  # the store grows and loses something meanwhile
         writer = store.writer("w2", small_spec())
         episode = random_episode(small_spec(), 40, 77)
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
         store.delete([2])
     with start(1000) as second:
         assert second.stdout

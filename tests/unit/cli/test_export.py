@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.writing import write_episode
 
 from understudy.cli import main
 from understudy.core.examples import random_episode, small_spec
@@ -18,10 +19,7 @@ def store(tmp_path: Path) -> Path:
         writer = opened.writer("w", small_spec())
         for number in range(3):
             episode = random_episode(small_spec(), 4, number, terminated=number > 0)
-            writer.begin(episode.info)
-            for step in episode.steps():
-                writer.append(step)
-            writer.end(episode.last_observation)
+            write_episode(writer, episode)
     return tmp_path / "store"
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from tests.writing import write_episode
 
 from understudy.cli import main
 from understudy.core import Source
@@ -21,10 +22,7 @@ def store(tmp_path: Path) -> Path:
         for name, spec in (("a", robot_spec(16)), ("b", small_spec())):
             writer = opened.writer(name, spec)
             episode = random_episode(spec, 12, 1)
-            writer.begin(episode.info)
-            for step in episode.steps():
-                writer.append(step)
-            writer.end(episode.last_observation)
+            write_episode(writer, episode)
     return tmp_path / "store"
 
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.writing import write_episode
 
 from understudy.cli import main
 from understudy.core import RefusedError
@@ -46,10 +47,7 @@ def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
         metrics = process.stdout.readline().split()[-1]
         episode = random_episode(small_spec(), 10, 1)
         with connect(address) as remote, remote.writer("arm", small_spec()) as writer:
-            writer.begin(episode.info)
-            for step in episode.steps():
-                writer.append(step)
-            writer.end(episode.last_observation)
+            write_episode(writer, episode)
             assert writer.wait_delivered(20)
         with urllib.request.urlopen(metrics) as page:
             assert "understudy_rows_committed_total 11.0" in page.read().decode()

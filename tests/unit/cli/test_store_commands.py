@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.writing import write_episode
 
 from understudy.cli import main
 from understudy.core.examples import random_episode, robot_spec, small_spec
@@ -26,10 +27,7 @@ def store(tmp_path: Path) -> Path:
             writer = opened.writer(name, spec)
             for seed in range(3):
                 episode = random_episode(spec, 5 + 3 * seed, seed)
-                writer.begin(episode.info)
-                for step in episode.steps():
-                    writer.append(step)
-                writer.end(episode.last_observation)
+                write_episode(writer, episode)
         opened.delete([2])
     return path
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.writing import write_episode
 
 pytest.importorskip("fastapi")
 pytest.importorskip("PIL")
@@ -33,10 +34,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     episode = random_episode(spec, 4, seed=0)
     with Store.open(path) as opened:
         writer = opened.writer("w", spec)
-        writer.begin(task="wave")
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode, task="wave")
     return path
 
 

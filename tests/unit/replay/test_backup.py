@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.writing import write_episode
 
 from understudy.core import StoreError
 from understudy.core.examples import CANONICAL
@@ -20,10 +21,7 @@ def test_a_backup_is_a_store_of_its_own(name: str, linked: bool, tmp_path: Path,
 
     def write(store: Store) -> None:
         writer = store.writer("w", spec)
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
 
     with Store.open(tmp_path / "store", segment_bytes=30_000) as store:
         write(store)

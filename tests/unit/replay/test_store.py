@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
+from tests.writing import write_episode
 
 from understudy.core import (
     EpisodeInfo,
@@ -33,10 +34,7 @@ from understudy.replay.store import segment_files
 def write(store: Store, name: str, spec, *episodes) -> None:
     writer = store.writer(name, spec)
     for episode in episodes:
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
 
 
 @pytest.mark.parametrize("name", CANONICAL)
@@ -180,10 +178,7 @@ def test_commits_of_many_threads_are_grouped(tmp_path: Path) -> None:
             writer = store.writer(f"w{number}", spec)
             for n in range(num_episodes):
                 episode = random_episode(spec, 3, number * 100 + n)
-                writer.begin(episode.info)
-                for step in episode.steps():
-                    writer.append(step)
-                writer.end(episode.last_observation)
+                write_episode(writer, episode)
 
         threads = [threading.Thread(target=work, args=(number,)) for number in range(num_threads)]
         for thread in threads:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.writing import Collector
 
 from understudy.core import (
     EpisodeError,
@@ -28,19 +29,6 @@ from understudy.replay import Store, Writer, verify
 from understudy.replay.chunk import Chunk, Part
 from understudy.service.chunks import decode_chunk, encode_chunk
 from understudy.service.wire import pack, unpack
-
-
-class Collector:
-    """Keeps the chunks of a writer."""
-
-    keeps_columns = True
-
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-
-    def commit(self, chunk: Chunk) -> int:
-        self.chunks.append(chunk)
-        return len(self.chunks)
 
 
 def chunks_of(spec: StepSpec, steps: list[Step], last: Any, info: EpisodeInfo, commit_steps: int) -> list[Chunk]:

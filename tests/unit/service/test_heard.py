@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from tests.waiting import wait_for
+from tests.writing import write_episode
 
 from understudy.core.examples import random_episode, small_spec
 from understudy.service import Remote, Server
@@ -21,10 +23,7 @@ def test_a_writer_is_heard_and_its_end_too(
     episode = random_episode(small_spec(), 12, 1)
     began = time.time()
     with remote_to(server).writer("arm-1", small_spec(), commit_steps=5) as writer:
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
         assert writer.wait_delivered(30)
         (said,) = server.heard.to_json()["writers"]
         assert (said["writer"], said["streams"], said["repeated"]) == ("arm-1", 1, 0)
@@ -33,10 +32,7 @@ def test_a_writer_is_heard_and_its_end_too(
         assert said["seq"] >= said["chunks"] - 1
         assert said["received_bytes"] > 0
         assert began <= said["since_s"] <= said["heard_s"] <= time.time()
-    deadline = time.monotonic() + 30
-    while server.heard.to_json()["writers"][0]["streams"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_for(lambda: not server.heard.to_json()["writers"][0]["streams"])
 
 
 def test_a_chunk_that_comes_again_is_counted_apart() -> None:

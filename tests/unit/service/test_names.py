@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.writing import write_episode
 
 from understudy.core import RefusedError, UnavailableError
 from understudy.core.examples import random_episode, small_spec
@@ -89,10 +90,7 @@ def serving(tmp_path: Path) -> Iterator[Callable[[str], Serving]]:
 
 def put(writer: RemoteWriter, seed: int, steps: int = 20) -> None:
     episode = random_episode(SPEC, steps, seed)
-    writer.begin(seed=seed)
-    for step in episode.steps():
-        writer.append(step)
-    writer.end(episode.last_observation)
+    write_episode(writer, episode, seed=seed)
 
 
 def stored(*paths: Path) -> Counter[tuple[int, bytes]]:

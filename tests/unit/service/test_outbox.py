@@ -16,12 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import wait_for
+from tests.writing import write_episode
 
 from understudy.core import (
     BacklogError,
     DamageError,
     DeliveryError,
-    Episode,
     FencedError,
     RefusedError,
     Step,
@@ -58,11 +59,10 @@ def row(episode: int, index: int) -> np.ndarray[Any, Any]:
     return np.array([episode, index, 0, 0], np.float32)
 
 
-def write(writer: Writer, episode: Episode) -> None:
-    writer.begin(episode.info)
-    for each in episode.steps():
-        writer.append(each)
-    writer.end(episode.last_observation)
+def live(writer: Writer, indices: range, *, life: int = 0, last: bool = False) -> None:
+    """Append these steps; with `last`, the last one is that of its episode."""
+    for index in indices:
+        writer.append(step(life, index, last=last and index == indices[-1]))
 
 
 def stored_rows(place: Path) -> list[tuple[int, int]]:
@@ -76,13 +76,6 @@ def stored_rows(place: Path) -> list[tuple[int, int]]:
     assert len(set(found)) == len(found)
     assert verify(place).ok
     return found
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.01)
 
 
 def error_of_append(writer: Writer, steps: Iterable[Step]) -> UnderstudyError:
@@ -119,7 +112,7 @@ def test_what_arrives_is_what_a_local_writer_stores(
     server = serve()
 
     def use(writer: Writer) -> None:
-        write(writer, episode)
+        write_episode(writer, episode)
         writer.begin(task="given up", seed=3)
         writer.append(steps[0])
         writer.append(steps[0]) if len(steps) > 1 else None
@@ -149,8 +142,7 @@ def test_what_is_where_can_be_seen(serve: Serve, remote_to: To, tmp_path: Path) 
     server = serve()
     with remote_to(server).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5) as writer:
         writer.begin()
-        for index in range(7):
-            writer.append(step(0, index))
+        live(writer, range(7))
         assert writer.num_uncommitted >= 2
         assert writer.wait_delivered(10)
         assert writer.num_uncommitted == 0
@@ -182,7 +174,7 @@ def test_without_a_server_append_does_not_wait_and_the_steps_come_later(
         writer.end(episode.last_observation)
         assert slowest < 0.5  # the machine may be busy; a connection takes its time-out or for ever
         writer.flush()
-        until(lambda: writer.delivery.problem)
+        wait_for(lambda: writer.delivery.problem)
         found = writer.delivery
         assert (found.queued, found.recorded, found.delivered, found.connected) == (0, 3001, 0, False)
         assert found.problem is not None
@@ -201,14 +193,14 @@ def test_a_server_that_dies_and_comes_back_costs_nothing(remote_to: To, tmp_path
     writer = cleanup.enter_context(remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=3))
     for life in range(4):
         with Store.open(tmp_path / "store") as store, Server(store, ServerConfig(port=port_of(address))):
-            until(lambda: writer.delivery.connected)
+            wait_for(lambda: writer.delivery.connected)
             writer.begin(seed=life)
             for index in range(20):
                 writer.append(step(life, index, last=index == 19))
                 if index == 11 and life % 2:
                     assert writer.wait_delivered(10)
         writer.end(row(life, 20))
-        until(lambda: not writer.delivery.connected)
+        wait_for(lambda: not writer.delivery.connected)
     with Store.open(tmp_path / "store") as store, Server(store, ServerConfig(port=port_of(address))):
         assert writer.wait_delivered(20)
     assert stored_rows(tmp_path / "store") == [(life, index) for life in range(4) for index in range(21)]
@@ -217,8 +209,7 @@ def test_a_server_that_dies_and_comes_back_costs_nothing(remote_to: To, tmp_path
 def test_closing_without_a_spool_says_what_is_lost(remote_to: To) -> None:
     writer = remote_to(free_address()).writer("actor", SPEC)
     writer.begin()
-    for index in range(60):
-        writer.append(step(0, index))
+    live(writer, range(60))
     started = time.monotonic()
     with pytest.raises(
         DeliveryError, match=r"'actor': closed with 60 rows that the server does not have \(.*\); wait longer, or use a"
@@ -243,8 +234,7 @@ def test_what_a_spool_holds_the_next_writer_delivers_first(serve: Serve, remote_
     for life in range(3):
         writer = remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=4)
         writer.begin(seed=life)
-        for index in range(10):
-            writer.append(step(life, index))
+        live(writer, range(10), life=life)
         writer.close(timeout_s=0.05)  # an episode that stays open: a crash, as far as the next can tell
     serve(port=port_of(address))
     with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool") as writer:
@@ -269,11 +259,9 @@ FULL = {"queue_steps": 10, "spool_bytes": 1}  # one chunk is recorded, and then 
 def start_full(writer: RemoteWriter, num_rows: int = 15) -> None:
     """One chunk of 5 rows in the spool and two in the queue."""
     writer.begin()
-    for index in range(5):
-        writer.append(step(0, index))
+    live(writer, range(5))
     writer.flush()
-    for index in range(5, num_rows):
-        writer.append(step(0, index))
+    live(writer, range(5, num_rows))
     assert (writer.delivery.queued, writer.delivery.recorded) == (num_rows - 5, 5)
 
 
@@ -282,9 +270,8 @@ def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_p
     config = OutboxConfig(overflow="block", block_s=0.3, **FULL)
     with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         start_full(writer)
-        until(lambda: writer.delivery.problem)
-        for index in range(15, 19):
-            writer.append(step(0, index))
+        wait_for(lambda: writer.delivery.problem)
+        live(writer, range(15, 19))
         for refused, index in enumerate((19, 20, 21), 1):  # the first of them is kept, the others are not taken
             started = time.monotonic()
             with pytest.raises(
@@ -296,9 +283,8 @@ def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_p
             assert 0.25 < time.monotonic() - started < 2.0
             assert writer.delivery.refused == refused
         serve(port=port_of(address))
-        until(lambda: writer.delivery.delivered == 15)
-        for index in range(22, 30):
-            writer.append(step(0, index, last=index == 29))
+        wait_for(lambda: writer.delivery.delivered == 15)
+        live(writer, range(22, 30), last=True)
         writer.end(row(0, 30))
         assert writer.wait_delivered(10)
         assert writer.delivery.dropped == 0
@@ -314,8 +300,7 @@ def test_block_goes_on_as_soon_as_there_is_room(serve: Serve, remote_to: To, tmp
     config = OutboxConfig(overflow="block", block_s=20.0, **FULL)
     with remote_to(server).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         writer.begin()
-        for index in range(300):
-            writer.append(step(0, index, last=index == 299))
+        live(writer, range(300), last=True)
         writer.end(row(0, 300))
         assert writer.wait_delivered(20)
     assert stored_rows(tmp_path / "store") == [(0, index) for index in range(301)]
@@ -331,8 +316,7 @@ def test_what_is_dropped_is_counted_and_said(
     with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         start_full(writer)
         started = time.monotonic()
-        for index in range(15, 40):
-            writer.append(step(0, index))
+        live(writer, range(15, 40))
         assert time.monotonic() - started < 2.0  # it never waits
         assert (writer.delivery.dropped, writer.delivery.queued, writer.delivery.refused) == (25, 10, 0)
         said = [text for text in caplog.messages if "dropped" in text]
@@ -340,9 +324,8 @@ def test_what_is_dropped_is_counted_and_said(
             f"writer 'actor': the queue is full; {n} rows dropped so far (overflow={overflow})" for n in (5, 10, 20)
         ]
         serve(port=port_of(address))
-        until(lambda: writer.delivery.delivered == 15)
-        for index in range(40, 45):
-            writer.append(step(0, index, last=index == 44))
+        wait_for(lambda: writer.delivery.delivered == 15)
+        live(writer, range(40, 45), last=True)
         writer.end(row(0, 45))
         assert writer.wait_delivered(10)
         assert writer.delivery.dropped == 25
@@ -359,8 +342,7 @@ def test_what_is_dropped_is_counted_and_said(
 
 def rows_until_backlog(writer: RemoteWriter) -> int:
     writer.begin()
-    for index in range(5):
-        writer.append(step(0, index))
+    live(writer, range(5))
     writer.flush()
     for index in range(5, 1000):
         try:
@@ -396,8 +378,7 @@ def test_block_s(remote_to: To, cleanup: ExitStack, block_s: float) -> None:
     writer = remote_to(free_address()).writer("actor", SPEC, commit_steps=5, config=config)
     cleanup.callback(close_quietly, writer)
     start_full(writer)
-    for index in range(15, 19):
-        writer.append(step(0, index))
+    live(writer, range(15, 19))
     started = time.monotonic()
     with pytest.raises(BacklogError):
         writer.append(step(0, 19))
@@ -416,8 +397,7 @@ def test_move_after_s(
     writer = remote.writer(name, SPEC, spool=tmp_path / "spool", config=OutboxConfig(move_after_s=move_after_s))
     cleanup.callback(close_quietly, writer)
     writer.begin()
-    for index in range(10):
-        writer.append(step(0, index, last=index == 9))
+    live(writer, range(10), last=True)
     writer.end(row(0, 10))
     assert writer.wait_delivered(10.0 if move_after_s else 1.5) == (move_after_s is not None)
     if move_after_s is not None:
@@ -452,8 +432,7 @@ def test_a_process_that_was_replaced_is_told_and_loses_nothing_it_recorded(
     server = serve()
     old = remote_to(server).writer("arm", SPEC, spool=tmp_path / "old", commit_steps=5)
     old.begin(seed=0)
-    for index in range(5):
-        old.append(step(0, index))
+    live(old, range(5))
     assert old.wait_delivered(10)
     new = remote_to(server).writer("arm", SPEC, spool=tmp_path / "new", commit_steps=5)
     new.begin(seed=1)
@@ -485,13 +464,11 @@ def test_what_a_dead_process_left_goes_under_a_name_of_its_own(serve: Serve, rem
     server = serve("store")
     old = remote_to(server).writer("arm", SPEC, spool=tmp_path / "old", commit_steps=4)
     old.begin(seed=0)
-    for index in range(10):
-        old.append(step(0, index))
+    live(old, range(10))
     assert old.wait_delivered(10)
     server.stop(0.0)
     server.store.close()
-    for index in range(10, 20):
-        old.append(step(0, index))
+    live(old, range(10, 20))
     old.close(timeout_s=0.05)
     server = serve("store", port=port_of(server.address))
     other = remote_to(server).writer("arm", SPEC)
@@ -541,8 +518,7 @@ def test_a_damaged_spool_is_named(serve: Serve, remote_to: To, tmp_path: Path) -
     address = free_address()
     writer = remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=4)
     writer.begin()
-    for index in range(12):
-        writer.append(step(0, index))
+    live(writer, range(12))
     writer.close(timeout_s=0.05)
     (path,) = (tmp_path / "spool").glob("*/00000001.safetensors")
     data = bytearray(path.read_bytes())
@@ -570,16 +546,14 @@ def test_clocks_that_jump_change_nothing(
     config = OutboxConfig(block_s=0.3, **FULL)
     with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         start_full(writer)
-        for index in range(15, 19):
-            writer.append(step(0, index))
+        live(writer, range(15, 19))
         started = time.monotonic()
         with pytest.raises(BacklogError):
             writer.append(step(0, 19))
         assert 0.25 < time.monotonic() - started < 2.0
         serve(port=port_of(address))
-        until(lambda: writer.delivery.delivered == 15)
-        for index in range(20, 100):
-            writer.append(step(0, index, last=index == 99))
+        wait_for(lambda: writer.delivery.delivered == 15)
+        live(writer, range(20, 100), last=True)
         writer.end(row(0, 100))
         assert writer.wait_delivered(10)
     assert stored_rows(tmp_path / "store") == [(0, index) for index in range(101)]
@@ -591,12 +565,10 @@ def test_a_server_with_an_empty_store_gets_what_is_left(
     server = serve("first")
     with remote_to(server).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5) as writer:
         writer.begin(seed=0)
-        for index in range(13):
-            writer.append(step(0, index))
+        live(writer, range(13))
         assert writer.wait_delivered(10)
         server.stop(0.0)
-        for index in range(13, 23):
-            writer.append(step(0, index, last=index == 22))
+        live(writer, range(13, 23), last=True)
         serve("second", port=port_of(server.address))
         writer.end(row(0, 23))
         assert writer.wait_delivered(10)
@@ -613,19 +585,16 @@ def test_a_server_with_a_store_from_a_backup_gets_what_is_left(
     server = serve("first")
     with remote_to(server).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5) as writer:
         writer.begin(seed=0)
-        for index in range(10):
-            writer.append(step(0, index))
+        live(writer, range(10))
         assert writer.wait_delivered(10)
         server.stop(0.0)
         server.store.close()
         shutil.copytree(tmp_path / "first", tmp_path / "backup")
         server = serve("first", port=port_of(server.address))
-        for index in range(10, 20):
-            writer.append(step(0, index))
+        live(writer, range(10, 20))
         assert writer.wait_delivered(10)
         server.stop(0.0)
-        for index in range(20, 60):
-            writer.append(step(0, index, last=index == 59))
+        live(writer, range(20, 60), last=True)
         writer.flush()
         serve("backup", port=port_of(server.address))
         writer.end(row(0, 60))
@@ -645,8 +614,7 @@ def test_a_writer_that_moves_away_and_back_loses_nothing(serve: Serve, remote_to
         writer.begin()
         at = 0
         for here, there in (("a", "b"), ("b", "a"), ("a", "b")):
-            for index in range(at, at + 20):
-                writer.append(step(0, index))
+            live(writer, range(at, at + 20))
             at += 20
             assert writer.wait_delivered(10)
             assert writer.delivery.address == addresses[here]
@@ -669,13 +637,11 @@ def test_what_was_queued_when_a_writer_was_fenced_is_recorded_all_the_same(
     config = OutboxConfig(spool_bytes=1)  # so that a chunk waits in the queue until the one before it is delivered
     old = remote.writer("arm", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config)
     old.begin(seed=1)
-    for index in range(5):
-        old.append(step(1, index))
+    live(old, range(5), life=1)
     assert old.wait_delivered(20)
     server.store.begin_writer("arm", "another process")
     with suppress(FencedError):
-        for index in range(5, 25):
-            old.append(step(1, index))
+        live(old, range(5, 25), life=1)
     with pytest.raises(FencedError):
         old.wait_delivered(20)
     with suppress(FencedError):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import wait_for
+from tests.writing import write_episode
 
 from understudy.core import Source, StepSpec, StoreError, UnavailableError, WireError
 from understudy.core import tree as trees
@@ -39,10 +40,7 @@ def fill(store: Store, spec: StepSpec, *, episodes: int = 5, steps: int = 20, na
     writer = store.writer(name, spec)
     for seed in range(episodes):
         episode = random_episode(spec, steps, seed)
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -215,10 +213,7 @@ def test_depth_is_how_many_are_asked_for_ahead(store: Store, remote: Remote, ser
     fill(store, small_spec())
     with remote.sampler(EVERYTHING, batch_size=8, depth=3) as there:
         there.sample()
-        deadline = time.monotonic() + 10
-        while "understudy_batches_sent_total 4.0" not in server.metrics.text():
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        wait_for(lambda: "understudy_batches_sent_total 4.0" in server.metrics.text())
 
 
 def test_prioritized_is_refused_with_advice(remote: Remote) -> None:

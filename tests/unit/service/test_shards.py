@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.writing import write_episode
 
 from understudy.core import RefusedError, StoreError
 from understudy.core.examples import random_episode, small_spec
@@ -29,10 +30,7 @@ def shards(tmp_path: Path) -> Iterator[list[Server]]:
 
 def put(writer: RemoteWriter, seed: int, steps: int = 20) -> None:
     episode = random_episode(SPEC, steps, seed)
-    writer.begin(episode.info)
-    for step in episode.steps():
-        writer.append(step)
-    writer.end(episode.last_observation)
+    write_episode(writer, episode)
 
 
 def rows(server: Server) -> list[tuple[int, int]]:

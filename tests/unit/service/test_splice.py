@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.writing import Collector
 
 from understudy.core import EpisodeInfo, Step
 from understudy.core.examples import small_spec
@@ -19,17 +20,6 @@ from understudy.replay.chunk import Chunk, Part
 from understudy.service.splice import Splicer
 
 SPEC = small_spec()
-
-
-class Collector:
-    keeps_columns = True
-
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-
-    def commit(self, chunk: Chunk) -> int:
-        self.chunks.append(chunk)
-        return len(self.chunks)
 
 
 def part(episode: int, first_index: int, num_rows: int, state: Any = "open", **attributes: Any) -> Part:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.writing import write_episode
 
 from understudy.core import DamageError, StepSpec, StoreFormatError, StoreLockedError
 from understudy.core.examples import CANONICAL, random_episode, small_spec, text_spec
@@ -35,10 +36,7 @@ def fill(stretch: Stretch, num_steps: int = 9, *, commit_steps: int = 3, episode
     writer = Writer(Into(stretch), "w", stretch.incarnation, stretch.spec, commit_steps=commit_steps)
     for seed in range(episodes):
         episode = random_episode(stretch.spec, num_steps, seed)
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
 
 
 def new_spool(place: Path, spec: StepSpec = SPEC, **options: int) -> Stretch:
@@ -268,10 +266,7 @@ def test_all_canonical_episodes_pass_through(tmp_path: Path, name: str) -> None:
     spool = Spool(tmp_path / "spool")
     stretch = spool.begin("w", "ab" * 16, spec)
     writer = Writer(Into(stretch), "w", "i", spec, commit_steps=400)
-    writer.begin(episode.info)
-    for step in episode.steps():
-        writer.append(step)
-    writer.end(episode.last_observation)
+    write_episode(writer, episode)
     with Store.open(tmp_path / "store") as store:
         store.begin_writer("w", "i")
         for seq in range(len(stretch)):
