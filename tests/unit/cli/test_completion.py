@@ -86,23 +86,19 @@ def typed(terminal: Terminal, line: str, wanted: str) -> None:
     terminal.send("\x15")  # take the line back
 
 
-def test_bash_completes_what_a_person_types(scripts: Path) -> None:
-    needs("bash")
-    terminal = Terminal(scripts, ["bash", "--norc", "--noprofile", "-i"])
+@pytest.mark.parametrize(
+    ("words", "ready"),
+    [
+        (["bash", "--norc", "--noprofile", "-i"], 'eval "$(cat understudy.bash)"'),
+        (["zsh", "-f", "-i"], 'autoload -U compinit; compinit -u -D; eval "$(cat understudy.zsh)"'),
+    ],
+    ids=["bash", "zsh"],
+)
+def test_a_shell_completes_what_a_person_types(words: list[str], ready: str, scripts: Path) -> None:
+    needs(words[0])
+    terminal = Terminal(scripts, words)
     try:
-        terminal.send('eval "$(cat understudy.bash)"; echo rea""dy\n')
-        terminal.wait_for("ready")
-        for line, wanted in ASKED:
-            typed(terminal, line, wanted)
-    finally:
-        terminal.close()
-
-
-def test_zsh_completes_what_a_person_types(scripts: Path) -> None:
-    needs("zsh")
-    terminal = Terminal(scripts, ["zsh", "-f", "-i"])
-    try:
-        terminal.send('autoload -U compinit; compinit -u -D; eval "$(cat understudy.zsh)"; echo rea""dy\n')
+        terminal.send(f'{ready}; echo rea""dy\n')
         terminal.wait_for("ready")
         for line, wanted in ASKED:
             typed(terminal, line, wanted)

@@ -2,8 +2,9 @@ import dataclasses
 
 import numpy as np
 import pytest
+from tests.unit.core.complaints import complaint
 
-from understudy.core import SequenceBatch, SpecError, TransitionBatch
+from understudy.core import SequenceBatch, TransitionBatch
 
 B, L = 4, 3
 
@@ -46,13 +47,6 @@ def sequences(**changes):
         "weight": np.ones((B, L), np.float32),
     }
     return SequenceBatch(**fields | changes)
-
-
-def complaint(function, **changes):
-    """The text of the SpecError of a call."""
-    with pytest.raises(SpecError) as caught:
-        function(**changes)
-    return str(caught.value)
 
 
 def names(batch):

@@ -2,19 +2,13 @@
 
 import numpy as np
 import pytest
+from tests.unit.core.complaints import complaint
 
-from understudy.core import ArraySpec, SpecError
+from understudy.core import ArraySpec
 
 
 def leaf(dtype, shape=(), **bounds):
     return ArraySpec(shape=shape, dtype=dtype, **bounds)
-
-
-def complaint(function, *args, **kwargs):
-    """The text of the SpecError of a call."""
-    with pytest.raises(SpecError) as caught:
-        function(*args, **kwargs)
-    return str(caught.value)
 
 
 ONE_OR_LAST = "expected one number or one per element of the last dimension of"

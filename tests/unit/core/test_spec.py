@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from tests.strategies import specs
+from tests.unit.core.complaints import complaint
 
 from understudy.core import ArraySpec, Spec, SpecError, text
 from understudy.core.spec import DTYPES, canonical_json, describe
@@ -15,13 +16,6 @@ VECTOR = ArraySpec(shape=(3,), dtype="float32")
 
 def leaf(dtype, shape=(), **bounds):
     return ArraySpec(shape=shape, dtype=dtype, **bounds)
-
-
-def complaint(function, *args, **kwargs):
-    """The text of the SpecError of a call."""
-    with pytest.raises(SpecError) as caught:
-        function(*args, **kwargs)
-    return str(caught.value)
 
 
 # --- making a leaf -----------------------------------------------------------------------------------------------

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.strategies import step_specs
+from tests.unit.core.complaints import complaint
 
-from understudy.core import NO_VERSION, ArraySpec, Source, Spec, SpecError, Step, StepSpec, text
+from understudy.core import NO_VERSION, ArraySpec, Source, Spec, Step, StepSpec, text
 from understudy.core.examples import nested_spec, random_steps, random_tree, small_spec, text_spec
 
 OBSERVATION = np.array([1, 2, 3, 4], np.float32)
@@ -16,13 +17,6 @@ ACTION = np.array([5, 6], np.float32)
 
 def step(**changes):
     return Step(**{"observation": OBSERVATION, "action": ACTION, "reward": 0.5} | changes)
-
-
-def complaint(function, *args, **kwargs):
-    """The text of the SpecError of a call."""
-    with pytest.raises(SpecError) as caught:
-        function(*args, **kwargs)
-    return str(caught.value)
 
 
 def test_the_numbers_of_sources_are_in_stored_files():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,8 @@ FORMAT = find_format("hil_serl")
 
 
 def read(path: Path, **options: str) -> dict[str, Episode]:
-    source = FORMAT.read(path, options)
-    try:
+    with closing(FORMAT.read(path, options)) as source:
         return dict(source.episodes())
-    finally:
-        source.close()
 
 
 def originals(path: Path) -> list[dict[str, Any]]:

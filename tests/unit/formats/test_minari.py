@@ -7,6 +7,7 @@ import json
 import random
 import shutil
 import tarfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,8 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read(path: Path, **options: str) -> dict[str, Episode]:
-    source = FORMAT.read(path, options)
-    try:
+    with closing(FORMAT.read(path, options)) as source:
         return dict(source.episodes())
-    finally:
-        source.close()
 
 
 def test_it_reads_what_minari_reads(golden: Path) -> None:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,11 +30,8 @@ def opened(path: Path, **options: str) -> EpisodeSource:
 
 
 def read(path: Path, **options: str) -> dict[str, Episode]:
-    source = opened(path, **options)
-    try:
+    with closing(opened(path, **options)) as source:
         return dict(source.episodes())
-    finally:
-        source.close()
 
 
 def changed(path: Path, copy: Path, change: Callable[[Any], None]) -> Path:

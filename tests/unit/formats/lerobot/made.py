@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -68,11 +69,8 @@ def write(path: Path, episodes: list[Episode], spec: StepSpec = SPEC, **options:
 
 
 def read(path: Path, **options: str) -> list[Episode]:
-    source = find_format("lerobot").read(path, options)
-    try:
+    with closing(find_format("lerobot").read(path, options)) as source:
         return [episode for _, episode in source.episodes()]
-    finally:
-        source.close()
 
 
 def copy_of_golden(name: str, folder: Path, change: Callable[[dict[str, Any]], object] | None = None) -> Path:
