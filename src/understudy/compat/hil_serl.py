@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -44,6 +43,7 @@ from understudy.core import (
     StoreFormatError,
     TransitionBatch,
 )
+from understudy.core.closing import Closes
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
 from understudy.replay import Reader, Store
@@ -70,7 +70,7 @@ _THEIRS = {
 }
 
 
-class MemoryEfficientReplayBuffer:
+class MemoryEfficientReplayBuffer(Closes):
     """A buffer of the newest `capacity` transitions in the store at `path`; without one, in a temporary directory."""
 
     def __init__(
@@ -298,14 +298,6 @@ class MemoryEfficientReplayBuffer:
                 self._reader.close()
                 self._store.close()
                 self._remove_home()
-
-    def __enter__(self) -> MemoryEfficientReplayBuffer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -18,7 +18,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from understudy.compat.home import temporary_home
@@ -26,6 +25,7 @@ from understudy.compat.options import refuse
 from understudy.compat.stitch import Stitcher
 from understudy.compat.trajectory import Trajectory, same_fields, take
 from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError, TransitionBatch
+from understudy.core.closing import Closes
 from understudy.replay import Reader, Store, Writer, files
 from understudy.replay.backup import backup
 from understudy.replay.sampler import Sampler
@@ -63,7 +63,7 @@ class _Held:
     deleted: bool = False
 
 
-class TrajectoryReplayBuffer:
+class TrajectoryReplayBuffer(Closes):
     """Trajectories in the store at `auto_save_path`; with `auto_save=False`, in a temporary directory.
 
     A store that is there already is gone on with. Samples come from the newest `sample_window_size` trajectories, 0
@@ -310,14 +310,6 @@ class TrajectoryReplayBuffer:
             self._reader.close()
             self._store.close()
             self._remove_home()
-
-    def __enter__(self) -> TrajectoryReplayBuffer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

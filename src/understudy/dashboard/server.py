@@ -11,11 +11,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 
 import uvicorn
 
 from understudy.core import UnderstudyError
+from understudy.core.closing import Closes
 from understudy.dashboard.app import make_app
 from understudy.dashboard.door import Door
 from understudy.dashboard.live import Live
@@ -26,7 +26,7 @@ START_S = 10.0
 KEEP_ALIVE_S = 60
 
 
-class WatchServer:
+class WatchServer(Closes):
     """Shows runs and stores from the constructor to `close`."""
 
     def __init__(
@@ -65,11 +65,3 @@ class WatchServer:
         self._socket.close()
         for place in self._places:
             place.close()
-
-    def __enter__(self) -> WatchServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

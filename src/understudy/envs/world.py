@@ -18,16 +18,15 @@ import operator
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from understudy.core import ArraySpec, Spec, Split, StepSpec, Tree, UnderstudyError
 from understudy.core import tree as trees
+from understudy.core.closing import Closes
 from understudy.core.spec import describe
 from understudy.envs.suite import Suite, Task
-
-AnyWorld = TypeVar("AnyWorld", bound="World")
 
 OPTIONS = ("task", "start", "split")  # what `reset` understands
 
@@ -44,7 +43,7 @@ class Advice:
     progress: float  # rises as the task comes along; its scale is the world's own
 
 
-class World(abc.ABC):
+class World(Closes):
     """Something that is seen and acted on. A subclass says what it is (`step_spec`, `suite`) and writes four methods.
 
     Nothing is rendered unless `observe` is called: `step` looks after acting, `step_without_looking` does not.
@@ -157,12 +156,6 @@ class World(abc.ABC):
         if terminated or truncated:
             self._state = "terminated" if terminated else "truncated"
         return float(reward), bool(terminated), bool(truncated), info
-
-    def __enter__(self: AnyWorld) -> AnyWorld:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- stages of the above ---
 

@@ -14,8 +14,9 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Any, Protocol
+
+from understudy.core.closing import Closes
 
 
 class Source(Protocol):
@@ -30,7 +31,7 @@ class Source(Protocol):
     def state(self) -> dict[str, Any]: ...
 
 
-class Prefetch:
+class Prefetch(Closes):
     """An endless iterator of batches. A batch is the caller's until the next one is asked for."""
 
     def __init__(self, source: Source, *, depth: int = 2, follow_every: int = 1):
@@ -73,14 +74,6 @@ class Prefetch:
         self._ended = True
         self._finalizer()
         self._loop.join()
-
-    def __enter__(self) -> Prefetch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _fill(source: Source, free: Any, full: Any, follow_every: int) -> None:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from understudy.core import DamageError, Episode, EpisodeError, StepSpec, StoreError, StoreFormatError
+from understudy.core.closing import Closes
 from understudy.replay import files
 from understudy.replay.catalog import CATALOG_FILE, SPAN_DTYPE, Catalog
 from understudy.replay.records import EpisodeRecord
@@ -39,7 +39,7 @@ class Changes:
         return len(self.spans) > 0 or len(self.episodes) > 0
 
 
-class Reader:
+class Reader(Closes):
     """A store opened for reading. Use as a context manager, or call `close`."""
 
     def __init__(self, path: str | Path):
@@ -54,14 +54,6 @@ class Reader:
             segment.close()
         self._segments.clear()
         self.catalog.close()
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- following
 

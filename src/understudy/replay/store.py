@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from understudy.core import (
     DamageError,
@@ -33,6 +32,7 @@ from understudy.core import (
     StoreFormatError,
     UnderstudyError,
 )
+from understudy.core.closing import Closes
 from understudy.replay import files
 from understudy.replay.catalog import CATALOG_FILE, Catalog
 from understudy.replay.chunk import Chunk
@@ -60,7 +60,7 @@ class _Waiting:
         self.error: UnderstudyError | None = None
 
 
-class Store:
+class Store(Closes):
     """An open store, in the one process that writes to it. Use as a context manager, or call `close`.
 
     `catalog`, `state` and `changing` are for the modules beside this one.
@@ -140,14 +140,6 @@ class Store:
                     write_seal(self.path)
             finally:
                 self._lock_file.release()
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- writing
 

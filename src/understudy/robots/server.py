@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import socket
 import threading
-from types import TracebackType
 
 import uvicorn
 
+from understudy.core.closing import Closes
 from understudy.robots.app import make_app
 from understudy.robots.arm import Arm, ArmError
 from understudy.robots.control import Control
@@ -58,7 +58,7 @@ class Listener:
         self._socket.close()
 
 
-class ArmServer:
+class ArmServer(Closes):
     """Drives an arm and listens for clients, from the constructor to `close`. The arm stays open."""
 
     def __init__(
@@ -73,11 +73,3 @@ class ArmServer:
     def close(self) -> None:
         self._listener.close()
         self.control.stop()
-
-    def __enter__(self) -> ArmServer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -19,13 +19,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from understudy.core import StoreError, UnavailableError, UnderstudyError, WireError
 from understudy.core import tree as trees
+from understudy.core.closing import Closes
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
 from understudy.replay import files
@@ -233,7 +233,7 @@ def publish(
     return int(connection.upload(PUBLISH, messages(), timeout_s=timeout_s, wait=wait)["version"])
 
 
-class Subscription:
+class Subscription(Closes):
     """The newest parameters, kept up to date by a thread. Use as a context manager, or call `close`.
 
     It listens to one server; when that is away, to the next of `choose()`. What one has missed is not taken for news.
@@ -281,14 +281,6 @@ class Subscription:
             if self._stream is not None:
                 self._stream.cancel()
         self._thread.join()
-
-    def __enter__(self) -> Subscription:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _run(self) -> None:
         pause_s = FIRST_PAUSE_S

@@ -17,8 +17,9 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
-from types import TracebackType
 from typing import Literal, TypeAlias
+
+from understudy.core.closing import Closes
 
 Harm: TypeAlias = Literal["drop", "repeat"]
 
@@ -28,7 +29,7 @@ CONNECT_TIMEOUT_S = 5.0
 POLL_S = 0.02  # how often the accepting thread looks whether the port is to be shut
 
 
-class Proxy:
+class Proxy(Closes):
     """Forwards `host:port` to `target_port` on the same host. Use as a context manager."""
 
     def __init__(self, target_port: int, *, port: int = 0, host: str = "127.0.0.1", seed: int = 0):
@@ -56,14 +57,6 @@ class Proxy:
         self._thread.join()
         for link in self._cut_links():
             link.join()
-
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     # ---- what can be done to the link
 

@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import xxhash
 
 from understudy.core import RefusedError, StepSpec, UnavailableError
+from understudy.core.closing import Closes
 from understudy.core.tree import Tree
 from understudy.replay.sampler import Shape
 from understudy.replay.selectors import Selector, Uniform
@@ -82,7 +82,7 @@ def read_token(path: Path) -> str:
     return token
 
 
-class Remote:
+class Remote(Closes):
     """Connections to all shards. Use as a context manager, or call `close`."""
 
     def __init__(self, connections: Sequence[Connection]):
@@ -274,11 +274,3 @@ class Remote:
     def close(self) -> None:
         for connection in [*self._connections.values(), *self._lost]:
             connection.close()
-
-    def __enter__(self) -> Remote:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -16,10 +16,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from types import TracebackType
 from typing import Any, TypeVar
 
 from understudy.core import StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
+from understudy.core.closing import Closes
 from understudy.replay.sampler import BatchRecord, Shape, part_of
 from understudy.replay.selectors import Selector, Uniform
 from understudy.replay.shapes import Transitions
@@ -34,7 +34,7 @@ T = TypeVar("T")
 PAUSE_S = 0.1
 
 
-class RemoteSampler:
+class RemoteSampler(Closes):
     """Batches of one view, one shape and one spec, from one server. Not for several threads at once.
 
     `depth` batches are asked for ahead; with 0, `sample` takes any `size`, as a Mixture wants it.
@@ -212,14 +212,6 @@ class RemoteSampler:
 
     def close(self) -> None:
         self._drop_stream()
-
-    def __enter__(self) -> RemoteSampler:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Stream:

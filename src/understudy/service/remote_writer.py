@@ -12,9 +12,8 @@ Steps are recorded on the robot's own disk (`flush` waits for that) and delivere
 
 from __future__ import annotations
 
-from types import TracebackType
-
 from understudy.core import DeliveryError, StepSpec
+from understudy.core.closing import Closes
 from understudy.replay.layout import row_bytes_of
 from understudy.replay.writer import Writer
 from understudy.service.outbox import Delivery, Outbox
@@ -23,7 +22,7 @@ CHUNK_BYTES = 8 * 2**20
 CLOSE_TIMEOUT_S = 10.0
 
 
-class RemoteWriter(Writer):
+class RemoteWriter(Writer, Closes):
     """One stream of episodes to a server. Not for several threads at once."""
 
     def __init__(
@@ -73,11 +72,3 @@ class RemoteWriter(Writer):
                 f"writer {self.name!r}: closed with {left.queued + left.recorded} rows that the server does not have "
                 f"({left.problem or 'it is slow'}); wait longer, or use a spool"
             )
-
-    def __enter__(self) -> RemoteWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

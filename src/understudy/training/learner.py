@@ -21,6 +21,7 @@ import numpy as np
 from understudy.algorithms import SAC
 from understudy.core import StepSpec, TransitionBatch
 from understudy.core import tree as trees
+from understudy.core.closing import Closes
 from understudy.policies import ActorPolicy
 from understudy.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.evaluate import Evaluation, Judge, Judged
@@ -49,7 +50,7 @@ class Moment:
     metrics: Mapping[str, float] | None = None
 
 
-class Learner:
+class Learner(Closes):
     """One run's learning. It holds the run's lock; `close` lets go of everything."""
 
     def __init__(
@@ -85,12 +86,6 @@ class Learner:
 
     def close(self) -> None:
         self._undo.close()
-
-    def __enter__(self) -> Learner:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # ---- how far it is
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from understudy.core import Source, StepSpec, Tree
 from understudy.core import tree as trees
+from understudy.core.closing import Closes
 from understudy.core.spec import describe
 from understudy.envs.people.axes import NO_AXES, Axes, DeviceError
 from understudy.envs.people.browser_server import Frame, PageServer, Picture
@@ -27,7 +28,7 @@ from understudy.envs.people.takeover import Reading
 MAX_SIDE = 512  # of a picture; of a larger one, every second pixel is sent, or every third
 
 
-class BrowserDevice:
+class BrowserDevice(Closes):
     """A page at `url`, served from the moment this is made until `close`.
 
     One person drives and others watch. Off loopback a `token` is needed, which `url` carries. `hosts` are further
@@ -105,12 +106,6 @@ class BrowserDevice:
     def close(self) -> None:
         """End the page's server; open pages say so."""
         self._server.close()
-
-    def __enter__(self) -> BrowserDevice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _picture(path: str, pixels: np.ndarray[Any, Any]) -> Picture:

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from understudy.core import Source, StepSpec
+from understudy.core.closing import Closes
 from understudy.core.spec import describe
 from understudy.envs.people.axes import Axes, DeviceError
 from understudy.envs.people.hands import EXPIRY_S, Hands
@@ -28,7 +29,7 @@ POLL_S = 0.005
 LONG_PRESS_S = 1.0
 
 
-class SpaceMouseDevice:
+class SpaceMouseDevice(Closes):
     """A SpaceMouse, read from the moment this is made until `close`.
 
     The cap pushes the axes of the action that have its names. The first button toggles the grip, and the person is in
@@ -74,12 +75,6 @@ class SpaceMouseDevice:
         self._thread.join()
         self._mouse.close()
         self._hands.let_go()
-
-    def __enter__(self) -> SpaceMouseDevice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _follow(self) -> None:
         """Hand on every report until the device is gone."""

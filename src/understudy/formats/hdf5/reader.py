@@ -15,11 +15,11 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from understudy.core.closing import Closes
 from understudy.formats.format import FormatError
 
 CHILD = Path(__file__).with_name("child.py")
@@ -46,7 +46,7 @@ class Group:
     groups: Mapping[str, Mapping[str, Any]]  # the attributes of each
 
 
-class Hdf5Reader:
+class Hdf5Reader(Closes):
     """Not for threads: one request at a time."""
 
     def __init__(self, path: Path):
@@ -138,11 +138,3 @@ class Hdf5Reader:
                 assert pipe is not None
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-
-    def __enter__(self) -> Hdf5Reader:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

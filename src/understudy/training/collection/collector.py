@@ -24,6 +24,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from understudy.core import Episode, EpisodeInfo, Step, StepSpec, Tree
+from understudy.core.closing import Closes
 from understudy.envs.known import Named, find_world
 from understudy.envs.source import WorldSource
 from understudy.envs.suite import Suite, Task
@@ -78,7 +79,7 @@ class Living(Protocol):
     def stream(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> Iterator[Rollout]: ...
 
 
-class Collector:
+class Collector(Closes):
     """Owns the workers of one world. `suite`, `step_spec` and `versions` are the world's."""
 
     def __init__(
@@ -188,12 +189,6 @@ class Collector:
     def close(self) -> None:
         """End all workers."""
         self._vector.close()
-
-    def __enter__(self) -> Collector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- stages of `stream` ---
 
