@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
+from understudy.core.access import check_access, is_loopback
 from understudy.robots.arm import ArmError
 
 Message: TypeAlias = MutableMapping[str, Any]
@@ -15,7 +15,6 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 App: TypeAlias = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
-MIN_TOKEN_LENGTH = 16
 MAX_BODY_BYTES = 64 * 2**10
 
 
@@ -23,16 +22,7 @@ class Gate:
     """An app with a gate before it."""
 
     def __init__(self, app: App, *, host: str, token: str | None):
-        if token is not None and len(token) < MIN_TOKEN_LENGTH:
-            raise ArmError(
-                f"token: expected at least {MIN_TOKEN_LENGTH} characters, got {len(token)}; "
-                f"make one with `python -c 'import secrets; print(secrets.token_hex(16))'`"
-            )
-        if token is None and not is_loopback(host):
-            raise ArmError(
-                f"host {host!r} can be reached from other machines, so a token is required; "
-                f"pass --token-file, or listen on 127.0.0.1"
-            )
+        check_access(host, token, ArmError)
         self._app = app
         self._on_loopback = is_loopback(host)
         self._token = token
@@ -79,15 +69,6 @@ class Gate:
         if length.isdigit() and len(length) < 20 and int(length) > MAX_BODY_BYTES:
             return _too_large(int(length))
         return None
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def _without_port(host: bytes) -> str:

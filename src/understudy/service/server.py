@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import threading
 import time
@@ -38,6 +37,7 @@ from understudy.core import (
     UnderstudyError,
     WireError,
 )
+from understudy.core.access import check_access
 from understudy.replay import Reader, Store
 from understudy.replay.chunk import Chunk
 from understudy.replay.layout import row_bytes_of
@@ -69,7 +69,6 @@ from understudy.service.sampling import Drawing, serve_batches
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MIN_TOKEN_LENGTH = 16
 MAX_SPECS = 256  # in one store; each has a segment of its own
 MAX_NAME_LENGTH = 200
 MAX_VIEWS = 16  # in one question
@@ -92,27 +91,9 @@ class ServerConfig:
     max_streams: int = 4096
 
     def __post_init__(self) -> None:
-        if self.token is not None and len(self.token) < MIN_TOKEN_LENGTH:
-            raise RefusedError(
-                f"token: expected at least {MIN_TOKEN_LENGTH} characters, got {len(self.token)}; "
-                f"make one with `python -c 'import secrets; print(secrets.token_hex(16))'`"
-            )
-        if self.token is None and not is_loopback(self.host):
-            raise RefusedError(
-                f"host {self.host!r} can be reached from other machines, so a token is required; "
-                f"pass --token-file, or listen on 127.0.0.1"
-            )
+        check_access(self.host, self.token, RefusedError)
         if (self.tls_cert is None) != (self.tls_key is None):
             raise RefusedError("tls: a certificate and a key go together; pass both --tls-cert and --tls-key")
-
-
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 # Called with the name and the spec of a writer that connects; raises if it is not to be let in.

@@ -13,13 +13,14 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.writing import write_episode
 
 from understudy.core import ArraySpec, DeliveryError, RefusedError, Spec, StepSpec, UnavailableError, WireError
+from understudy.core.access import is_loopback
 from understudy.core.examples import CANONICAL, random_episode, random_steps, small_spec
 from understudy.replay import Reader, Store, layout
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.protocol import ERROR_KEY, STATUS, TOKEN_KEY, VERSION, WRITE, method, to_json
-from understudy.service.server import is_loopback
 
 SPEC = small_spec()
 TOKEN = "0123456789abcdef"
@@ -49,13 +50,10 @@ def talk(
         return answers, grpc.StatusCode.OK, "", ""
 
 
-def write_episode(remote: Remote, name: str, seed: int = 1) -> None:
+def deliver_episode(remote: Remote, name: str, seed: int = 1) -> None:
     episode = random_episode(SPEC, 12, seed)
     with remote.writer(name, SPEC, commit_steps=5) as writer:
-        writer.begin(episode.info)
-        for step in episode.steps():
-            writer.append(step)
-        writer.end(episode.last_observation)
+        write_episode(writer, episode)
         assert writer.wait_delivered(10)
 
 
@@ -121,7 +119,7 @@ def test_the_loopback_of_ipv6(serve: Serve, remote_to: To, tmp_path: Path) -> No
         pytest.skip("this machine has no IPv6")
     server = serve(host="::1")
     assert server.address.startswith("[::1]:")
-    write_episode(remote_to(server), "w")
+    deliver_episode(remote_to(server), "w")
 
 
 def test_starting_and_stopping_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -143,7 +141,7 @@ def test_tls_there_and_back(serve: Serve, remote_to: To, tmp_path: Path, certifi
     server = serve(tls_cert=cert, tls_key=key, token=TOKEN)
     remote = remote_to(server, tls_cert=cert, token=TOKEN)
     assert remote.status()[server.address]["version"] == VERSION
-    write_episode(remote, "w")
+    deliver_episode(remote, "w")
     with Reader(tmp_path / "store") as reader:
         assert reader.read(1).equals(random_episode(SPEC, 12, 1))
     with pytest.raises(UnavailableError):  # without it, the client does not speak TLS
@@ -278,8 +276,8 @@ def test_too_many_specs_are_refused(serve: Serve, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("understudy.service.server.MAX_SPECS", 1)
     server = serve()
     with connect(server.address) as remote:
-        write_episode(remote, "w")
-        write_episode(remote, "w")  # of a spec that is known: as before
+        deliver_episode(remote, "w")
+        deliver_episode(remote, "w")  # of a spec that is known: as before
     other = CANONICAL["nested"]()[0]
     assert "spec: the store has 1 specs already; write another store" in talk(server, hello(spec=other.to_json()))[2]
 
@@ -328,7 +326,7 @@ def test_a_stream_that_says_nothing_is_refused(serve: Serve) -> None:
 def test_what_goes_wrong_is_counted(serve: Serve, remote_to: To) -> None:
     server = serve()
     talk(server, hello(version=0))
-    write_episode(remote_to(server), "w")
+    deliver_episode(remote_to(server), "w")
     text = server.metrics.text()
     assert 'understudy_errors_total{kind="WireError"} 1.0' in text
     assert "understudy_rows_committed_total 13.0" in text

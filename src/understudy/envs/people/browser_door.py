@@ -8,9 +8,8 @@ import secrets
 import socket
 from collections.abc import Sequence
 
+from understudy.core.access import MIN_TOKEN_LENGTH, is_loopback
 from understudy.envs.people.axes import DeviceError
-
-MIN_TOKEN_LENGTH = 16
 
 
 def import_websockets() -> None:
@@ -33,13 +32,6 @@ def checked_token(token: str | None, host: str) -> str | None:
             f"token: expected at least {MIN_TOKEN_LENGTH} letters and digits, got {len(token)} characters"
         )
     return token
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def listen(host: str, port: int) -> socket.socket:
