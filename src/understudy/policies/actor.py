@@ -116,9 +116,9 @@ class ActorPolicy:
         self.device = torch.device(device)
         self.actor = Actor(config, spec, stats, self.device)
         self.spec = StepSpec(observation=self.actor.encoder.inputs.spec, action=spec.action)  # what it sees and gives
-        shapes = {name: tuple(weight.shape) for name, weight in self.actor.init(torch.Generator()).items()}
-        artefact.check_weights(weights, shapes)
-        self.weights = {name: weights[name].to(self.device, torch.float32) for name in shapes}
+        like = self.actor.init(torch.Generator())
+        artefact.check_weights(weights, like)
+        self.weights = {name: weights[name].to(self.device, torch.float32) for name in like}
 
     def act(self, observation: Tree, *, rng: np.random.Generator, deterministic: bool = False) -> Acted:
         """Choose; `rng` gives one number per arm number, and two per gripper that strays, in this order."""

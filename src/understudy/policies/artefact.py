@@ -121,18 +121,16 @@ def unpack(tree: Tree) -> tuple[dict[str, torch.Tensor], Stats]:
     return weights, Stats.of_flat(trees.flatten(tree))
 
 
-def check_weights(found: Mapping[str, Any], wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse weights that are not those of this network."""
-    for name, shape in wanted.items():
-        if name not in found:
-            raise PolicyError(f"weights/{name}: expected shape {list(shape)}, got nothing; they are of another network")
-        if tuple(np.shape(found[name])) != tuple(shape):
+def check_weights(found: Mapping[str, Any], like: Mapping[str, torch.Tensor]) -> None:
+    """Refuse weights that are not those of this network, whose own have these shapes."""
+    for name, weight in like.items():
+        got = list(np.shape(found[name])) if name in found else "nothing"
+        if got != list(weight.shape):
             raise PolicyError(
-                f"weights/{name}: expected shape {list(shape)}, got {list(np.shape(found[name]))}; "
-                f"they are of another network"
+                f"weights/{name}: expected shape {list(weight.shape)}, got {got}; they are of another network"
             )
     for name in found:
-        if name not in wanted:
+        if name not in like:
             raise PolicyError(f"weights/{name}: expected no such weights; they are of another network")
 
 

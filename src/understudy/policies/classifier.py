@@ -65,12 +65,9 @@ class SuccessClassifier:
         self.device = torch.device(device)
         self.encoder = Encoder(config.encoder, observation, stats, self.device)
         self.observation = self.encoder.inputs.spec
-        shapes = {
-            name: tuple(weight.shape)
-            for name, weight in init_classifier(config, self.encoder, torch.Generator()).items()
-        }
-        artefact.check_weights(weights, shapes)
-        self.weights = {name: weights[name].to(self.device, torch.float32) for name in shapes}
+        like = init_classifier(config, self.encoder, torch.Generator())
+        artefact.check_weights(weights, like)
+        self.weights = {name: weights[name].to(self.device, torch.float32) for name in like}
 
     def probability(self, observation: Tree) -> Array:
         """Of success, float32: [] for one observation, [B] for a batch."""

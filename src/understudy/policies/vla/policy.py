@@ -285,7 +285,7 @@ def _model(config: VLAConfig, spec: StepSpec, words: Words) -> VLAModel:
 def _fill(model: VLAModel, weights: Mapping[str, Tensor]) -> None:
     """Give a model these weights, if they are its."""
     own = model.state_dict()
-    artefact.check_weights(weights, {name.replace(".", "/"): tuple(weight.shape) for name, weight in own.items()})
+    artefact.check_weights(weights, {name.replace(".", "/"): weight for name, weight in own.items()})
     model.load_state_dict({name: weights[name.replace(".", "/")] for name in own})
 
 
