@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from understudy.core import NO_VERSION, ArraySpec, Spec, StepSpec, Tree
+from understudy.core import NO_VERSION, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies.lora import merged_state
 from understudy.policies.openvla import loading
@@ -29,14 +29,13 @@ from understudy.policies.openvla.inputs import OpenVLAInputs, Pictures, Prompts,
 from understudy.policies.openvla.network import OpenVLANetwork, Tensors
 from understudy.policies.openvla.tokens import ActionTokens, Range, statistics_of
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
 from understudy.policies.vla import bins
-
-TOKENS = "tokens"
 
 Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
 
-class OpenVLAPolicy:
+class OpenVLAPolicy(TokenPolicy):
     """A policy with its model, which may be trained in place: whoever does so raises `version`."""
 
     def __init__(
@@ -50,7 +49,7 @@ class OpenVLAPolicy:
         version: int = NO_VERSION,
     ):
         """Use `load`, which gives the parts that belong together."""
-        self.config = config
+        self.config: OpenVLAConfig = config
         self.spec = spec
         self.version = version
         self.device = torch.device(device)
@@ -61,7 +60,7 @@ class OpenVLAPolicy:
         language = loading.language_config(checkpoint)
         self._first_id, self._end_id = loading.action_ids(checkpoint, language)
         self._stop_id = language.eos_token_id if isinstance(language.eos_token_id, int) else 2
-        self.actions = ActionTokens(
+        self.actions: ActionTokens = ActionTokens(
             spec.action,
             _part(statistics, "action", config),
             num_bins=self._end_id - self._first_id,
@@ -111,23 +110,6 @@ class OpenVLAPolicy:
         return OpenVLAPolicy(config, spec, checkpoint, model, device=device, version=version)
 
     # ---- a block policy
-
-    @property
-    def block_steps(self) -> int:
-        return self.config.block_steps
-
-    @property
-    def log_prob_size(self) -> int:
-        return self.actions.size
-
-    @property
-    def replay_spec(self) -> Spec:
-        shape = (self.block_steps, self.actions.size)
-        return Spec({TOKENS: ArraySpec(shape=shape, dtype="int32")})  # bins, 0 to 255; bin b is token last - b
-
-    @property
-    def has_value(self) -> bool:
-        return self.config.value_head
 
     def act(
         self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
@@ -198,20 +180,10 @@ class OpenVLAPolicy:
         module: Forward | None = None,
     ) -> Evaluated:
         """Weigh earlier choices again; with `module` in place of the own model, such as one that is wrapped in DDP."""
-        if TOKENS not in replay:
-            raise PolicyError(
-                f"replay/{TOKENS}: expected what act() recorded, got {', '.join(replay) or 'nothing'}; store it"
-            )
-        shape = (len(instructions), self.block_steps, self.actions.size)
-        tokens = torch.as_tensor(np.asarray(replay[TOKENS]), device=self.device).long()
-        if tokens.shape != shape:
-            raise PolicyError(
-                f"replay/{TOKENS}: expected {list(shape)}, got {list(tokens.shape)}; "
-                f"take them from the same rows as the observation"
-            )
+        tokens = self._recorded(replay, len(instructions))
         known = tokens if self.config.decoding == "autoregressive" else None
         logits, value = (module or self.forward)(self.tensors(observation, instructions, known))
-        log_prob, entropy = weigh(logits.reshape(*shape, -1), tokens, sampling)
+        log_prob, entropy = weigh(logits.reshape(*tokens.shape, -1), tokens, sampling)
         return Evaluated(log_prob=log_prob, entropy=entropy, value=value)
 
     def tensors(
@@ -315,13 +287,6 @@ def draw(logits: Tensor, uniforms: Array, sampling: Sampling) -> Tensor:
         return logits.argmax(dim=-1)
     log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
     return bins.draw(log_probs, torch.as_tensor(uniforms, device=logits.device))
-
-
-def weigh(logits: Tensor, tokens: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
-    """Log-probs and entropies [...] of tokens [...] under logits [..., K], over the bins alone."""
-    log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
-    entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
-    return log_probs.gather(-1, tokens[..., None]).squeeze(-1), entropy
 
 
 def _rows(observation: Tree, rows: list[int]) -> Tree:

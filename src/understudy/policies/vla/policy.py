@@ -16,37 +16,37 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tree
+from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import artefact
 from understudy.policies.actions import Actions
 from understudy.policies.inputs import Inputs, is_camera, to_tensor
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
 from understudy.policies.stats import Stats
+from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
 from understudy.policies.vla import bins
 from understudy.policies.vla.config import MAX_CAMERAS, VLAConfig
 from understudy.policies.vla.model import PROPRIO, WORDS, Tensors, VLAModel, image
 from understudy.policies.vla.words import Words
 
 KIND = "vla"
-TOKENS = "tokens"
 
 Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
 
-class VLAPolicy:
+class VLAPolicy(TokenPolicy):
     """A policy with its model, which may be trained in place: whoever does so raises `version`."""
 
     def __init__(
         self, config: VLAConfig, spec: StepSpec, words: Words, stats: Stats, model: VLAModel, *,
         version: int = NO_VERSION, device: str | torch.device = "cpu",
     ):  # fmt: skip
-        self.config = config
+        self.config: VLAConfig = config
         self.version = version
         self.device = torch.device(device)
         self.words = words
         self.stats = stats
-        self.actions = Actions(spec.action)
+        self.actions: Actions = Actions(spec.action)
         self.inputs = _inputs(config, spec.observation)
         stats.check(self.inputs)
         self.spec = StepSpec(observation=self.inputs.spec, action=spec.action)  # what it sees and gives
@@ -74,23 +74,6 @@ class VLAPolicy:
         return VLAPolicy(config, spec, words, stats, model, device=device)
 
     # ---- a block policy
-
-    @property
-    def block_steps(self) -> int:
-        return self.config.block_steps
-
-    @property
-    def log_prob_size(self) -> int:
-        return self.actions.size
-
-    @property
-    def replay_spec(self) -> Spec:
-        shape = (self.block_steps, self.actions.size)
-        return Spec({TOKENS: ArraySpec(shape=shape, dtype="int32")})  # bins, 0 to num_bins - 1
-
-    @property
-    def has_value(self) -> bool:
-        return self.config.value_head
 
     def act(
         self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
@@ -137,23 +120,10 @@ class VLAPolicy:
         module: Forward | None = None,
     ) -> Evaluated:  # fmt: skip
         """Weigh earlier choices again; with `module` in place of the own model, such as one that is wrapped in DDP."""
-        if TOKENS not in replay:
-            raise PolicyError(
-                f"replay/{TOKENS}: expected what act() recorded, got {', '.join(replay) or 'nothing'}; store it"
-            )
+        tokens = self._recorded(replay, len(instructions))
         logits, value = (module or self.forward)(self.tensors(observation, instructions))
-        log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
-        tokens = torch.as_tensor(np.asarray(replay[TOKENS]), device=self.device).long()
-        if tokens.shape != log_probs.shape[:-1]:
-            raise PolicyError(
-                f"replay/{TOKENS}: expected {list(log_probs.shape[:-1])}, got {list(tokens.shape)}; "
-                f"take them from the same rows as the observation"
-            )
-        return Evaluated(
-            log_prob=log_probs.gather(-1, tokens[..., None]).squeeze(-1),
-            entropy=-(log_probs.exp() * log_probs).sum(dim=-1),
-            value=value,
-        )
+        log_prob, entropy = weigh(logits, tokens, sampling)
+        return Evaluated(log_prob=log_prob, entropy=entropy, value=value)
 
     def num_tokens(self, instruction: str) -> int:
         """Of one row in a forward pass; instructions are padded, so that all rows have as many."""
