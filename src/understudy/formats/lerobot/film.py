@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -23,6 +22,7 @@ import av.video.reformatter
 import numpy as np
 
 from understudy.formats.format import FormatError
+from understudy.formats.lerobot.tables import refusing
 
 Array = np.ndarray[Any, Any]
 
@@ -48,19 +48,6 @@ CODECS: Mapping[str, Codec] = {
 }
 
 
-@contextmanager
-def refusing_film(path: object) -> Iterator[None]:
-    try:
-        yield
-    except FormatError:
-        raise
-    except FileNotFoundError:
-        raise FormatError(f"{path}: is missing; fetch the data set again") from None
-    except (av.error.FFmpegError, OSError, ValueError, LookupError, ArithmeticError, MemoryError) as error:
-        text = " ".join(ascii(str(error)).strip("'\"").split())[:120]
-        raise FormatError(f"{path}: is damaged ({type(error).__name__}: {text}); fetch the data set again") from None
-
-
 class Film:
     """The frames of one file, taken in runs from front to back; going back seeks."""
 
@@ -72,13 +59,13 @@ class Film:
         self._at_s = 0.0  # of the last frame that was decoded
         self.num_decoded = 0
         self._reformatter = av.video.reformatter.VideoReformatter()
-        with refusing_film(path):
+        with refusing(path, av.error.FFmpegError):
             if not path.is_file():
                 raise FileNotFoundError
             options = {"protocol_whitelist": "file", "enable_drefs": "0"}  # a film may not name other files
             self._container = av.open(f"file:{path.absolute()}", "r", format="mp4", options=options)
         try:
-            with refusing_film(path):
+            with refusing(path, av.error.FFmpegError):
                 self._stream = self._container.streams.video[0]
                 context: Any = self._stream.codec_context
                 if context is None:
@@ -104,7 +91,7 @@ class Film:
             raise FormatError(
                 f"{self._path}: frames are not {self._fps:g} per second apart; correct fps in meta/info.json"
             )
-        with refusing_film(self._path):
+        with refusing(self._path, av.error.FFmpegError):
             self._go_to(float(times_s[0]), near_s)
             for index, wanted_s in enumerate(times_s.tolist()):
                 self._convert(self._frame_at(wanted_s, near_s), out[index])

@@ -28,8 +28,8 @@ Array = np.ndarray[Any, Any]
 
 
 @contextmanager
-def refusing(path: Path) -> Iterator[None]:
-    """Turn whatever reading a damaged file leads to into the sentence that says which file it is."""
+def refusing(path: Path, *others: type[Exception]) -> Iterator[None]:
+    """Turn whatever reading a damaged file leads to, `others` too, into the sentence that says which file it is."""
     try:
         yield
     except FormatError:
@@ -38,14 +38,10 @@ def refusing(path: Path) -> Iterator[None]:
         raise FormatError(f"{path}: is missing; fetch the data set again") from None
     except (
         pa.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError,
-        NotImplementedError, RecursionError,
+        NotImplementedError, RecursionError, *others,
     ) as error:  # fmt: skip
-        raise FormatError(f"{path}: is damaged ({_short(error)}); fetch the data set again") from None
-
-
-def _short(error: BaseException) -> str:
-    text = " ".join(ascii(str(error)).strip("'\"").split())
-    return f"{type(error).__name__}: {text[:120]}"
+        text = " ".join(ascii(str(error)).strip("'\"").split())[:120]
+        raise FormatError(f"{path}: is damaged ({type(error).__name__}: {text}); fetch the data set again") from None
 
 
 class Rows:
