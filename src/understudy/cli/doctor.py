@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import json
 import os
@@ -26,7 +25,7 @@ from rich.text import Text
 
 import understudy
 from understudy.cli.show import size_text
-from understudy.envs.install import missing_libraries
+from understudy.envs.install import has_library, missing_libraries
 from understudy.envs.known import KNOWN, home
 from understudy.replay.files import NETWORK_FILE_SYSTEMS, file_system_type
 
@@ -221,7 +220,7 @@ def _machine() -> Iterator[Finding]:
     if shared.is_dir():
         found = f"{size_text(shutil.disk_usage(shared).total)} in {shared}"
         yield Finding(part="this machine", name="shared", state="good", found=found)
-    screen = _loads("libEGL.so.1")
+    screen = has_library("libEGL.so.1")
     yield Finding(
         part="this machine", name="graphics", state="good" if screen else "missing",
         found="EGL draws without a screen" if screen else "no EGL; MuJoCo's pictures need it, the toy world does not",
@@ -260,11 +259,3 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _loads(library: str) -> bool:
-    try:
-        ctypes.CDLL(library)
-    except OSError:
-        return False
-    return True

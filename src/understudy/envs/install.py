@@ -20,7 +20,7 @@ SHOWN_LINES = 15  # of the log, when something fails
 
 def missing_libraries(known: Known) -> list[str]:
     """Shared libraries of the system that the world needs and the loader does not find."""
-    return [name for name in known.libraries if not _loads(name)]
+    return [name for name in known.libraries if not has_library(name)]
 
 
 def install(known: Known, say: Callable[[str], None]) -> None:
@@ -68,7 +68,8 @@ def _pip(known: Known, say: Callable[[str], None]) -> None:
         raise WorldError(f"{known.name}: pip failed; all of it is in {log}\n{tail}")
 
 
-def _loads(library: str) -> bool:
+def has_library(library: str) -> bool:
+    """Whether a shared library is here, with all that it needs."""
     try:
         ctypes.CDLL(library)
     except OSError:
