@@ -267,7 +267,7 @@ def examples(count: int) -> settings:
 
 
 class TestStore(StoreMachine.TestCase):
-    settings = examples(200)
+    settings = examples(100)
 
 
 @pytest.mark.slow

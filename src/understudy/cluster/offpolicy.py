@@ -27,6 +27,7 @@ from understudy.cluster.engine import ClusterError, Placed, elsewhere, options
 from understudy.cluster.minded import Minded, stack_after_s
 from understudy.cluster.player import Player, PlayerJob, PlayerStage, follow, judged_by
 from understudy.cluster.state import Event, RoleNow
+from understudy.core.closing import Closes
 from understudy.envs.known import open_world
 from understudy.policies import ActorPolicy
 from understudy.replay.catalog import CATALOG_FILE
@@ -188,7 +189,7 @@ class LearnerWorker(Placed):
         )  # fmt: skip
 
 
-class _Evaluator:
+class _Evaluator(Closes):
     """Judges policies in a process of its own; where there is no room for one, in the learner's."""
 
     def __init__(self, job: OffPolicyJob, playing: PlayerJob, addresses: Any):
@@ -213,10 +214,7 @@ class _Evaluator:
         with open_world(self._job.config.env) as world:
             return judge_in(world)(policy, config, films)
 
-    def __enter__(self) -> _Evaluator:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self.player.close()
 
 

@@ -107,7 +107,8 @@ def misbehave(word: str) -> None:
     if word == "raise":
         raise ValueError("no such joint")
     if word == "interpreter":
-        raise RuntimeError(f"{sys.executable} {sorted(name for name in sys.modules if name.startswith('understudy'))}")
+        ours = sorted(name for name in sys.modules if name.startswith("understudy"))
+        raise RuntimeError(f"{sys.executable} {ours} {sys.path}")
     if word == "torch":
         import torch  # noqa: F401
     if word == "exit":

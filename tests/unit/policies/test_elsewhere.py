@@ -19,6 +19,7 @@ import pytest
 from tests.processes import alive, dies
 from tests.unit.policies import block_contract as contract
 
+import understudy
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.core import tree as trees
 from understudy.policies import PolicyError, Sampling
@@ -34,6 +35,7 @@ from understudy.policies.elsewhere import (
 from understudy.policies.elsewhere.process import generator_of, generator_state
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 SPEC = StepSpec(
     observation=Spec({
         "camera": {"front": ArraySpec(shape=(4, 4, 3), dtype="uint8")},
@@ -105,16 +107,20 @@ def test_it_equals_the_same_code_here(policy: ElsewherePolicy, monkeypatch: pyte
     np.testing.assert_allclose(there.log_prob, here["log_prob"], rtol=1e-6)
 
 
-def test_the_interpreter_options_and_variables_are_those_named(policy: ElsewherePolicy, python: str) -> None:
+def test_the_interpreter_options_and_variables_are_those_named(
+    policy: ElsewherePolicy, python: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(PolicyProcessRaised, match="RuntimeError: /") as raised:
         act(policy, "interpreter")
     assert python in str(raised.value)
     shared = ["understudy", "understudy.processes", "understudy.processes.inside", "understudy.processes.messages"]
     assert str([*shared, "understudy_process"]) in str(raised.value)  # and nothing else of ours
+    assert repr(str(Path(understudy.__file__).parents[1])) not in str(raised.value)  # on the path
     with pytest.raises(PolicyProcessRaised, match="No module named 'torch'"):
         act(policy, "torch")
     with ElsewherePolicy(source(python, seed=1), SPEC) as other:
         assert not np.array_equal(act(other, *SAID).log_prob, act(policy, *SAID).log_prob)
+    monkeypatch.setenv("PYTHONPATH", str(HERE))  # is for this interpreter, and not for another
     with pytest.raises(PolicyProcessRaised, match="No module named 'plain_policy'"):
         ElsewherePolicy(PolicySource(factory="plain_policy:PlainTokens", python=python), SPEC)
 
@@ -310,10 +316,8 @@ def test_it_ends_with_its_caller(python: str, tmp_path: Path) -> None:
         act(policy, "hang")
     """)
     marker = tmp_path / "hangs"
-    env = {**os.environ, "PYTHONPATH": ".", "HANG_MARKER": str(marker)}
-    with subprocess.Popen(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, cwd=HERE.parents[2], text=True, env=env
-    ) as caller:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "HANG_MARKER": str(marker)}
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) as caller:
         assert caller.stdout is not None
         pid = int(caller.stdout.readline())
         try:

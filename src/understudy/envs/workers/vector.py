@@ -25,6 +25,7 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
+from understudy.core.closing import Closes
 from understudy.envs.source import WorldSource
 from understudy.envs.workers.outcomes import Command, Outcome
 from understudy.envs.workers.worker import TICK_S, Limits, Worker
@@ -33,7 +34,7 @@ from understudy.envs.world import WorldError
 logger = logging.getLogger(__name__)
 
 
-class Vector:
+class Vector(Closes):
     """Workers by slot number. `max_starting` bounds how many build their worlds at once, so that none starves."""
 
     def __init__(
@@ -107,12 +108,6 @@ class Vector:
             worker.close()
         self._selector.close()
         self._closed = True
-
-    def __enter__(self) -> Vector:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- stages of `ready` ---
 

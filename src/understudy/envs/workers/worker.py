@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from understudy.core import SpecError, StepSpec
+from understudy.core.closing import Closes
 from understudy.envs.source import WorldSource
 from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import ChannelClosed, ChannelGarbage, ChannelStuck
@@ -73,7 +74,7 @@ class Limits:
             raise WorldError(f"limits/max_rss_bytes: expected more than 0 or None, got {self.max_rss_bytes}")
 
 
-class Worker:
+class Worker(Closes):
     """Keeps a process for one world. `step_spec` and `suite` are known once it has started for the first time."""
 
     def __init__(
@@ -291,12 +292,6 @@ class Worker:
         self._drop()
         self._command = None
         self.state = "closed"
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- requests and answers ---
 

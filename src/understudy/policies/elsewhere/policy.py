@@ -24,6 +24,7 @@ import torch
 
 from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
+from understudy.core.closing import Closes
 from understudy.core.spec import describe
 from understudy.policies.elsewhere import process
 from understudy.policies.elsewhere.child import Ended, Late, PolicyChild
@@ -65,7 +66,7 @@ class _Hello:
     has_value: bool
 
 
-class ElsewherePolicy:
+class ElsewherePolicy(Closes):
     """A PlainPolicy of another interpreter. Close it, or use it as a context."""
 
     def __init__(
@@ -173,12 +174,6 @@ class ElsewherePolicy:
         """End the process; the policy cannot be used after."""
         self._closed = True
         self._drop()
-
-    def __enter__(self) -> ElsewherePolicy:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def _said(self) -> _Hello:

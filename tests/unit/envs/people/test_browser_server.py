@@ -27,6 +27,7 @@ pytest.importorskip("websockets")
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+pytestmark = pytest.mark.serial  # what was pressed too long ago does not count
 TOKEN = "0123456789abcdef"
 SPEC = StepSpec(
     observation=Spec(

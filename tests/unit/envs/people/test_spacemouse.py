@@ -204,6 +204,7 @@ def test_the_first_button_toggles_the_grip(mouse: Callable[..., Mouse]) -> None:
     assert held.until(bool) == [0, 0, 0, -1]
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize(("seconds", "verdict"), [(0.1, True), (1.1, False)])
 def test_the_second_button_is_the_verdict(mouse: Callable[..., Mouse], seconds: float, verdict: bool) -> None:
     held = mouse()
@@ -224,6 +225,7 @@ def test_without_a_grip_the_first_button_does_nothing(mouse: Callable[..., Mouse
     assert held.read()[0] is None
 
 
+@pytest.mark.serial
 def test_a_cap_that_falls_silent_loses_control(mouse: Callable[..., Mouse]) -> None:
     held = mouse(expiry_s=0.2)
     held.push(x=350)
