@@ -217,7 +217,8 @@ def heard(number, frame):
 signal.signal(signal.SIGINT, heard)
 signal.signal(signal.SIGTERM, heard)
 print("out", rank, os.environ["OMP_NUM_THREADS"], flush=True)
-print("err", rank, file=sys.stderr, flush=True)
+sys.stderr.write(f"err {rank}\\n")  # in one piece, so that no other line can come into it
+sys.stderr.flush()
 (place / f"here-{rank}").write_text(str(os.getpid()))
 if what == "fails" and rank == "1":
     while not all((place / f"here-{other}").exists() for other in (0, 2)):

@@ -101,8 +101,8 @@ def test_the_overview_is_live(page: Any, server: Any, run: Path) -> None:
     wait_for(lambda: number(tile(page, "practice")) > before[0])  # nobody has touched the page
     wait_for(lambda: number(tile(page, "updates")) > before[1])
     assert number(tile(page, "episodes")) >= before[2]
-    assert page.locator(".chart .line").count() > 5
-    assert page.locator(".mini img").count() > 3
+    wait_for(lambda: page.locator(".chart .line").count() > 5)
+    wait_for(lambda: page.locator(".mini img").count() > 3)
 
 
 def test_two_people_see_the_same(browser: Any, server: Any) -> None:
@@ -124,16 +124,21 @@ def test_episodes_are_pictures_and_filters_are_right(page: Any, server: Any, run
     def total() -> int:
         return int(page.locator(".count").get_attribute("data-total"))
 
+    def shown() -> set[int]:
+        ids = page.locator(".episode").evaluate_all("nodes => nodes.map(node => node.dataset.id)")
+        return {number(one) for one in ids}
+
     page.locator("select[data-filter=kind]").select_option("demonstration")
     wait_for(lambda: total() == 3)
     assert "kind=demonstration" in page.url
-    assert {card.get_attribute("data-id") for card in page.locator(".episode").all()} == {"1", "2", "3"}
+    wait_for(lambda: shown() == {1, 2, 3})
     page.locator("select[data-filter=kind]").select_option("")
     page.locator("select[data-filter=source]").select_option("human")
     human = [record.id for record in records(run) if record.num_human]
-    wait_for(lambda: page.locator(".episode").count() and total() >= len(human))
-    shown = [number(card.get_attribute("data-id")) for card in page.locator(".episode").all()]
-    assert set(human[-2:]) <= {*shown, *human[:-20]}
+    wait_for(lambda: total() >= len(human))
+    wait_for(lambda: set(human[-2:]) <= shown() | set(human[:-20]))
+    policy = {record.id for record in records(run) if record.state == "ended" and not record.num_human}
+    assert policy.isdisjoint(shown())
     page.locator("select[data-filter=source]").select_option("")
     page.get_by_label("Search").fill("nothing like this")
     page.get_by_text("No episode fits").wait_for()
@@ -221,17 +226,16 @@ def test_the_other_views_say_what_the_store_says(page: Any, server: Any, run: Pa
     taken = [r for r in records(run) if r.num_human and r.info.kind != "demonstration"]
     assert taken
     wait_for(lambda: number(tile(page, "takeovers")) >= len(taken))
-    assert "no progress for 30 steps" in page.locator(".page").inner_text()
+    page.get_by_text("no progress for 30 steps").first.wait_for()
     page.goto(f"{server.url}#/0/replay")
     page.get_by_text("Every row once").wait_for()
     assert (tile(page, "lost rows"), tile(page, "duplicates"), tile(page, "dropped")) == ("0", "0", "0")
-    assert tile(page, "wanted") == "50 %"
-    assert tile(page, "drawn") == "50 %"
+    wait_for(lambda: (tile(page, "wanted"), tile(page, "drawn")) == ("50 %", "50 %"))
     page.goto(f"{server.url}#/0/health")
     role = page.locator(".role")
     role.locator(".pill.good").wait_for()
     assert "local" in role.inner_text()
-    assert "policy" in role.inner_text()
+    wait_for(lambda: "policy" in role.inner_text())
     page.goto(f"{server.url}#/0/runs")
     page.get_by_text("Where scores come from").wait_for()
     assert "touch" in page.locator(".prints").inner_text()
