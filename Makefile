@@ -2,7 +2,8 @@
 
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 PYTHON ?= python3
-JOBS ?= auto
+# Half of the time of tests is waiting for processes.
+JOBS ?= $(shell expr $$(nproc) + 1)
 PYTEST := $(VENV)/bin/pytest
 
 .DEFAULT_GOAL := check
