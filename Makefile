@@ -2,8 +2,7 @@
 
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 PYTHON ?= python3
-# Half of the time of tests is waiting for processes.
-JOBS ?= $(shell expr $$(nproc) + 1)
+JOBS ?= auto
 PYTEST := $(VENV)/bin/pytest
 
 .DEFAULT_GOAL := check
