@@ -90,7 +90,8 @@ class Connection:
     def call(
         self, name: str, request: dict[str, Any], *, timeout_s: float = CONNECT_TIMEOUT_S, wait: bool = True
     ) -> dict[str, Any]:
-        """A small question and its answer; with `wait`, a server that is not there yet has until the time-out."""
+        """A small question and its answer; with `wait`, a server that is not there yet has until the time-out. A STATUS
+        changes nothing, so one that was cut off is asked again."""
         deadline = time.monotonic() + timeout_s
         while True:
             channel = self._channel
@@ -100,8 +101,12 @@ class Connection:
                     metadata=self._credentials.metadata, wait_for_ready=wait,
                 )))  # fmt: skip
             except grpc.RpcError as error:
-                if channel is self._channel or time.monotonic() > deadline:  # else it moved: ask again there
+                moved = channel is not self._channel
+                cut_off = wait and name == STATUS and error.code() is grpc.StatusCode.UNAVAILABLE
+                if not (moved or cut_off) or time.monotonic() > deadline:
                     raise error_of(error, self.address) from None
+                if cut_off:
+                    time.sleep(FIRST_PAUSE_S)
 
     def problem(self, *, timeout_s: float = GLANCE_S) -> str | None:
         """Why it does not answer now; None if it does."""

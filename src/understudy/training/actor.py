@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from understudy.core import Source, Tree
+from understudy.core import Source, Tree, UnavailableError
 from understudy.envs.known import open_world
 from understudy.envs.pace import Pace
 from understudy.envs.people.takeover import Takeover
@@ -127,7 +127,8 @@ def run_actor(
         remote = server
         if isinstance(remote, str):
             remote = undo.enter_context(connect(remote, token_file=token_file, tls_cert=tls_cert))
-        if remote is server:
+            remote.status()  # a wrong address or token is said now; whoever goes away later is waited for
+        else:
             remote.wait_for_all(health.progress)
         subscription = undo.enter_context(remote.parameters())
         writer = undo.enter_context(remote.writer(name, world.step_spec, spool=spool))
@@ -136,7 +137,7 @@ def run_actor(
         health.add(lambda: _delivery(writer))
         num_steps = 0
         writer.wait_delivered(DELIVER_S)  # what an earlier process lived counts too
-        number = first = _num_lived(remote, name)
+        number = first = _num_lived(remote, name, health.progress)
         policy: ActorPolicy | None = None
         seen: Parameters | None = None
         num_since = 0  # steps lived since it was heard
@@ -176,8 +177,12 @@ def _policy_of(parameters: Parameters) -> ActorPolicy:
     return ActorPolicy.of(parameters.tree, {**description, "version": parameters.version})
 
 
-def _num_lived(remote: Remote, name: str) -> int:
+def _num_lived(remote: Remote, name: str, waiting: Callable[[str], None]) -> int:
     """How many episodes an actor has begun, so that one that is started again goes on with other starts."""
     quoted = name.replace("'", "''")
     view = View(name="mine", clauses=(Clause(where=f"actor = '{quoted}'"),))
-    return sum(int(said["episodes"][view.name]) for said in remote.status([view]).values())
+    while True:
+        try:
+            return sum(int(said["episodes"][view.name]) for said in remote.status([view]).values())
+        except UnavailableError:
+            remote.wait_for_all(waiting)

@@ -187,7 +187,7 @@ def test_in_step_it_equals_the_local_run(tmp_path: Path, demos: str, local: Path
 
 def test_in_step_it_equals_the_local_run_whoever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
     path = tmp_path / "run"
-    config = small_config(demos, steps=1000, updates_per_step=1, eval_every=400)
+    config = small_config(demos, steps=2000, updates_per_step=1, eval_every=800)  # long enough for all kills
     with LocalRun(Run.create(tmp_path / "local", "rlpd", config)) as here:
         here.go()
     with Killer(path, "actor-0", "learner", "shard-0") as killer:

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from understudy.core.examples import CANONICAL, random_episode, random_steps, sm
 from understudy.replay import Reader, Store, layout
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.protocol import ERROR_KEY, STATUS, TOKEN_KEY, VERSION, WRITE, method, to_json
+from understudy.service.proxy import Proxy
 
 SPEC = small_spec()
 TOKEN = "0123456789abcdef"
@@ -400,3 +402,16 @@ def test_a_store_that_was_closed_is_a_server_that_is_away(serve: Serve, remote_t
     assert "closed" in str(writer.delivery.problem)
     with pytest.raises(DeliveryError):
         writer.close(0.1)
+
+
+def test_a_question_that_is_cut_off_is_asked_again(server: Server, remote_to: To) -> None:
+    with Proxy(int(server.address.rpartition(":")[2])) as proxy:
+        remote = remote_to(f"127.0.0.1:{proxy.port}")
+        remote.status()  # the link is there
+        proxy.freeze(True)
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(remote.status)
+            time.sleep(0.3)  # it is on its way, and gets no answer
+            proxy.cut()
+            proxy.heal()
+            assert next(iter(asked.result().values()))["commit"] == 0
