@@ -1,6 +1,6 @@
 """RLPD on a real small Ray cluster, undisturbed and with its workers and nodes killed.
 
-    python benchmarks/cluster_rlpd.py --nodes 3                # an hour on two cores
+    python benchmarks/cluster_rlpd.py --nodes 3                # half an hour on two cores
 
 Two actors live while the learner learns, into two shards. Every `every_s` an actor, the learner or a shard is killed by
 SIGKILL; once a node is (another joins), and once the driver, which is resumed. Chance has a part in such a run, so no
