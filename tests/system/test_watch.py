@@ -226,7 +226,7 @@ def test_the_other_views_say_what_the_store_says(page: Any, server: Any, run: Pa
     taken = [r for r in records(run) if r.num_human and r.info.kind != "demonstration"]
     assert taken
     wait_for(lambda: number(tile(page, "takeovers")) >= len(taken))
-    page.get_by_text("no progress for 30 steps").first.wait_for()
+    page.get_by_text("no progress for 30 steps").locator("visible=true").first.wait_for()
     page.goto(f"{server.url}#/0/replay")
     page.get_by_text("Every row once").wait_for()
     assert (tile(page, "lost rows"), tile(page, "duplicates"), tile(page, "dropped")) == ("0", "0", "0")
