@@ -99,7 +99,7 @@ def compare_rlpd(folder: Path, rounds: int, steps: int) -> None:
         raise SystemExit("the demonstrations could not be recorded")
     config = RLPDConfig(
         env=STATE, demos=str(demos), steps=steps, eval_every=10 * steps, checkpoint_every=10 * steps, cloning_updates=0,
-        human=HumanConfig(by="script"), evaluation=EvaluationConfig(episodes=2),
+        human=HumanConfig(by="script"), evaluation=EvaluationConfig(episodes=2), max_behind=400,
     )  # fmt: skip
     take_turns(STATE, rounds, {"plain": partial(measure_rlpd, config=config, on_ray=False),
                                "on Ray": partial(measure_rlpd, config=config, on_ray=True)}, folder)  # fmt: skip
