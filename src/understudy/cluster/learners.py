@@ -19,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from understudy.cluster.config import ClusterConfig
 from understudy.cluster.engine import ClusterError, options, reserve, room
-from understudy.cluster.minded import LOOK_S, Lost, idle_s
+from understudy.cluster.minded import LOOK_S, Lost, idle_s, last_line
 from understudy.cluster.onpolicy import LearnerRank, RankJob, RankLook
 from understudy.cluster.state import Event, RoleNow
 from understudy.core import UnderstudyError
@@ -120,7 +120,7 @@ class Learners:
             cause = error.cause
             if isinstance(cause, UnderstudyError) and not isinstance(cause, RanksError):
                 raise cause from None
-            self._again(f"{type(cause or error).__name__}: {str(cause or error).strip().splitlines()[-1][:500]}", cause)
+            self._again(f"{type(cause or error).__name__}: {last_line(cause or error)}", cause)
         except (RayError, Lost) as error:
             self._again(str(error).strip().partition("\n")[0][:500], None)
 
