@@ -29,6 +29,7 @@ def command(
     tls_key: Path | None = None,
     metrics_port: int | None = None,
     max_message_mb: int = 64,
+    replaces: tuple[str, ...] = (),
     verbose: bool = False,
 ) -> int:
     """Serve a store: writers send steps to it, learners sample from it, parameters go the other way.
@@ -44,6 +45,8 @@ def command(
         tls_key: Its private key (PEM).
         metrics_port: Show Prometheus metrics at http://127.0.0.1:PORT/metrics.
         max_message_mb: The largest message that is taken.
+        replaces: Stores (by their identity) that are gone for good: writers that sent to one of them go on with this
+            one instead of waiting for it.
         verbose: Log each refusal.
     """
     service = with_remote("understudy.service")
@@ -52,7 +55,13 @@ def command(
     service.keep_large_blocks()
     token = service.read_token(token_file) if token_file is not None else None
     config = service.ServerConfig(
-        host=host, port=port, token=token, tls_cert=tls_cert, tls_key=tls_key, max_message_bytes=max_message_mb * 2**20
+        host=host,
+        port=port,
+        token=token,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_message_bytes=max_message_mb * 2**20,
+        replaces=replaces,
     )
     stop = threading.Event()
     with Store.open(store) as opened, contextlib.ExitStack() as undo:

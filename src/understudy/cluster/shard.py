@@ -61,8 +61,8 @@ class ShardWorker:
         self._host, self._port, self._token = host, port, token
         self._undo = ExitStack()
 
-    def open(self, expected: str | None) -> ShardFacts:
-        """Serve the store; if one is expected, that one and no other."""
+    def open(self, expected: str | None, replaces: tuple[str, ...]) -> ShardFacts:
+        """Serve the store, in the place of those that were lost; if one is expected, that one and no other."""
         if expected is not None and not self._path.is_dir():
             raise NotHere(f"{self._path}: is not on this node")
         keep_large_blocks()
@@ -72,7 +72,8 @@ class ShardWorker:
         if expected is not None and found != expected:
             self._undo.close()
             raise NotHere(f"{self._path}: holds store {found}, expected {expected}")
-        config = ServerConfig(host=self._host or ray.util.get_node_ip_address(), port=self._port, token=self._token)
+        config = ServerConfig(host=self._host or ray.util.get_node_ip_address(), port=self._port, token=self._token,
+                              replaces=replaces)  # fmt: skip
         self._server = self._undo.enter_context(Server(self._store, config, answer=self._answer))
         health = self._undo.enter_context(Health(self._path / HEALTH, role="server", name=self._name))
         health.add(lambda: {"address": self._server.address, "commit": self._store.last_commit})
@@ -124,6 +125,7 @@ class _Shard:
     name: str
     path: str
     store: str | None = None  # its identity, once it is known
+    replaces: tuple[str, ...] = ()  # those that were lost before it
     handle: Any = None
     call: Any = None
     called: float = 0.0
@@ -240,7 +242,7 @@ class ShardKeeper:
         )
         shard.state, shard.node, shard.home = "starting", node.id, node.address
         shard.called = time.monotonic()
-        shard.call = shard.handle.open.remote(shard.store)
+        shard.call = shard.handle.open.remote(shard.store, shard.replaces)
 
     def _hear(self, shard: _Shard) -> None:
         call, shard.call = shard.call, None
@@ -299,6 +301,7 @@ class ShardKeeper:
         logger.error("%s", text)
         self.events.append(Event(what="shard lost", name=shard.name, text=text))
         shard.lost_steps += steps
+        shard.replaces = (*shard.replaces, shard.facts.store)
         shard.store, shard.tried, shard.node = None, (), None
 
     # ---- for the next driver
@@ -319,11 +322,12 @@ class ShardKeeper:
             if shard.name in said:
                 one = said[shard.name]
                 shard.store, shard.path, shard.home = one["store"], one["path"], one["home"]
-                shard.lost_steps = int(one["lost_steps"])
+                shard.lost_steps, shard.replaces = int(one["lost_steps"]), tuple(one.get("replaces", ()))
 
     def _write_book(self) -> None:
         said = {
-            one.name: {"store": one.store, "path": one.path, "home": one.home, "lost_steps": one.lost_steps}
+            one.name: {"store": one.store, "path": one.path, "home": one.home, "lost_steps": one.lost_steps,
+                       "replaces": one.replaces}
             for one in self._shards if one.store is not None
         }  # fmt: skip
         new = self._run / f".{BOOK}.new"

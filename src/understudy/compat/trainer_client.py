@@ -22,6 +22,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -280,9 +281,10 @@ class _Line:
         self._remote = remote
         self._spec = spec
         self._info = EpisodeInfo(actor=actor)
-        config = OutboxConfig(queue_steps=QUEUE_STEPS, block_s=0.0)
+        # A learner that starts again has another store, if its buffer was in memory; its port and name are the same.
+        config = OutboxConfig(queue_steps=QUEUE_STEPS, block_s=0.0, any_store=True)
         if spool is None:
-            config = OutboxConfig(queue_steps=QUEUE_STEPS, block_s=0.0, spool_bytes=MEMORY_BYTES)
+            config = replace(config, spool_bytes=MEMORY_BYTES)
         self._writer = remote.writer(
             f"{name}/{actor}", spec, spool=spool, commit_steps=COMMIT_STEPS, flush_each_episode=False, config=config
         )

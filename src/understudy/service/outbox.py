@@ -18,7 +18,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -52,6 +52,7 @@ class OutboxConfig:
     block_s: float = 1.0  # how long `append` waits for room, with overflow="block"
     spool_bytes: int = 10 * 2**30  # recorded and not yet delivered; beyond this the queue fills
     move_after_s: float | None = None  # to another shard, when this one has been away for so long; None: never
+    any_store: bool = False  # go on with whatever store answers at its address, not only with that of the beginning
 
     def __post_init__(self) -> None:
         if self.queue_steps < 1 or self.block_s < 0 or self.spool_bytes < 1:
@@ -102,6 +103,7 @@ class Outbox:
         self._next_seq = 0
         self._connected, self._address = False, ""
         self._problem: str | None = None
+        self._stores: dict[str, tuple[str, str]] = {}  # where each shard was found, and which store; sending thread
         self._failure: UnderstudyError | None = None  # for good
         self._closing = False
         self._stopping = False
@@ -335,8 +337,11 @@ class Outbox:
 
     # ---- for a session
 
-    def found(self, stretch: Stretch, address: str, last_seq: int) -> bool:
-        """The server has said what it has; False if what is left goes another way from now on."""
+    def found(self, stretch: Stretch, connection: Connection, last_seq: int, stores: Sequence[str]) -> bool:
+        """The server has said what it has: of this stretch, and which store, with those that it takes the place of.
+        False if what is left goes another way from now on; UnavailableError if it is not the store to send to."""
+        address = connection.address
+        self._check_store(connection.name, address, stores)
         self.answered(stretch, last_seq, self._last_commit)
         first = stretch.first
         if first is not None and first > last_seq + 1:
@@ -350,6 +355,22 @@ class Outbox:
                 logger.info("writer %r: connected to %s", self._name, address)
             self._connected, self._address, self._problem = True, address, None
         return True
+
+    def _check_store(self, shard: str, address: str, stores: Sequence[str]) -> None:
+        """Another store than before, at the same address, is somebody else's: its server took a port that was free."""
+        known_address, known = self._stores.get(shard, (address, stores[0]))
+        if self._config.any_store or address != known_address or known in stores:
+            self._stores[shard] = address, stores[0]
+            return
+        text = (
+            f"{address} serves the store {stores[0]} now, and this writer's rows go to {known}; serve that one there "
+            f"again. If it is gone for good, serve this one with `--replaces {known}`, or start this process again"
+        )
+        if text != self._problem:
+            logger.error("writer %r: %s", self._name, text)
+        with self._changed:
+            self._connected, self._problem = False, text
+        raise UnavailableError(text)
 
     def answered(self, stretch: Stretch, seq: int, commit: int) -> None:
         with self._changed:

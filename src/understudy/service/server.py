@@ -89,6 +89,7 @@ class ServerConfig:
     max_message_bytes: int = 64 * 2**20
     max_parameters_bytes: int = 4 * 2**30
     max_streams: int = 4096
+    replaces: tuple[str, ...] = ()  # stores that are gone for good; who wrote to one of them goes on with this one
 
     def __post_init__(self) -> None:
         check_access(self.host, self.token, RefusedError)
@@ -368,7 +369,9 @@ class Server:
         last_seq = await self.in_thread(self.store.last_seq, writer, incarnation)
         begun = False
         with self.metrics.stream("write"), self.heard.writer(writer, incarnation, context.peer(), last_seq) as heard:
-            await context.write(to_json({"last_seq": last_seq, "max_message_bytes": self.config.max_message_bytes}))
+            stores = [self.board.store_id, *self.config.replaces]
+            await context.write(to_json({"last_seq": last_seq, "max_message_bytes": self.config.max_message_bytes,
+                                         "stores": stores}))  # fmt: skip
             ahead = asyncio.ensure_future(_next(requests))
             try:
                 while (message := await ahead) is not None:

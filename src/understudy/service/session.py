@@ -7,7 +7,7 @@ loops are in the table of outbox.py.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from understudy.core import RefusedError, UnderstudyError, WireError
@@ -28,8 +28,9 @@ class Sends(Protocol):
         """Whether it is time to stop."""
         ...
 
-    def found(self, stretch: Stretch, address: str, last_seq: int) -> bool:
-        """The server has said what it has; False if what is left goes another way from now on."""
+    def found(self, stretch: Stretch, connection: Connection, last_seq: int, stores: Sequence[str]) -> bool:
+        """The server has said what it has: of this stretch, and which store, with those that it takes the place of.
+        False if what is left goes another way from now on; UnavailableError if it is not the store to send to."""
         ...
 
     def answered(self, stretch: Stretch, seq: int, commit: int) -> None:
@@ -84,7 +85,7 @@ class Session:
         stretch = self._stretch
         if self._next is None:
             last_seq, self._max_bytes = _numbers(answer, "last_seq", "max_message_bytes")
-            if not self._outbox.found(stretch, self._connection.address, stretch.route.base + last_seq):
+            if not self._outbox.found(stretch, self._connection, stretch.route.base + last_seq, _stores(answer)):
                 self._over = True
                 return
             self._answer = self._next = max(stretch.route.base + last_seq + 1, stretch.first or 0)
@@ -157,3 +158,11 @@ def _numbers(answer: dict[str, Any], *names: str) -> list[int]:
     if not all(type(number) is int for number in found):
         raise WireError(f"expected an answer with {' and '.join(names)}, got {str(answer)[:100]}; greeting it again")
     return [int(number) for number in found if number is not None]
+
+
+def _stores(answer: dict[str, Any]) -> list[str]:
+    """Which store a server has, and those that it takes the place of."""
+    found = answer.get("stores")
+    if not isinstance(found, list) or not found or not all(isinstance(one, str) for one in found):
+        raise WireError(f"expected an answer with stores, got {str(answer)[:100]}; greeting it again")
+    return found

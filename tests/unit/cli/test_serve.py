@@ -8,7 +8,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
@@ -24,10 +24,10 @@ CODE = "import sys; from understudy.cli import main; sys.exit(main())"
 
 
 @contextmanager
-def serving(*args: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+def serving(*args: str, port: str = "0") -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """A server process, and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE, "serve", *args, "--port", "0"],
+        [sys.executable, "-c", CODE, "serve", "--port", port, *args],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     assert process.stdout is not None
@@ -80,6 +80,23 @@ def test_max_message_mb_is_told_to_writers(tmp_path: Path) -> None:
             writer.append(step)
         with pytest.raises(RefusedError, match="the server takes 1048576; lower commit_steps, or raise --max-message"):
             writer.wait_delivered(20)
+
+
+def test_writers_of_a_store_that_is_replaced_go_on_with_the_new_one(tmp_path: Path) -> None:
+    episode = random_episode(small_spec(), 20, 1)
+    with ExitStack() as undo:
+        with serving(str(tmp_path / "old")) as (address, _):
+            remote = undo.enter_context(connect(address))
+            writer = undo.enter_context(remote.writer("arm", small_spec()))
+            write_episode(writer, episode)
+            assert writer.wait_delivered(20)
+            gone = remote.status()[address]["store"]
+        new, port = str(tmp_path / "new"), address.rpartition(":")[2]
+        write_episode(writer, episode)
+        with serving(new, port=port):
+            assert not writer.wait_delivered(3)
+        with serving(new, "--replaces", "another", gone, port=port):
+            assert writer.wait_delivered(20)
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,18 @@ from typing import Any
 
 import pytest
 from tests.unit.cluster.conftest import MEMORY
+from tests.writing import write_episode
 
 from understudy.cluster.config import ClusterConfig, ShardsConfig
 from understudy.cluster.engine import ClusterError, connected
 from understudy.cluster.shard import BOOK, ShardKeeper
+from understudy.core.examples import random_episode, small_spec
+from understudy.service import connect
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 AWAY_S = 6.0
+PATIENCE_S = 60.0
 TOKEN = "a token that is long enough"
 
 
@@ -40,6 +44,10 @@ def test_a_shard_is_waited_for_and_then_looked_for(tmp_path: Path, ray_cluster: 
     with connected(address, place):
         keeper = ShardKeeper(tmp_path, place, token=TOKEN, loopback=True)
         keeper.start()
+        outside = connect(keeper.addresses["shard-0"], token=TOKEN)
+        writer = outside.writer("outside", small_spec(), spool=tmp_path / "spool")
+        write_episode(writer, random_episode(small_spec(), 20, 1))
+        assert writer.wait_delivered(PATIENCE_S)
         before, book = keeper.shards_now()[0], (tmp_path / BOOK).read_text()
         second = node()
         seen = time.time()
@@ -55,6 +63,11 @@ def test_a_shard_is_waited_for_and_then_looked_for(tmp_path: Path, ray_cluster: 
         shutil.rmtree(before.path)
         until(keeper, lambda: keeper.up)
         assert any(event.what == "shard lost" and before.path in event.text for event in keeper.events)
+        assert keeper.addresses["shard-0"] == before.address
+        write_episode(writer, random_episode(small_spec(), 20, 2))
+        assert writer.wait_delivered(PATIENCE_S)  # a writer outside goes on with the shard that took its place
+        writer.close()
+        outside.close()
         keeper.close()
         shutil.rmtree(before.path)
         again = ShardKeeper(tmp_path, place, token=TOKEN, loopback=True)

@@ -559,23 +559,48 @@ def test_clocks_that_jump_change_nothing(
     assert stored_rows(tmp_path / "store") == [(0, index) for index in range(101)]
 
 
-def test_a_server_with_an_empty_store_gets_what_is_left(
-    serve: Serve, remote_to: To, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("then", ["the right one", "replaces", "another address", "another process"])
+def test_another_store_at_the_same_address_gets_nothing_until_somebody_says_so(
+    serve: Serve, remote_to: To, tmp_path: Path, caplog: pytest.LogCaptureFixture, then: str
 ) -> None:
-    server = serve("first")
-    with remote_to(server).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5) as writer:
-        writer.begin(seed=0)
-        live(writer, range(13))
-        assert writer.wait_delivered(10)
-        server.stop(0.0)
-        live(writer, range(13, 23), last=True)
-        serve("second", port=port_of(server.address))
-        writer.end(row(0, 23))
-        assert writer.wait_delivered(10)
-        (said,) = [record for record in caplog.records if record.levelno == logging.ERROR]
-        assert "lacks chunks 0 to 2" in said.getMessage()
-    assert stored_rows(tmp_path / "first") == [(0, index) for index in range(13)]
-    assert stored_rows(tmp_path / "second") == [(0, index) for index in range(13, 24)]
+    """A port that is free may be taken by somebody else's server, also by one that lets this writer in."""
+    first = serve("first")
+    store, port = first.store.catalog.store_id, port_of(first.address)
+    remote = remote_to(f"shard={first.address}")
+    writer = remote.writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5)
+    writer.begin(seed=0)
+    live(writer, range(13))
+    assert writer.wait_delivered(10)
+    first.stop(0.0)
+    first.store.close()
+    live(writer, range(13, 23), last=True)
+    writer.end(row(0, 23))
+    second = serve("second", port=port)
+    wait_for(lambda: "serve this one with" in (writer.delivery.problem or ""))
+    assert not writer.wait_delivered(0.5)
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert f"this writer's rows go to {store}" in said
+    assert f"`--replaces {store}`" in said
+    assert stored_rows(tmp_path / "second") == []
+    if then == "another address":
+        remote.move("shard", serve("third").address)
+    elif then == "another process":
+        writer.close(0)
+        writer = remote_to(f"shard={second.address}").writer("actor", SPEC, spool=tmp_path / "spool")
+    else:
+        second.stop(0.0)
+        second.store.close()
+        serve("first" if then == "the right one" else "second", port=port,
+              replaces=(store,) if then == "replaces" else ())  # fmt: skip
+    assert writer.wait_delivered(10)
+    writer.close()
+    if then == "the right one":
+        assert stored_rows(tmp_path / "first") == [(0, index) for index in range(24)]
+    else:
+        assert stored_rows(tmp_path / "first") == [(0, index) for index in range(13)]
+        place = "third" if then == "another address" else "second"
+        assert stored_rows(tmp_path / place) == [(0, index) for index in range(13, 24)]
+        assert "lacks chunks 0 to 2" in caplog.text
 
 
 def test_a_server_with_a_store_from_a_backup_gets_what_is_left(
