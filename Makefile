@@ -37,7 +37,7 @@ serial:
 # As many at a time as there are cores, so each has one thread: with more, torch's threads wait for each other.
 tests: export OMP_NUM_THREADS := 1
 tests:
-	$(PYTEST) -m "not serial and not slow" -n $(JOBS) --dist loadgroup || $(AGAIN)
+	$(PYTEST) -m "not serial and not slow" -n $(JOBS) --dist loadgroup --durations 20 || $(AGAIN)
 
 # Long studies: hours, not minutes.
 long:
