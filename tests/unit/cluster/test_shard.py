@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from collections.abc import Callable
@@ -69,6 +70,11 @@ def test_a_shard_is_waited_for_and_then_looked_for(tmp_path: Path, ray_cluster: 
         writer.close()
         outside.close()
         keeper.close()
+        lost = json.loads(book)["shard-0"]["store"]
+        following = ShardKeeper(tmp_path, place, token=TOKEN, loopback=True)
+        following.start()
+        following.close()
+        assert json.loads((tmp_path / BOOK).read_text())["shard-0"]["replaces"] == [lost]  # the next driver knows too
         shutil.rmtree(before.path)
         again = ShardKeeper(tmp_path, place, token=TOKEN, loopback=True)
         with pytest.raises(ClusterError, match="no node has it; start Ray on the node with that disk"):
