@@ -112,9 +112,12 @@ def durable(setup: Setup) -> float:
 
 def _moved(setup: Setup) -> Moved:
     return Moved(
-        row=setup.observation_bytes, episodes=setup.episodes, blocks=setup.blocks, ranks=setup.ranks,
+        row=setup.observation_bytes,
+        episodes=setup.episodes,
+        blocks=setup.blocks,
+        ranks=setup.ranks,
         epochs=setup.epochs,
-    )  # fmt: skip
+    )
 
 
 def weights_whole(setup: Setup, *, copies: int | None = None) -> float:

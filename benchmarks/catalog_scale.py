@@ -33,7 +33,7 @@ from understudy.core import EpisodeInfo
 from understudy.core.episode import stack
 from understudy.core.examples import random_steps, small_spec
 from understudy.replay import Reader, Store
-from understudy.replay.chunk import Chunk, Part
+from understudy.replay.format.chunk import Chunk, Part
 
 MAX_GROWTH = 1.5  # of a commit and of a look, from the smallest store to the largest
 MAX_OPEN_S = 5.0
@@ -83,12 +83,14 @@ def main(
         costs = _measure_commits(paths, commits)
         points = [
             Point(
-                episodes=size, **costs[size], open_reader_s=_median_time(_open_reader, path, opens),
+                episodes=size,
+                **costs[size],
+                open_reader_s=_median_time(_open_reader, path, opens),
                 open_store_s=_median_time(Store.open, path, opens),
                 catalog_bytes=(path / "catalog.sqlite").stat().st_size,
             )
             for size, path in paths.items()
-        ]  # fmt: skip
+        ]
     growth = {
         name: getattr(points[-1], name) / getattr(points[0], name)
         for name in ("commit_wall_ms", "commit_cpu_ms", "follow_wall_ms", "follow_cpu_ms")
@@ -194,9 +196,15 @@ def _table(points: list[Point]) -> Table:
         table.add_column(name, justify="right", no_wrap=name == "episodes")
     for p in points:
         table.add_row(
-            f"{p.episodes:,}", f"{p.commit_wall_ms:.2f}", f"{p.commit_cpu_ms:.2f}", f"{p.follow_wall_ms:.3f}",
-            f"{p.follow_cpu_ms:.3f}", f"{p.open_reader_s:.3f}", f"{p.open_store_s:.3f}", f"{p.catalog_bytes / 1e6:.1f}",
-        )  # fmt: skip
+            f"{p.episodes:,}",
+            f"{p.commit_wall_ms:.2f}",
+            f"{p.commit_cpu_ms:.2f}",
+            f"{p.follow_wall_ms:.3f}",
+            f"{p.follow_cpu_ms:.3f}",
+            f"{p.open_reader_s:.3f}",
+            f"{p.open_store_s:.3f}",
+            f"{p.catalog_bytes / 1e6:.1f}",
+        )
     return table
 
 
@@ -205,10 +213,19 @@ BLUE, ORANGE = "#3d8bfd", "#e8710a"
 
 
 def _draw(points: list[Point]) -> Figure:
-    plt.rcParams.update({
-        "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK,
-        "ytick.color": INK, "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False,
-    })  # fmt: skip
+    plt.rcParams.update(
+        {
+            "font.size": 11,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "axes.facecolor": "none",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    )
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.6), layout="constrained", gridspec_kw={"wspace": 0.08})
     left.set_title("One more episode, of ten rows", loc="left", fontsize=12)
     _line(left, points, "commit_wall_ms", "commit {:.2f} ms", BLUE)
@@ -221,8 +238,9 @@ def _draw(points: list[Point]) -> Figure:
     _line(right, points, "open_reader_s", "Reader {:.2f} s", ORANGE)
     _line(right, points, "open_store_s", "Store {:.2f} s", BLUE)
     right.axhline(MAX_OPEN_S, color=INK, linewidth=1, linestyle="--")
-    right.annotate(f"limit {MAX_OPEN_S:g} s", (points[0].episodes, MAX_OPEN_S), xytext=(0, -14),
-                   textcoords="offset points")  # fmt: skip
+    right.annotate(
+        f"limit {MAX_OPEN_S:g} s", (points[0].episodes, MAX_OPEN_S), xytext=(0, -14), textcoords="offset points"
+    )
     right.yaxis.set_major_formatter("{x:g} s")
     for axes in (left, right):
         axes.set_xscale("log")
@@ -238,8 +256,14 @@ def _line(axes: Axes, points: list[Point], name: str, label: str, colour: str, l
     sizes = [point.episodes for point in points]
     values = [getattr(point, name) for point in points]
     axes.plot(sizes, values, color=colour, linestyle=linestyle, marker="o", linewidth=2, markersize=5)
-    axes.annotate(label.format(values[-1]), (sizes[-1], values[-1]), xytext=(9, 0), textcoords="offset points",
-                  va="center", color=colour)  # fmt: skip
+    axes.annotate(
+        label.format(values[-1]),
+        (sizes[-1], values[-1]),
+        xytext=(9, 0),
+        textcoords="offset points",
+        va="center",
+        color=colour,
+    )
 
 
 if __name__ == "__main__":

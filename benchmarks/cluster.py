@@ -27,17 +27,17 @@ from pathlib import Path
 
 import tyro
 
-from understudy.algorithms.policy_gradient import PolicyGradientConfig
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main as understudy
-from understudy.envs.known import KNOWN
+from understudy.envs.registry import KNOWN
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.collection import Collector, FilterConfig, PlanConfig
-from understudy.training.evaluate import EvaluationConfig
-from understudy.training.metrics import read_metrics
+from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
 from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
-from understudy.training.rlpd import HumanConfig, RLPDConfig
-from understudy.training.run import Run
-from understudy.training.trials import TrialsConfig
+from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
+from understudy.training.runs.evaluate import EvaluationConfig
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 sys.path.insert(0, str(Path(__file__).parent))
 from killed import ENV as STATE
@@ -54,14 +54,19 @@ class Speed:
     rest_s: float  # starting, evaluations, ending
 
     def __str__(self) -> str:
-        return (f"{self.steps_per_s:.0f} steps/s, {self.updates_per_s:.2f} updates/s, {self.rest_s:.0f} s to start "
-                f"and end")  # fmt: skip
+        return (
+            f"{self.steps_per_s:.0f} steps/s, {self.updates_per_s:.2f} updates/s, {self.rest_s:.0f} s to start and end"
+        )
 
 
 def main(
-    env: tuple[str, ...] = (), rounds: int = 3, iterations: int = 6, workers: int = 2, rlpd: bool = False,
+    env: tuple[str, ...] = (),
+    rounds: int = 3,
+    iterations: int = 6,
+    workers: int = 2,
+    rlpd: bool = False,
     steps: int = 2_000,
-) -> int:  # fmt: skip
+) -> int:
     """Run and compare.
 
     Args:
@@ -89,8 +94,9 @@ def compare(folder: Path, env: str, rounds: int, iterations: int, workers: int) 
         "workers of one simulator": ["--cluster", "here", "--place.rollout.num", str(workers)],
         "one worker": ["--cluster", "here", "--place.rollout.num", "1", "--place.rollout.envs", str(workers)],
     }
-    take_turns(env, rounds, {name: partial(measure, config=config, options=place) for name, place in places.items()},
-               folder)  # fmt: skip
+    take_turns(
+        env, rounds, {name: partial(measure, config=config, options=place) for name, place in places.items()}, folder
+    )
 
 
 def compare_rlpd(folder: Path, rounds: int, steps: int) -> None:
@@ -98,11 +104,25 @@ def compare_rlpd(folder: Path, rounds: int, steps: int) -> None:
     if understudy(["record", str(demos), "--env", STATE, "--successes", "5"]):
         raise SystemExit("the demonstrations could not be recorded")
     config = RLPDConfig(
-        env=STATE, demos=str(demos), steps=steps, eval_every=10 * steps, checkpoint_every=10 * steps, cloning_updates=0,
-        human=HumanConfig(by="script"), evaluation=EvaluationConfig(episodes=2), max_behind=400,
-    )  # fmt: skip
-    take_turns(STATE, rounds, {"plain": partial(measure_rlpd, config=config, on_ray=False),
-                               "on Ray": partial(measure_rlpd, config=config, on_ray=True)}, folder)  # fmt: skip
+        env=STATE,
+        demos=str(demos),
+        steps=steps,
+        eval_every=10 * steps,
+        checkpoint_every=10 * steps,
+        cloning_updates=0,
+        human=HumanConfig(by="script"),
+        evaluation=EvaluationConfig(episodes=2),
+        max_behind=400,
+    )
+    take_turns(
+        STATE,
+        rounds,
+        {
+            "plain": partial(measure_rlpd, config=config, on_ray=False),
+            "on Ray": partial(measure_rlpd, config=config, on_ray=True),
+        },
+        folder,
+    )
 
 
 def take_turns(env: str, rounds: int, sides: dict[str, Callable[[Path], Speed]], folder: Path) -> None:
@@ -123,11 +143,19 @@ def make_config(policy: Path, env: str, iterations: int, workers: int) -> OnPoli
         texts = [task.instruction or task.name for task in collector.tasks]
         VLAPolicy.new(VLAConfig(), collector.step_spec, texts, seed=0).save(policy)
     return OnPolicyConfig(
-        policy=str(policy), env=env, iterations=iterations, max_steps=50, clip_actions=True,
-        plan=PlanConfig(n_samples=4, data_batch_size=32), filters=FilterConfig(filter_accuracy=False),
-        algorithm=PolicyGradientConfig(), workers=WorkersConfig(num_parallel_envs=workers),
-        evaluation=TrialsConfig(episodes=2, sampling="sampled"), eval_every=1000, checkpoint_every=1000,
-    )  # fmt: skip
+        policy=str(policy),
+        env=env,
+        iterations=iterations,
+        max_steps=50,
+        clip_actions=True,
+        plan=PlanConfig(n_samples=4, data_batch_size=32),
+        filters=FilterConfig(filter_accuracy=False),
+        algorithm=PolicyGradientConfig(),
+        workers=WorkersConfig(num_parallel_envs=workers),
+        evaluation=TrialsConfig(episodes=2, sampling="sampled"),
+        eval_every=1000,
+        checkpoint_every=1000,
+    )
 
 
 def measure(path: Path, config: OnPolicyConfig, options: list[str]) -> Speed:
@@ -175,9 +203,10 @@ def measure_rlpd(path: Path, config: RLPDConfig, on_ray: bool) -> Speed:
     (first_s, first), (last_s, last) = marks[0], marks[-1]
     busy_s = last_s - first_s
     return Speed(
-        steps_per_s=(last["step"] - first["step"]) / busy_s, updates_per_s=(last["update"] - first["update"]) / busy_s,
+        steps_per_s=(last["step"] - first["step"]) / busy_s,
+        updates_per_s=(last["update"] - first["update"]) / busy_s,
         rest_s=took_s - busy_s * last["update"] / (last["update"] - first["update"]),
-    )  # fmt: skip
+    )
 
 
 if __name__ == "__main__":

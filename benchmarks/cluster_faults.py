@@ -40,10 +40,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # as Ray gives to an actor of one CPU, so t
 
 from tests.unit.training.onpolicy.making import make_config, save_policy
 
-from understudy.cluster.state import EVENTS, NOW
+from understudy.cluster.status import EVENTS, NOW
 from understudy.replay import Reader
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.run import Run
+from understudy.training.runs.run import Run
 
 ROOT = Path(__file__).parents[1]
 ITERATION_S = 0.35  # of this run, about
@@ -126,9 +126,15 @@ def cluster(nodes: int) -> Any:
 
 
 def disturbed(
-    path: Path, ray_cluster: Any, extra: list[Any], options: Sequence[str] = (), *, every_s: float, seed: int,
+    path: Path,
+    ray_cluster: Any,
+    extra: list[Any],
+    options: Sequence[str] = (),
+    *,
+    every_s: float,
+    seed: int,
     killed: Sequence[str] = KILLED,
-) -> Faults:  # fmt: skip
+) -> Faults:
     """Go on with a run until it is done, whatever is killed meanwhile; `extra` are the nodes that may be."""
     faults, chance = Faults(), random.Random(seed)
     driver = start_driver(path, ray_cluster.address, options)
@@ -167,9 +173,23 @@ def disturbed(
 
 def start_driver(path: Path, address: str, options: Sequence[str]) -> subprocess.Popen[bytes]:
     command = [
-        sys.executable, "-m", "understudy", "resume", str(path), "--cluster", address, "--place.shards.num", "2",
-        "--place.silent-s", "20", "--place.shard-away-s", "3", "--place.room-s", "60", *options,
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "understudy",
+        "resume",
+        str(path),
+        "--cluster",
+        address,
+        "--place.shards.num",
+        "2",
+        "--place.silent-s",
+        "20",
+        "--place.shard-away-s",
+        "3",
+        "--place.room-s",
+        "60",
+        *options,
+    ]
     with (path / "log").open("ab") as log:
         return subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, env=environment())
 
@@ -238,13 +258,23 @@ def check(path: Path, reference: Path, config: OnPolicyConfig) -> list[str]:
     more = sorted(kept.keys() - told.keys())
     same = (path / "policy.safetensors").read_bytes() == (reference / "policy.safetensors").read_bytes()
     events = Counter(json.loads(line)["what"] for line in (path / EVENTS).read_text().splitlines())
-    print(f"{len(told)} episodes ({steps} blocks) acknowledged; lost {len(lost)}, duplicated {len(twice)}, groups not "
-          f"whole {len(torn)}, not learned from {len(more)}; weights {'equal' if same else 'DIFFERENT'}")  # fmt: skip
+    print(
+        f"{len(told)} episodes ({steps} blocks) acknowledged; lost {len(lost)}, duplicated {len(twice)}, groups not "
+        f"whole {len(torn)}, not learned from {len(more)}; weights {'equal' if same else 'DIFFERENT'}"
+    )
     print(f"events: {', '.join(f'{count} x {what}' for what, count in sorted(events.items()))}")
-    mine, theirs = ([{k: v for k, v in line.items() if k in ("kind", "iteration", "loss", "success", "episode")}
-                     for line in lines(one)] for one in (path, reference))  # fmt: skip
-    problems = [f"{name}: {found[:10]}" for name, found in
-                (("lost", lost), ("twice", twice), ("torn groups", torn), ("unknown", more)) if found]  # fmt: skip
+    mine, theirs = (
+        [
+            {k: v for k, v in line.items() if k in ("kind", "iteration", "loss", "success", "episode")}
+            for line in lines(one)
+        ]
+        for one in (path, reference)
+    )
+    problems = [
+        f"{name}: {found[:10]}"
+        for name, found in (("lost", lost), ("twice", twice), ("torn groups", torn), ("unknown", more))
+        if found
+    ]
     if not same:
         problems.append("the weights differ from those of the undisturbed run")
     if mine != theirs:

@@ -31,17 +31,20 @@ from killed import ENV, curve, picture
 
 from understudy.cli import main as understudy
 from understudy.replay import Reader, verify
-from understudy.training.rlpd import HumanConfig, RLPDConfig
-from understudy.training.run import Run
+from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.runs.run import Run
 
 KILLED = ("actor", "actor", "shard", "learner")
 NEVER_S = 1e9
 
 
 def main(
-    nodes: int = 3, steps: int = 4_000, every_s: float = 20.0, seeds: tuple[int, ...] = (0, 1, 2),
+    nodes: int = 3,
+    steps: int = 4_000,
+    every_s: float = 20.0,
+    seeds: tuple[int, ...] = (0, 1, 2),
     out: Path | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """Train twice with each seed, and compare.
 
     Args:
@@ -59,16 +62,25 @@ def main(
         for seed, (name, pause_s) in itertools.product(seeds, (("whole", NEVER_S), ("killed", every_s))):
             path = Path(folder) / f"{name}-{seed}"
             config = RLPDConfig(
-                env=ENV, demos=str(demos), steps=steps, eval_every=steps // 8, checkpoint_every=steps // 16, seed=seed,
-                human=HumanConfig(by="script"), max_behind=400,
-            )  # fmt: skip
+                env=ENV,
+                demos=str(demos),
+                steps=steps,
+                eval_every=steps // 8,
+                checkpoint_every=steps // 16,
+                seed=seed,
+                human=HumanConfig(by="script"),
+                max_behind=400,
+            )
             Run.create(path, "rlpd", config)
             began = time.monotonic()
             with cluster(nodes) as (ray_cluster, extra):
                 options = ("--place.max-lag", "1", "--place.rollout.num", "2")
                 faults = disturbed(path, ray_cluster, extra, options, every_s=pause_s, seed=seed, killed=KILLED)
-            print(f"{path.name}: {time.monotonic() - began:.0f} s; {faults}; success at steps: "
-                  f"{' '.join(f'{step}:{rate:.0f}' for step, rate in curve(path))}", flush=True)  # fmt: skip
+            print(
+                f"{path.name}: {time.monotonic() - began:.0f} s; {faults}; success at steps: "
+                f"{' '.join(f'{step}:{rate:.0f}' for step, rate in curve(path))}",
+                flush=True,
+            )
             problems += check(path, faults.acknowledged)
         if out is not None:
             picture(Path(folder), out, "workers, a node and the driver killed")
@@ -90,8 +102,11 @@ def check(path: Path, acknowledged: Counter[str]) -> list[str]:
                     lived[record.info.actor, record.info.seed, episode.action.tobytes(), episode.reward.tobytes()] += 1
     lost = {name: most - steps[name] for name, most in acknowledged.items() if steps[name] < most}
     twice = [key[:2] for key, count in lived.items() if count > 1]
-    print(f"{path.name}: {steps.total()} steps in {len(lived)} episodes; lost {sum(lost.values())}, "
-          f"duplicated {len(twice)}, problems of the stores {len(problems)}", flush=True)  # fmt: skip
+    print(
+        f"{path.name}: {steps.total()} steps in {len(lived)} episodes; lost {sum(lost.values())}, "
+        f"duplicated {len(twice)}, problems of the stores {len(problems)}",
+        flush=True,
+    )
     return [*problems, *([f"lost: {lost}"] if lost else []), *([f"twice: {twice[:10]}"] if twice else [])]
 
 

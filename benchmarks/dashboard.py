@@ -38,10 +38,21 @@ SPEC = StepSpec(
 FIRST_MS, ACT_MS = 1000.0, 200.0
 LAPS = 20
 FILTERS = [
-    ("success", "yes"), ("success", "no"), ("success", ""), ("source", "human"), ("source", ""), ("task", "task-3"),
-    ("kind", "correction"), ("task", ""), ("kind", ""), ("sort", "longest"), ("sort", "newest"), ("text", "number 77"),
-    ("text", "9"), ("text", ""),
-]  # fmt: skip
+    ("success", "yes"),
+    ("success", "no"),
+    ("success", ""),
+    ("source", "human"),
+    ("source", ""),
+    ("task", "task-3"),
+    ("kind", "correction"),
+    ("task", ""),
+    ("kind", ""),
+    ("sort", "longest"),
+    ("sort", "newest"),
+    ("text", "number 77"),
+    ("text", "9"),
+    ("text", ""),
+]
 
 # Runs in the page: acts, and then looks at each frame until the cards and then the pictures are there.
 MEASURE = """async ({ act, value }) => {
@@ -100,9 +111,10 @@ def main(*, episodes: int = 10_000, out: Path = Path("docs"), work: Path | None 
             finally:
                 server.terminate()
                 server.wait()
-    holds = figures["first"]["rows_ms"] <= FIRST_MS and max(
-        figures[act]["rows_ms"]["p95"] for act in ("scroll", "filter")
-    ) <= ACT_MS  # fmt: skip
+    holds = (
+        figures["first"]["rows_ms"] <= FIRST_MS
+        and max(figures[act]["rows_ms"]["p95"] for act in ("scroll", "filter")) <= ACT_MS
+    )
     target = out / "benchmarks" / "dashboard.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(json.dumps(figures, indent=1) + "\n")
@@ -127,17 +139,26 @@ def _live(writer: Writer, number: int, rng: np.random.Generator) -> None:
     labels = {"intervention_count": "1", "takeover_latency_ms": f"{number % 90}"} if human else {}
     writer.begin(
         EpisodeInfo(
-            task=f"task-{number % 10}", instruction=f"do number {number}", actor=f"actor-{number % 4}", seed=number,
-            operator="ada" if human else None, labels=labels,
+            task=f"task-{number % 10}",
+            instruction=f"do number {number}",
+            actor=f"actor-{number % 4}",
+            seed=number,
+            operator="ada" if human else None,
+            labels=labels,
         )
-    )  # fmt: skip
+    )
     picture = np.kron(rng.integers(0, 256, (8, 8, 3), np.uint8), np.ones((8, 8, 1), np.uint8))
     for index in range(2):
         source = Source.HUMAN if human and index else Source.POLICY
-        writer.append(Step(
-            observation={"front": picture}, action=np.zeros(4, np.float32), reward=float(index), source=source,
-            terminated=index == 1,
-        ))  # fmt: skip
+        writer.append(
+            Step(
+                observation={"front": picture},
+                action=np.zeros(4, np.float32),
+                reward=float(index),
+                source=source,
+                terminated=index == 1,
+            )
+        )
     writer.end({"front": picture}, success=bool(number % 3))
 
 
@@ -160,8 +181,10 @@ def _measure(url: str) -> dict[str, Any]:
         browser.close()
     return {
         "first": {name: statistics.median(one[name] for one in first) for name in first[0]},
-        "scroll": _summary(scroll), "filter": _summary(filters), "frames": smooth,
-    }  # fmt: skip
+        "scroll": _summary(scroll),
+        "filter": _summary(filters),
+        "frames": smooth,
+    }
 
 
 def _first(browser: Any, url: str) -> dict[str, float]:
@@ -244,8 +267,11 @@ def _disturb(store: Path, url: str) -> dict[str, float]:
                     page.wait_for_timeout(50)
                 page.close()
         browser.close()
-    return {f"{name}_{word}": float(np.percentile(some, share)) for name, some in times.items()
-            for word, share in (("p50", 50), ("p95", 95))}  # fmt: skip
+    return {
+        f"{name}_{word}": float(np.percentile(some, share))
+        for name, some in times.items()
+        for word, share in (("p50", 50), ("p95", 95))
+    }
 
 
 def _table(figures: dict[str, Any]) -> Table:

@@ -29,9 +29,9 @@ import numpy as np
 from understudy.core import EpisodeInfo
 from understudy.core.examples import small_spec
 from understudy.replay import Reader, Store
-from understudy.replay.chunk import Chunk, Part
-from understudy.replay.sampler import Sampler
-from understudy.replay.view import DEMO
+from understudy.replay.format.chunk import Chunk, Part
+from understudy.replay.read.view import DEMO
+from understudy.replay.sample.sampler import Sampler
 
 ROOT = Path(__file__).parents[1]
 SPEC = small_spec()
@@ -57,10 +57,15 @@ def fill(path: Path, num_steps: int) -> None:
         store.begin_writer("fill", "fill")
         for seq in range(max(num_steps // rows, 1)):
             parts = tuple(
-                Part(episode=seq * CHUNK_EPISODES + n, first_index=0, num_rows=EPISODE_ROWS, state="ended",
-                     info=EpisodeInfo())
+                Part(
+                    episode=seq * CHUNK_EPISODES + n,
+                    first_index=0,
+                    num_rows=EPISODE_ROWS,
+                    state="ended",
+                    info=EpisodeInfo(),
+                )
                 for n in range(CHUNK_EPISODES)
-            )  # fmt: skip
+            )
             store.commit(Chunk(writer="fill", incarnation="fill", seq=seq, spec=SPEC, columns=columns, parts=parts))
             if seq % 1000 == 0:
                 print(f"  {path.name}: {seq * rows:,} rows", flush=True)

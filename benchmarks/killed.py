@@ -20,9 +20,9 @@ from pathlib import Path
 from understudy.cli import main as understudy
 from understudy.core import UnderstudyError
 from understudy.replay import Reader, verify
-from understudy.training.metrics import read_metrics
-from understudy.training.rlpd import HumanConfig, RLPDConfig
-from understudy.training.run import Run
+from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 STEPS = 3_000
 EVERY = 500
@@ -56,9 +56,15 @@ class Role:
 
 def live(place: Path, demos: Path, seed: int, *, killed: bool) -> None:
     config = RLPDConfig(
-        env=ENV, demos=str(demos), steps=STEPS, eval_every=EVERY, checkpoint_every=EVERY // 2, seed=seed,
-        human=HumanConfig(by="script"), max_behind=400,
-    )  # fmt: skip
+        env=ENV,
+        demos=str(demos),
+        steps=STEPS,
+        eval_every=EVERY,
+        checkpoint_every=EVERY // 2,
+        seed=seed,
+        human=HumanConfig(by="script"),
+        max_behind=400,
+    )
     run = Run.create(place, "rlpd", config)
     port = 7500 + seed + 10 * killed
     address = f"127.0.0.1:{port}"

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.cli import main as understudy
-from understudy.training.metrics import read_metrics
+from understudy.training.runs.metrics import read_metrics
 
 TASK = "metaworld:button-press-topdown-v3"
 REST = "action_repeat=2&max_steps=50"
@@ -44,29 +44,79 @@ class Regime:
 REGIMES = {
     "few": Regime(label="3 demonstrations", colour="C0", demos=3, steps=16_000),
     "human": Regime(
-        label="none, and a human who takes over", colour="C1", demos=0, steps=14_000,
+        label="none, and a human who takes over",
+        colour="C1",
+        demos=0,
+        steps=14_000,
         options=("--start-steps", "200", *HUMAN),
     ),
     "nothing": Regime(label="none", colour="C7", demos=0, steps=8_000, options=("--start-steps", "200")),
     "many": Regime(label="20 demonstrations", colour="C2", demos=20, steps=8_000),
     "many-human": Regime(label="20 demonstrations and a human", colour="C3", demos=20, steps=8_000, options=HUMAN),
     "images": Regime(
-        label="1 demonstration and a human", colour="C4", demos=1, steps=6_000, env=CAMERA, eval_every=1_000,
+        label="1 demonstration and a human",
+        colour="C4",
+        demos=1,
+        steps=6_000,
+        env=CAMERA,
+        eval_every=1_000,
         updates_per_step=1,
-        options=(*HUMAN, "--cloning-updates", "1000", "--sac.imitation", "0.5", "--sac.shift-pixels", "2",
-                 "--sac.actor.encoder.inputs", "corner4"),
+        options=(
+            *HUMAN,
+            "--cloning-updates",
+            "1000",
+            "--sac.imitation",
+            "0.5",
+            "--sac.shift-pixels",
+            "2",
+            "--sac.actor.encoder.inputs",
+            "corner4",
+        ),
     ),
     "images-alone": Regime(
-        label="1 demonstration", colour="C5", demos=1, steps=6_000, env=CAMERA, eval_every=1_000, updates_per_step=1,
-        options=("--cloning-updates", "1000", "--sac.imitation", "0.1", "--sac.shift-pixels", "2",
-                 "--sac.actor.encoder.inputs", "corner4"),
+        label="1 demonstration",
+        colour="C5",
+        demos=1,
+        steps=6_000,
+        env=CAMERA,
+        eval_every=1_000,
+        updates_per_step=1,
+        options=(
+            "--cloning-updates",
+            "1000",
+            "--sac.imitation",
+            "0.1",
+            "--sac.shift-pixels",
+            "2",
+            "--sac.actor.encoder.inputs",
+            "corner4",
+        ),
     ),
-}  # fmt: skip
+}
 OPTIONS = (
-    "--checkpoint-every", "2000", "--batch-size", "128", "--return-steps", "3", "--sac.actor.hidden", "128", "128",
-    "--sac.critic-hidden", "128", "128", "--sac.actor-lr", "1e-3", "--sac.critic-lr", "1e-3", "--sac.temperature-lr",
-    "1e-3", "--sac.tau", "0.01", "--sac.discount", "0.97",
-)  # fmt: skip
+    "--checkpoint-every",
+    "2000",
+    "--batch-size",
+    "128",
+    "--return-steps",
+    "3",
+    "--sac.actor.hidden",
+    "128",
+    "128",
+    "--sac.critic-hidden",
+    "128",
+    "128",
+    "--sac.actor-lr",
+    "1e-3",
+    "--sac.critic-lr",
+    "1e-3",
+    "--sac.temperature-lr",
+    "1e-3",
+    "--sac.tau",
+    "0.01",
+    "--sac.discount",
+    "0.97",
+)
 
 
 def run(place: Path, name: str, seed: int) -> None:
@@ -83,9 +133,20 @@ def run(place: Path, name: str, seed: int) -> None:
                 shape += ["--cloning.actor.encoder.inputs", "corner4"]
             assert understudy(["train", "clone", str(cloned), "--env", regime.env, *demos, *shape]) == 0
     given = [
-        "--env", regime.env, *demos, "--seed", str(seed), "--steps", str(regime.steps), "--eval-every",
-        str(regime.eval_every), "--updates-per-step", str(regime.updates_per_step), *OPTIONS, *regime.options,
-    ]  # fmt: skip
+        "--env",
+        regime.env,
+        *demos,
+        "--seed",
+        str(seed),
+        "--steps",
+        str(regime.steps),
+        "--eval-every",
+        str(regime.eval_every),
+        "--updates-per-step",
+        str(regime.updates_per_step),
+        *OPTIONS,
+        *regime.options,
+    ]
     assert understudy(["train", "rlpd", str(place / f"{name}-{seed}"), *given]) == 0
 
 

@@ -59,7 +59,7 @@ def main(store: Path, work: Path, python: Path | None = None, python_v21: Path |
 
 
 def episodes_of(store: Path) -> Any:
-    from understudy.replay.reader import Reader
+    from understudy.replay.read.reader import Reader
 
     with Reader(store) as reader:
         for record in reader.episodes():
@@ -102,8 +102,10 @@ def export(store: Path, place: Path, options: Mapping[str, str], name: str) -> i
         wrong += not exact
     source.close()
     within = all(worst.get(path, 0) <= max([*bounds.values(), 0]) + 1e-9 for path in worst)
-    print(f"  read back by understudy: {1000 * read_s / num_steps:.3f} CPU ms a step; {wrong} episodes differ; "
-          f"mean error of pixels {worst or 0}, stated {bounds or 0}")  # fmt: skip
+    print(
+        f"  read back by understudy: {1000 * read_s / num_steps:.3f} CPU ms a step; {wrong} episodes differ; "
+        f"mean error of pixels {worst or 0}, stated {bounds or 0}"
+    )
     return wrong + (not within)
 
 
@@ -115,8 +117,11 @@ def ask(python: Path, store: Path, place: Path, name: str, seed: int) -> int:
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(place.parent / "hf"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [python, __file__, "inside", place, answers, str(seed)],
-        env=environment, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     print("".join(f"  {line}\n" for line in done.stdout.splitlines() if line.startswith("lerobot")), end="")
     if done.returncode:
         print(f"  {name}: lerobot failed:\n{done.stdout}{done.stderr[-3000:]}")
@@ -146,8 +151,10 @@ def compare(answer: Path, store: Path, place: Path) -> int:
         at = end
     source.close()
     for key in errors:
-        print(f"  {answer.stem}: {key}: mean error up to {errors[key]:.2f}, stated {said['mean_error'][key]:.2f}; "
-              f"no pixel further than {apart[key]} from what understudy decodes")  # fmt: skip
+        print(
+            f"  {answer.stem}: {key}: mean error up to {errors[key]:.2f}, stated {said['mean_error'][key]:.2f}; "
+            f"no pixel further than {apart[key]} from what understudy decodes"
+        )
         if apart[key] > 2:  # another build of FFmpeg may round colours otherwise; another frame is further away
             wrong.add(key)
     print(f"  {answer.stem}: {len(given)} features, {len(wrong)} wrong {sorted(wrong) or ''}")
@@ -222,9 +229,18 @@ def train(data: Any, place: Path, backend: str, seed: int) -> None:
     outputs = {key: feature for key, feature in features.items() if feature.type is FeatureType.ACTION}
     inputs = {key: feature for key, feature in features.items() if key.startswith("observation")}
     config = ACTConfig(
-        input_features=inputs, output_features=outputs, chunk_size=8, n_action_steps=8, dim_model=64, n_heads=4,
-        dim_feedforward=128, n_encoder_layers=1, n_vae_encoder_layers=1, pretrained_backbone_weights=None, device="cpu",
-    )  # fmt: skip
+        input_features=inputs,
+        output_features=outputs,
+        chunk_size=8,
+        n_action_steps=8,
+        dim_model=64,
+        n_heads=4,
+        dim_feedforward=128,
+        n_encoder_layers=1,
+        n_vae_encoder_layers=1,
+        pretrained_backbone_weights=None,
+        device="cpu",
+    )
     chunks = {"action": [step / data.fps for step in range(8)]}
     again = type(data)("someone/toy", root=place, delta_timestamps=chunks, video_backend=backend)
     batch = next(iter(torch.utils.data.DataLoader(again, batch_size=16, shuffle=True)))

@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from understudy.core import Tree
-from understudy.envs.known import KNOWN
-from understudy.envs.source import WorldSource
+from understudy.envs.registry import KNOWN
 from understudy.envs.workers.isolated import IsolatedWorld
 from understudy.envs.workers.worker import Limits
+from understudy.envs.world_factory import WorldSource
 
 WORLDS = str(Path(__file__).resolve().parent / "worlds")
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
@@ -43,9 +43,11 @@ def open_world(kind: str, **options: Any) -> IsolatedWorld:
     """`Ours` or `Stock` of libero_worlds, in a process of LIBERO's virtual environment."""
     known = KNOWN["libero"]
     source = WorldSource(
-        factory=f"libero_worlds:{kind}", options=options, python=str(known.python),
+        factory=f"libero_worlds:{kind}",
+        options=options,
+        python=str(known.python),
         env={**known.variables, "PYTHONPATH": WORLDS},
-    )  # fmt: skip
+    )
     return IsolatedWorld(source, limits=LIMITS)
 
 
@@ -57,9 +59,13 @@ def actions_of(seed: int, num_steps: int) -> list[Tree]:
 
 
 def tasks(
-    *, suites: tuple[str, ...] = SUITES, starts: tuple[int, ...] = (0, 24, 49), steps: int = 16, stock: bool = True,
+    *,
+    suites: tuple[str, ...] = SUITES,
+    starts: tuple[int, ...] = (0, 24, 49),
+    steps: int = 16,
+    stock: bool = True,
     out: Path | None = Path("docs"),
-) -> int:  # fmt: skip
+) -> int:
     """Begin, step and look at every task of some suites.
 
     Args:
@@ -78,9 +84,12 @@ def tasks(
             for task in ours.suite.tasks:
                 began = time.monotonic()
                 row: dict[str, Any] = {
-                    "suite": suite, "task": task.name, "num_starts": task.num_starts, "episodes": [],
+                    "suite": suite,
+                    "task": task.name,
+                    "num_starts": task.num_starts,
+                    "episodes": [],
                     "steps_equal_to_stock": None,
-                }  # fmt: skip
+                }
                 for start in starts:
                     trace = play(ours, task.name, start, steps)
                     row["episodes"].append({"start": start, "steps": len(trace) - 1, "problem": look_at(trace)})
@@ -94,8 +103,9 @@ def tasks(
                 console.print(
                     f"{'ok ' if good else 'BAD'} {suite}/{task.name}: {len(starts)} starts of {task.num_starts}, "
                     f"states equal to LIBERO's {row['steps_equal_to_stock']}, {time.monotonic() - began:.0f} s",
-                    style=None if good else "red", highlight=False,
-                )  # fmt: skip
+                    style=None if good else "red",
+                    highlight=False,
+                )
     problems = [one for row in rows for one in row["episodes"] if one["problem"]]
     num_equal = sum(row.get("equal", False) for row in rows)
     console.print(
@@ -192,10 +202,15 @@ def episodes(
     fifth = max(1, num_episodes // 5)
     first, last = (float(np.median(part)) for part in (sizes[fifth : 2 * fifth], sizes[-fifth:]))
     figures = {
-        "task": f"{suite}/{task.name}", "num_episodes": num_episodes, "steps": steps, "num_built": num_built,
-        "same_process": same_process, "rss_bytes_second_fifth": first, "rss_bytes_last_fifth": last,
+        "task": f"{suite}/{task.name}",
+        "num_episodes": num_episodes,
+        "steps": steps,
+        "num_built": num_built,
+        "same_process": same_process,
+        "rss_bytes_second_fifth": first,
+        "rss_bytes_last_fifth": last,
         "seconds": time.monotonic() - began,
-    }  # fmt: skip
+    }
     Console().print(figures)
     _save(out, "libero_episodes", figures)
     return 0 if num_built == 1 and same_process and last <= first + MAX_GROWTH_BYTES else 1
@@ -226,17 +241,30 @@ def cost(*, suites: tuple[str, ...] = SUITES, blocks: int = 15, out: Path | None
                 if after[0].last or after[1].last:
                     break
         taken = np.array(seconds[1:])
-        rows.append({
-            "suite": suite, "task": task, "blocks": len(taken), "cpu_s": float(np.median(taken[:, 0])),
-            "stock_cpu_s": float(np.median(taken[:, 1])), "ratio": float(np.median(taken[:, 0] / taken[:, 1])),
-            "worst_ratio": float((taken[:, 0] / taken[:, 1]).max()), "looks_equal": sum(equal), "looks": len(equal),
-        })  # fmt: skip
+        rows.append(
+            {
+                "suite": suite,
+                "task": task,
+                "blocks": len(taken),
+                "cpu_s": float(np.median(taken[:, 0])),
+                "stock_cpu_s": float(np.median(taken[:, 1])),
+                "ratio": float(np.median(taken[:, 0] / taken[:, 1])),
+                "worst_ratio": float((taken[:, 0] / taken[:, 1]).max()),
+                "looks_equal": sum(equal),
+                "looks": len(equal),
+            }
+        )
     table = Table("suite", "blocks", "stock CPU s", "ours CPU s", "ratio", "worst", "equal states")
     for row in rows:
         table.add_row(
-            row["suite"], str(row["blocks"]), f"{row['stock_cpu_s']:.2f}", f"{row['cpu_s']:.3f}", f"{row['ratio']:.3f}",
-            f"{row['worst_ratio']:.3f}", f"{row['looks_equal']} of {row['looks']}",
-        )  # fmt: skip
+            row["suite"],
+            str(row["blocks"]),
+            f"{row['stock_cpu_s']:.2f}",
+            f"{row['cpu_s']:.3f}",
+            f"{row['ratio']:.3f}",
+            f"{row['worst_ratio']:.3f}",
+            f"{row['looks_equal']} of {row['looks']}",
+        )
     Console(width=120).print(table)
     _save(out, "libero_cost", {"block_steps": BLOCK_STEPS, "rows": rows})
     return 0 if all(row["ratio"] <= WANTED_RATIO and row["looks_equal"] == row["looks"] for row in rows) else 1

@@ -23,12 +23,13 @@ from typing import Any
 import numpy as np
 import tyro
 
-from understudy.envs.known import KNOWN
-from understudy.envs.people.takeover import AlwaysScript, Takeover
-from understudy.envs.source import WorldSource
+from understudy.envs.registry import KNOWN
+from understudy.envs.teleop.takeover import AlwaysScript, Takeover
 from understudy.envs.workers import IsolatedWorld
-from understudy.training import RecordConfig, RecordReport, open_target, record
-from understudy.training.metrics import read_metrics
+from understudy.envs.world_factory import WorldSource
+from understudy.training import RecordConfig, RecordReport, open_target
+from understudy.training.data.record import record
+from understudy.training.runs.metrics import read_metrics
 
 WORLDS = str(Path(__file__).resolve().parent / "worlds")
 SUITE, SIZE = "libero_spatial", 64
@@ -40,9 +41,15 @@ MAX_STEPS = 140  # of practice; the expert needs about 95
 
 
 def main(
-    *, place: Path | None = None, demos: int = 12, updates: int = 300, episodes: int = 8, practice: int = 16,
-    workers: int = max(os.cpu_count() or 1, 2), seed: int = 0,
-) -> int:  # fmt: skip
+    *,
+    place: Path | None = None,
+    demos: int = 12,
+    updates: int = 300,
+    episodes: int = 8,
+    practice: int = 16,
+    workers: int = max(os.cpu_count() or 1, 2),
+    seed: int = 0,
+) -> int:
     """Go the whole way, and print what came of each part of it.
 
     Args:
@@ -59,16 +66,55 @@ def main(
     env = f"libero:{SUITE}?tasks={json.dumps(TASKS, separators=(',', ':'))}&size={SIZE}"
     _record(place / "demos", demos, seed)
     if not (place / "sft" / "policy.safetensors").exists():
-        _run("sft", place / "sft", "--env", env, "--demos", place / "demos", "--updates", updates, "--seed", seed,
-             "--batch-size", 32, "--vla.max-words", 20, "--vla.block-steps", 8, "--vla.use-proprio", "state",
-             "--evaluation.episodes", episodes)  # fmt: skip
+        _run(
+            "sft",
+            place / "sft",
+            "--env",
+            env,
+            "--demos",
+            place / "demos",
+            "--updates",
+            updates,
+            "--seed",
+            seed,
+            "--batch-size",
+            32,
+            "--vla.max-words",
+            20,
+            "--vla.block-steps",
+            8,
+            "--vla.use-proprio",
+            "state",
+            "--evaluation.episodes",
+            episodes,
+        )
     loss = list(read_metrics(place / "sft" / "metrics.jsonl", "train"))
     print(f"imitation: loss {loss[0]['loss']:.3f} at update {loss[0]['update']}, {loss[-1]['loss']:.3f} at the end")
     _show("sft", place / "sft")
-    _run("train", "grpo", place / "grpo", "--policy", place / "sft", "--env", env, "--iterations", 1, "--seed", seed,
-         "--plan.n-samples", 8, "--plan.data-batch-size", practice, "--filters.no-filter-accuracy",
-         "--max-steps", MAX_STEPS, "--workers.num-parallel-envs", workers,
-         "--evaluation.episodes", episodes)  # fmt: skip
+    _run(
+        "train",
+        "grpo",
+        place / "grpo",
+        "--policy",
+        place / "sft",
+        "--env",
+        env,
+        "--iterations",
+        1,
+        "--seed",
+        seed,
+        "--plan.n-samples",
+        8,
+        "--plan.data-batch-size",
+        practice,
+        "--filters.no-filter-accuracy",
+        "--max-steps",
+        MAX_STEPS,
+        "--workers.num-parallel-envs",
+        workers,
+        "--evaluation.episodes",
+        episodes,
+    )
     _show("grpo", place / "grpo")
     _run("evaluate", place / "grpo", "--episodes", episodes, "--workers", workers)
     score = json.loads((place / "grpo" / "evaluations" / "evaluation.json").read_text())["score"]
@@ -79,9 +125,11 @@ def main(
 def _record(store: Path, successes: int, seed: int) -> None:
     known = KNOWN["libero"]
     source = WorldSource(
-        factory="libero_expert:BowlsWorld", options={"suite": SUITE, "tasks": TASKS, "size": SIZE},
-        python=str(known.python), env={**known.variables, "PYTHONPATH": WORLDS},
-    )  # fmt: skip
+        factory="libero_expert:BowlsWorld",
+        options={"suite": SUITE, "tasks": TASKS, "size": SIZE},
+        python=str(known.python),
+        env={**known.variables, "PYTHONPATH": WORLDS},
+    )
     rng = np.random.default_rng(seed)
     with IsolatedWorld(source, limits=known.limits) as world, open_target(str(store)) as target:
         expert = AlwaysScript(lambda: world.advise(noise=0.1, rng=rng).action)

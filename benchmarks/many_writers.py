@@ -36,8 +36,8 @@ from rich.console import Console
 from understudy.core import Step
 from understudy.core.examples import small_spec
 from understudy.replay import Reader
+from understudy.selftest.bench_delivery import Child, serve_new
 from understudy.service import OutboxConfig, RemoteWriter, connect
-from understudy.service.bench import Child, serve_new
 
 EPISODE_STEPS = 200
 MAX_GROWTH = 1.2  # of memory, from the second fifth of the run to the last; the first is the beginning
@@ -95,13 +95,18 @@ def main(
     growth = _growth([sample.resident_bytes for sample in samples])
     num_files = [sample.num_files for sample in samples if sample.num_streams == writers]
     summary: dict[str, Any] = {
-        "writers": writers, "rate_hz": rate_hz, "seconds": seconds, "clients": clients, "commit_steps": commit_steps,
+        "writers": writers,
+        "rate_hz": rate_hz,
+        "seconds": seconds,
+        "clients": clients,
+        "commit_steps": commit_steps,
         "rows_per_s": float(np.median([sample.rows_per_s for sample in samples])),
         "commit_p99_ms": float(np.median([sample.commit_p99_ms for sample in samples])),
-        "memory_growth": growth, "files": [min(num_files, default=0), max(num_files, default=0)],
+        "memory_growth": growth,
+        "files": [min(num_files, default=0), max(num_files, default=0)],
         "rows_wrong": len(problems),
         **told,
-    }  # fmt: skip
+    }
     _save(out, samples, summary)
     holds = not problems and growth <= MAX_GROWTH
     for problem in problems[:5]:
@@ -144,11 +149,12 @@ class _Clients:
         self._go = context.Event()
         self._processes = [
             context.Process(
-                target=_feed, daemon=True,
+                target=_feed,
+                daemon=True,
                 args=(address, share, num_steps, rate_hz, commit_steps, self._heard, self._go),
             )
             for share in shares
-        ]  # fmt: skip
+        ]
         self.told: dict[str, float] = {}
 
     def __enter__(self) -> _Clients:
@@ -170,9 +176,10 @@ class _Clients:
                 raise RuntimeError(f"a client ended with {process.exitcode}; its error stands above")
         told = [self._heard.get() for _ in self._processes]
         self.told = {
-            "latest_s": max(one["latest_s"] for one in told), "catch_up_s": max(one["catch_up_s"] for one in told),
+            "latest_s": max(one["latest_s"] for one in told),
+            "catch_up_s": max(one["catch_up_s"] for one in told),
             "client_cores": sum(one["cores"] for one in told),
-        }  # fmt: skip
+        }
 
 
 def _feed(
@@ -223,7 +230,7 @@ def _append(writer: RemoteWriter, number: int, index: int, num_steps: int) -> No
     action = np.zeros(2, np.float32)
     writer.append(
         Step(observation=_observe(number, index), action=action, reward=0.0, terminated=False, truncated=last)
-    )  # fmt: skip
+    )
     if last:
         writer.end(_observe(number, index + 1))
 
@@ -249,13 +256,19 @@ def _watch(server: Child, feeding: _Clients) -> list[Sample]:
         passed_s = now_s - before_s
         new = {name: value - before.get(name, 0.0) for name, value in now.items()}
         chunks = new["understudy_commit_seconds_count"]
-        samples.append(Sample(
-            at_s=now_s - begun, resident_bytes=server.resident_bytes, num_files=server.num_files,
-            num_streams=int(now.get('understudy_streams{kind="write"}', 0)),
-            rows_per_s=new["understudy_rows_committed_total"] / passed_s, chunks_per_s=chunks / passed_s,
-            commit_mean_ms=1e3 * new["understudy_commit_seconds_sum"] / max(chunks, 1),
-            commit_p99_ms=1e3 * _quantile(new, 0.99), cpu=(now_cpu - before_cpu) / passed_s,
-        ))  # fmt: skip
+        samples.append(
+            Sample(
+                at_s=now_s - begun,
+                resident_bytes=server.resident_bytes,
+                num_files=server.num_files,
+                num_streams=int(now.get('understudy_streams{kind="write"}', 0)),
+                rows_per_s=new["understudy_rows_committed_total"] / passed_s,
+                chunks_per_s=chunks / passed_s,
+                commit_mean_ms=1e3 * new["understudy_commit_seconds_sum"] / max(chunks, 1),
+                commit_p99_ms=1e3 * _quantile(new, 0.99),
+                cpu=(now_cpu - before_cpu) / passed_s,
+            )
+        )
         before, before_s, before_cpu = now, now_s, now_cpu
     while len(samples) > 1 and samples[-1].num_streams < samples[0].num_streams:  # the writers have left
         samples.pop()
@@ -318,10 +331,19 @@ def _save(out: Path, samples: list[Sample], summary: dict[str, Any]) -> None:
 
 
 def _draw(samples: list[Sample], summary: dict[str, Any]) -> Figure:
-    plt.rcParams.update({
-        "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK,
-        "ytick.color": INK, "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False,
-    })  # fmt: skip
+    plt.rcParams.update(
+        {
+            "font.size": 11,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "axes.facecolor": "none",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    )
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4), layout="constrained")
     _line(left, samples, [sample.rows_per_s for sample in samples], "rows committed a second", BLUE)
     left.axhline(summary["writers"] * summary["rate_hz"], color=INK, linewidth=1, linestyle="--")

@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # this file would hide the simulator
 
 from understudy.envs import check_env  # noqa: E402
-from understudy.envs.known import KNOWN  # noqa: E402
+from understudy.envs.registry import KNOWN  # noqa: E402
 from understudy.envs.simulators.metaworld import (  # noqa: E402
     NUM_STARTS,
     SIMULATOR_STEPS,
@@ -41,8 +41,16 @@ SOURCES = HERE.parent / "src"
 RUNS = {"plain": (0.0, 1), "noise": (0.3, 1), "repeat": (0.0, 2)}  # how experts are asked: noise, action_repeat
 MARGIN = 1e-3  # progress below this is none, as for the scripted human
 SPEED_TASKS = ("button-press-topdown-v3", "push-v3", "hammer-v3", "window-open-v3")
-SHOWN = ("button-press-topdown-v3", "push-v3", "hammer-v3", "door-open-v3",
-         "peg-insert-side-v3", "drawer-close-v3", "soccer-v3", "coffee-push-v3")  # fmt: skip
+SHOWN = (
+    "button-press-topdown-v3",
+    "push-v3",
+    "hammer-v3",
+    "door-open-v3",
+    "peg-insert-side-v3",
+    "drawer-close-v3",
+    "soccer-v3",
+    "coffee-push-v3",
+)
 SIZE = 128
 
 

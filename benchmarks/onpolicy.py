@@ -28,22 +28,22 @@ import torch
 import tyro
 from torch import Tensor
 
-from understudy.algorithms.policy_gradient import MiniBatch, PolicyGradient, PolicyGradientConfig
-from understudy.algorithms.policy_gradient import rows as prepared_rows
+from understudy.algorithms.onpolicy.policy_gradient import MiniBatch, PolicyGradient, PolicyGradientConfig
+from understudy.algorithms.onpolicy.policy_gradient import rows as prepared_rows
 from understudy.cli import main as understudy
 from understudy.core import StepSpec, Tree
 from understudy.core import tree as trees
-from understudy.envs.known import KNOWN
+from understudy.envs.registry import KNOWN
 from understudy.envs.workers.outcomes import Observed, Reset, Stepped, Steps
 from understudy.policies import Acted, Sampling
 from understudy.policies.vla import VLAConfig, VLAPolicy
-from understudy.replay.summary import summarize
+from understudy.replay.maintain.summary import summarize
 from understudy.training.collection import Collector, Plan, PlanConfig, PlannedTask, Rollout, Ticket, to_batch
-from understudy.training.metrics import read_metrics
+from understudy.training.distributed.engine import EngineConfig
+from understudy.training.distributed.ranks import alone
 from understudy.training.onpolicy.learner import Learner, _mixed
-from understudy.training.onpolicy.shared import Shared
-from understudy.training.ranks.engine import EngineConfig
-from understudy.training.ranks.ranks import alone
+from understudy.training.onpolicy.rollout_exchange import Shared
+from understudy.training.runs.metrics import read_metrics
 
 ROUNDS = 5
 SAMPLING = Sampling()
@@ -112,9 +112,11 @@ def _rollout(env: str, episodes: int, workers: int, rounds: int, max_steps: int)
             f"{np.mean([one.num_rows for one in calls['bare']]):.2f}"
         )
     rest = {
-        name: 1e3 * (sum(one.own_s for one in measured[name]) - sum(one.cpu_s for one in calls[name]))
-        / sum(one.num_rows for one in calls[name]) for name in measured
-    }  # fmt: skip
+        name: 1e3
+        * (sum(one.own_s for one in measured[name]) - sum(one.cpu_s for one in calls[name]))
+        / sum(one.num_rows for one in calls[name])
+        for name in measured
+    }
     print(
         f"rollout, {label}, beside policy and workers: {rest['ours']:.2f} CPU ms a block with the Collector, "
         f"{rest['bare']:.2f} bare",
@@ -183,9 +185,7 @@ def bare_rollout(collector: Collector, tickets: Sequence[Ticket], policy: VLAPol
         if not seen:
             continue
         batch = {name: np.stack([one[name] for one in seen.values()]) for name in policy.inputs.leaves}
-        acted = policy.act(
-            batch, [said[slot] for slot in seen], rngs=[rngs[slot] for slot in seen], sampling=SAMPLING
-        )  # fmt: skip
+        acted = policy.act(batch, [said[slot] for slot in seen], rngs=[rngs[slot] for slot in seen], sampling=SAMPLING)
         for row, slot in enumerate(seen):
             vector.send(slot, Steps(actions=list(acted.action[row][: max_steps - done[slot]])))
     return num_steps
@@ -360,11 +360,33 @@ def _count(place: Path, iterations: int) -> int:
         row = _num_bytes(collector.step_spec)
     epochs = PolicyGradientConfig().ppo_epochs
     argv = [
-        "train", "grpo", str(place / "run"), "--policy", str(place / "policy.safetensors"), "--env", TOY,
-        "--iterations", str(iterations), "--max-steps", "50", "--ranks", "2", "--engine.parallel", "ddp",
-        "--plan.n-samples", "4", "--plan.data-batch-size", "16", "--plan.tasks-per-iteration", "4",
-        "--filters.no-filter-accuracy", "--evaluation.episodes", "2", "--workers.num-parallel-envs", "2",
-    ]  # fmt: skip
+        "train",
+        "grpo",
+        str(place / "run"),
+        "--policy",
+        str(place / "policy.safetensors"),
+        "--env",
+        TOY,
+        "--iterations",
+        str(iterations),
+        "--max-steps",
+        "50",
+        "--ranks",
+        "2",
+        "--engine.parallel",
+        "ddp",
+        "--plan.n-samples",
+        "4",
+        "--plan.data-batch-size",
+        "16",
+        "--plan.tasks-per-iteration",
+        "4",
+        "--filters.no-filter-accuracy",
+        "--evaluation.episodes",
+        "2",
+        "--workers.num-parallel-envs",
+        "2",
+    ]
     assert understudy(argv) == 0
     lines = list(read_metrics(place / "run" / "metrics.jsonl", "episode"))
     blocks = [math.ceil(line["length"] / VLAConfig().block_steps) for line in lines]
@@ -383,9 +405,7 @@ def _count(place: Path, iterations: int) -> int:
 
 def _num_bytes(spec: StepSpec) -> int:
     """Of one observation."""
-    return sum(
-        math.prod(leaf.fixed_shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.observation.flat.values()
-    )  # fmt: skip
+    return sum(math.prod(leaf.fixed_shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.observation.flat.values())
 
 
 # --- for all ---

@@ -262,9 +262,13 @@ class Bench:
             except WorkerError as error:
                 failure = str(error)
             self.rows[name].killed = Killed(
-                inserted=capacity, found=found["steps"], wrong_in_a_batch=found["wrong"], saving=saved["saving"],
-                save_s=saved["wall_s"], error=failure,
-            )  # fmt: skip
+                inserted=capacity,
+                found=found["steps"],
+                wrong_in_a_batch=found["wrong"],
+                saving=saved["saving"],
+                save_s=saved["wall_s"],
+                error=failure,
+            )
             shutil.rmtree(self._data / "kill" / name, ignore_errors=True)
 
     def _running(self) -> list[str]:
@@ -319,9 +323,13 @@ class Worker:
         script = Path(__file__).with_name("peers_worker.py")
         with log.open("a") as errors:
             self._process = subprocess.Popen(
-                [python, script, name, directory, str(capacity)], env=environment, cwd=log.parent,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors,
-            )  # fmt: skip
+                [python, script, name, directory, str(capacity)],
+                env=environment,
+                cwd=log.parent,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+            )
         try:
             self.hello = self._answer()
         except WorkerError:
@@ -416,11 +424,15 @@ def _table(rows: list[Row]) -> Table:
             table.add_row(f"{row.name}: {row.error}")
         else:
             table.add_row(
-                row.name, _told(row.sample_cpu_ms, ".1f"), _told(row.times_the_limit, ".2f"),
-                _told(row.insert_steps_per_s, ",.0f"), _told(row.insert_steps_per_cpu_s, ",.0f"),
-                _told(row.memory_bytes_per_step, ",.1f", 1e3), _told(row.disk_bytes_per_step, ",.1f", 1e3),
+                row.name,
+                _told(row.sample_cpu_ms, ".1f"),
+                _told(row.times_the_limit, ".2f"),
+                _told(row.insert_steps_per_s, ",.0f"),
+                _told(row.insert_steps_per_cpu_s, ",.0f"),
+                _told(row.memory_bytes_per_step, ",.1f", 1e3),
+                _told(row.disk_bytes_per_step, ",.1f", 1e3),
                 *_told_kill(row.killed),
-            )  # fmt: skip
+            )
     return table
 
 

@@ -157,8 +157,8 @@ class Understudy(Buffer):
 
     def settle(self) -> None:
         from understudy.replay import Reader
-        from understudy.replay.sampler import Sampler
-        from understudy.replay.view import EVERYTHING
+        from understudy.replay.read.view import EVERYTHING
+        from understudy.replay.sample.sampler import Sampler
 
         self._sampler = Sampler(Reader(self.directory / "store"), EVERYTHING, batch_size=BATCH_SIZE)
         total = self._sampler.follow()

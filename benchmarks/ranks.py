@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from understudy.training.ranks.engine import Engine, EngineConfig
-from understudy.training.ranks.ranks import alone
+from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.ranks import alone
 
 ROUNDS = 15
 

@@ -78,10 +78,15 @@ def main(tfds_python: Path | None = None, episodes: int = 20, rounds: int = 3, p
             one.append(min(read(small, 1)[1] for _ in range(3)))
             two.append(min(read(small, 2)[1] for _ in range(3)))
         found = {
-            "tfds_cpu_us_per_step": min(theirs), "cpu_us_per_step": min(ours), "ratio": min(ours) / min(theirs),
-            "one_worker_us": min(one), "two_workers_us": min(two), "speedup": min(one) / min(two),
-            "peak_mb": peak_mb(small), "peak_mb_at_10x": peak_mb(large),
-        }  # fmt: skip
+            "tfds_cpu_us_per_step": min(theirs),
+            "cpu_us_per_step": min(ours),
+            "ratio": min(ours) / min(theirs),
+            "one_worker_us": min(one),
+            "two_workers_us": min(two),
+            "speedup": min(one) / min(two),
+            "peak_mb": peak_mb(small),
+            "peak_mb_at_10x": peak_mb(large),
+        }
     print(json.dumps({name: round(value, 3) for name, value in found.items()}, indent=2))
 
 

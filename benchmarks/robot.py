@@ -20,7 +20,7 @@ import numpy as np
 from understudy.envs import CheckError, check_env
 from understudy.envs.robot import RobotEnv
 
-CODE = "import sys; from understudy.cli.robot import simulate; sys.exit(simulate(port=0, scene_port=0))"
+CODE = "import sys; from understudy.cli.tools.robot import simulate; sys.exit(simulate(port=0, scene_port=0))"
 
 
 def main() -> int:

@@ -39,8 +39,8 @@ from benchmarks.scale_machine import Reading, Used, bare_disk_mb_s
 from benchmarks.scale_roles import Lived, Phase, Process, compare, environments, learner, processes, raise_file_limit
 
 from understudy.core.examples import robot_spec
-from understudy.replay.layout import row_bytes_of
-from understudy.service.bench import Child, serve_new
+from understudy.replay.format.layout import row_bytes_of
+from understudy.selftest.bench_delivery import Child, serve_new
 
 SETTLE_S = 1.0  # from the beginning of a phase until it is measured
 LEAD_S = 0.5  # for all processes to hear of a phase before it begins
@@ -145,9 +145,18 @@ def main(
         envs, rounds, full_s, paced_s, alone_s = (1, 16, 64), 1, 3.0, 6.0, 2.0
     raise_file_limit()
     study = Study(
-        shards=shards, commit_steps=commit_steps, full_s=full_s, paced_s=paced_s, alone_s=alone_s, rate_hz=rate_hz,
-        pace_steps_s=pace_steps_s, batch_size=batch_size, batches_hz=batches_hz, size=size, work=work or Path.cwd(),
-    )  # fmt: skip
+        shards=shards,
+        commit_steps=commit_steps,
+        full_s=full_s,
+        paced_s=paced_s,
+        alone_s=alone_s,
+        rate_hz=rate_hz,
+        pace_steps_s=pace_steps_s,
+        batch_size=batch_size,
+        batches_hz=batches_hz,
+        size=size,
+        work=work or Path.cwd(),
+    )
     measured: list[Round] = []
     for number in range(rounds):
         for count in envs:
@@ -159,11 +168,17 @@ def main(
             )
     one_shard = [summary(one) for one in _one_shard(study, rounds)] if shards > 1 else []
     content = {
-        "study": {**asdict(study), "work": "", "row_bytes": study.row_bytes, "batch_bytes": study.batch_bytes,
-                  "rounds": rounds, "cores": os.cpu_count()},
+        "study": {
+            **asdict(study),
+            "work": "",
+            "row_bytes": study.row_bytes,
+            "batch_bytes": study.batch_bytes,
+            "rounds": rounds,
+            "cores": os.cpu_count(),
+        },
         "points": [_point(study, [one for one in measured if one.envs == count]) for count in envs],
         "one_shard": one_shard,
-    }  # fmt: skip
+    }
     figures.parent.mkdir(parents=True, exist_ok=True)
     figures.write_text(json.dumps(content, indent=1) + "\n")
     report(content, out, console)
@@ -212,11 +227,21 @@ def measure(study: Study, num_envs: int) -> Round:
         told = {one.number: one.num_steps for one in lived}
         problems = compare(stores, told, study.size)
         return Round(
-            envs=num_envs, steps=sum(told.values()), problems=problems, bare_disk_mb_s=bare, load=load, full=full,
-            full_commits_s=full_commits, paced_hz=rate_hz, paced=paced,
-            paced_commits_s=[latency for one in lived for latency in one.latencies_s], paced_batches_s=paced_batches,
-            alone=alone, alone_batches_s=alone_batches, shard_steps=at.shard_rows,
-        )  # fmt: skip
+            envs=num_envs,
+            steps=sum(told.values()),
+            problems=problems,
+            bare_disk_mb_s=bare,
+            load=load,
+            full=full,
+            full_commits_s=full_commits,
+            paced_hz=rate_hz,
+            paced=paced,
+            paced_commits_s=[latency for one in lived for latency in one.latencies_s],
+            paced_batches_s=paced_batches,
+            alone=alone,
+            alone_batches_s=alone_batches,
+            shard_steps=at.shard_rows,
+        )
 
 
 class _Stage:
@@ -225,16 +250,22 @@ class _Stage:
     def __init__(self, servers: Sequence[Child], drawing: Process, living: Sequence[Process], place: Path):
         self._drawing, self._living, self._place = drawing, living, place
         self._roles = {
-            "servers": [server.pid for server in servers], "writers": [one.pid for one in living],
+            "servers": [server.pid for server in servers],
+            "writers": [one.pid for one in living],
             "learner": [drawing.pid],
-        }  # fmt: skip
+        }
         self._pages = [server.first["metrics"] for server in servers]
         self.shard_rows: list[int] = []
 
     def play(
-        self, seconds: float, rate_hz: float | None, *, settle_s: float = SETTLE_S, write: bool = True,
+        self,
+        seconds: float,
+        rate_hz: float | None,
+        *,
+        settle_s: float = SETTLE_S,
+        write: bool = True,
         batches_hz: float = 0.0,
-    ) -> tuple[Used, list[Lived], list[float]]:  # fmt: skip
+    ) -> tuple[Used, list[Lived], list[float]]:
         """A phase; what was used, what each environment lived, how long the learner waited for each batch."""
         start_s = time.monotonic() + LEAD_S
         if write:
@@ -286,14 +317,17 @@ def _point(study: Study, rounds: Sequence[Round]) -> dict[str, Any]:
         return quantiles_ms([value for one in rounds for value in getattr(one, name)])
 
     return {
-        **summary(middle), "steps": sum(one.steps for one in rounds),
+        **summary(middle),
+        "steps": sum(one.steps for one in rounds),
         "problems": [problem for one in rounds for problem in one.problems],
         "full_rows_s_of_rounds": [one.full.rows_s for one in rounds],
-        "full_commits_ms": together("full_commits_s"), "paced_commits_ms": together("paced_commits_s"),
-        "paced_batches_ms": together("paced_batches_s"), "alone_batches_ms": together("alone_batches_s"),
+        "full_commits_ms": together("full_commits_s"),
+        "paced_commits_ms": together("paced_commits_s"),
+        "paced_batches_ms": together("paced_batches_s"),
+        "alone_batches_ms": together("alone_batches_s"),
         "alone_batches_per_s": len(middle.alone_batches_s) / (study.alone_s - min(SETTLE_S, study.alone_s / 2)),
         "rounds": [summary(one) for one in rounds],
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

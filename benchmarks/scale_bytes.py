@@ -25,13 +25,13 @@ from benchmarks.onpolicy import SAMPLING, TOY, _new_policy, _num_bytes, _plan
 from benchmarks.scale_machine import loopback_bytes
 from benchmarks.scale_ranks import LAYERS, ROW_BYTES, ROWS, UPDATES, WIDTH, WORKS, raise_loopback
 
-from understudy.algorithms.policy_gradient import PolicyGradientConfig
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main as understudy
 from understudy.policies.vla import VLAConfig
 from understudy.training.collection import Collector, pack
-from understudy.training.metrics import read_metrics
-from understudy.training.onpolicy.shared import Shared
-from understudy.training.ranks.ranks import alone
+from understudy.training.distributed.ranks import alone
+from understudy.training.onpolicy.rollout_exchange import Shared
+from understudy.training.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 APART = ("unshare", "--user", "--map-root-user", "--net")  # a network of one's own; no rights are needed
@@ -122,20 +122,50 @@ def _run(ranks: int, place: Path, iterations: int = 2) -> dict[str, Any]:
     torch.set_num_threads(1)
     light = _light(place)
     before = loopback_bytes()
-    assert understudy([
-        "train", "grpo", str(place / "run"), "--policy", str(place / "policy.safetensors"), "--env", TOY,
-        "--iterations", str(iterations), "--max-steps", "50", "--ranks", str(ranks), "--engine.parallel", "ddp",
-        "--plan.n-samples", "4", "--plan.data-batch-size", "16", "--plan.tasks-per-iteration", "4",
-        "--filters.no-filter-accuracy", "--evaluation.episodes", "2", "--workers.num-parallel-envs", "2",
-    ]) == 0  # fmt: skip
+    assert (
+        understudy(
+            [
+                "train",
+                "grpo",
+                str(place / "run"),
+                "--policy",
+                str(place / "policy.safetensors"),
+                "--env",
+                TOY,
+                "--iterations",
+                str(iterations),
+                "--max-steps",
+                "50",
+                "--ranks",
+                str(ranks),
+                "--engine.parallel",
+                "ddp",
+                "--plan.n-samples",
+                "4",
+                "--plan.data-batch-size",
+                "16",
+                "--plan.tasks-per-iteration",
+                "4",
+                "--filters.no-filter-accuracy",
+                "--evaluation.episodes",
+                "2",
+                "--workers.num-parallel-envs",
+                "2",
+            ]
+        )
+        == 0
+    )
     total = loopback_bytes() - before
     episodes = list(read_metrics(place / "run" / "metrics.jsonl", "episode"))
     blocks = [math.ceil(one["length"] / VLAConfig().block_steps) for one in episodes]
     updates = list(read_metrics(place / "run" / "metrics.jsonl", "train"))[-1]["update"]
     setup = replace(
-        light, ranks=ranks, episodes=len(blocks), blocks=float(np.mean(blocks)),
+        light,
+        ranks=ranks,
+        episodes=len(blocks),
+        blocks=float(np.mean(blocks)),
         epochs=PolicyGradientConfig().ppo_epochs,
-    )  # fmt: skip
+    )
     one_update = replace(setup, episodes=1, blocks=1, epochs=1)
     begin = 2 * (ranks - 1) * setup.trained * 4  # rank 0's weights, by the engine and once more by DDP
     wanted = begin + updates * gradients_ddp(one_update)
@@ -159,10 +189,12 @@ def _light(place: Path) -> Setup:
         layout = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
         size = sum(value.numel() for value in policy.model.parameters())
         return Setup(
-            observation_bytes=_num_bytes(collector.step_spec), parameters=size, trained=size,
+            observation_bytes=_num_bytes(collector.step_spec),
+            parameters=size,
+            trained=size,
             block_bytes=round(sum(array.nbytes for array in arrays.values()) / num_blocks),
             episode_bytes=round((len(json.dumps(said)) + len(json.dumps(layout))) / len(rollouts)),
-        )  # fmt: skip
+        )
 
 
 if __name__ == "__main__":

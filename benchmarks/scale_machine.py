@@ -39,14 +39,20 @@ class Reading:
         """Of these processes, the disk under `place` and the servers with these pages of metrics."""
         written, busy = _disk(place)
         return cls(
-            at_s=time.monotonic(), busy_s=_busy_s(), cpu_s={pid: _cpu_s(Path(f"/proc/{pid}")) for pid in pids},
+            at_s=time.monotonic(),
+            busy_s=_busy_s(),
+            cpu_s={pid: _cpu_s(Path(f"/proc/{pid}")) for pid in pids},
             threads_s={
-                (pid, int(task.name)): _cpu_s(task) for pid in pids for task in Path(f"/proc/{pid}/task").iterdir()
+                (pid, int(task.name)): _cpu_s(task)
+                for pid in pids
+                for task in Path(f"/proc/{pid}/task").iterdir()
                 if (task / "stat").exists()
             },
-            disk_written_bytes=written, disk_busy_s=busy, loopback_bytes=loopback_bytes(),
+            disk_written_bytes=written,
+            disk_busy_s=busy,
+            loopback_bytes=loopback_bytes(),
             metrics=_added([_metrics(page) for page in metrics]),
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,15 +86,18 @@ class Used:
             return (after.metrics.get(name, 0.0) - before.metrics.get(name, 0.0)) / seconds
 
         return cls(
-            seconds=seconds, cores=cores,
+            seconds=seconds,
+            cores=cores,
             other_cores=max((after.busy_s - before.busy_s - sum(spent.values())) / seconds, 0.0),
-            busiest_server_thread=busiest("servers"), busiest_writer_thread=busiest("writers"),
+            busiest_server_thread=busiest("servers"),
+            busiest_writer_thread=busiest("writers"),
             disk_mb_s=(after.disk_written_bytes - before.disk_written_bytes) / 1e6 / seconds,
             disk_busy=(after.disk_busy_s - before.disk_busy_s) / seconds,
             loopback_mb_s=(after.loopback_bytes - before.loopback_bytes) / 1e6 / seconds,
             rows_s=grown("understudy_rows_committed_total"),
-            chunk_mb_s=grown("understudy_bytes_received_total") / 1e6, batches_s=grown("understudy_batches_sent_total"),
-        )  # fmt: skip
+            chunk_mb_s=grown("understudy_bytes_received_total") / 1e6,
+            batches_s=grown("understudy_batches_sent_total"),
+        )
 
     def shares(self, num_cores: int, bare_disk_mb_s: float) -> dict[str, float]:
         """How full each resource is; 1 is full."""

@@ -110,9 +110,7 @@ def most_envs(load: Load, num_nodes: int, node: Node, costs: Costs, limit: float
     """How many environments there may be until a resource is at `limit`, and which one; load.envs does not count."""
     none = shares(replace(load, envs=0), num_nodes, node, costs)
     one = shares(replace(load, envs=1), num_nodes, node, costs)
-    most = {
-        name: (limit - none[name]) / (one[name] - none[name]) for name in RESOURCES if one[name] > none[name]
-    }  # fmt: skip
+    most = {name: (limit - none[name]) / (one[name] - none[name]) for name in RESOURCES if one[name] > none[name]}
     if not most:
         raise ValueError("most_envs: environments cost nothing here; give them a rate, bytes or CPU time")
     name = min(most, key=lambda resource: most[resource])
@@ -161,7 +159,7 @@ def costs_of(figures: Mapping[str, Any], envs: int | None = None) -> Costs:
         draw_learner_s_per_gb=median(drawing(one, "learner") for one in rounds),
         shard_gb_s=max(ingest(one) for one in (*figures["one_shard"], *rounds)),
         disk_amplification=median([one["full"]["disk_mb_s"] / one["full"]["chunk_mb_s"] for one in rounds]),
-    )  # fmt: skip
+    )
 
 
 def _drawn_gb_s(one: Mapping[str, Any], study: Mapping[str, Any]) -> float:

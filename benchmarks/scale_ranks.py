@@ -23,11 +23,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks.scale_machine import loopback_bytes
 
-from understudy.training.ranks.config import EngineConfig
-from understudy.training.ranks.engine import Engine
-from understudy.training.ranks.exchange import exchange_rows
-from understudy.training.ranks.launch import launch_function
-from understudy.training.ranks.ranks import Ranks, join
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
+from understudy.training.distributed.launch import launch_function
+from understudy.training.distributed.ranks import Ranks, join
+from understudy.training.distributed.row_exchange import exchange_rows
 
 UPDATES = 4
 WIDTH, LAYERS = 256, 6

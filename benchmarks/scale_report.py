@@ -51,10 +51,19 @@ def report(figures: Figures, out: Path, console: Console) -> None:
     console.print(cluster_table(costs))
     images = out / "images"
     images.mkdir(parents=True, exist_ok=True)
-    plt.rcParams.update({
-        "font.size": 11, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK,
-        "ytick.color": INK, "axes.facecolor": "none", "axes.spines.top": False, "axes.spines.right": False,
-    })  # fmt: skip
+    plt.rcParams.update(
+        {
+            "font.size": 11,
+            "text.color": INK,
+            "axes.labelcolor": INK,
+            "axes.edgecolor": INK,
+            "xtick.color": INK,
+            "ytick.color": INK,
+            "axes.facecolor": "none",
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+        }
+    )
     for name, figure in (("measured", draw_measured(figures)), ("cluster", draw_cluster(costs))):
         figure.savefig(images / f"scale_{name}.svg", transparent=True)
         plt.close(figure)
@@ -71,34 +80,62 @@ def model_costs(figures: Figures) -> Costs:
 
 def measured_table(figures: Figures) -> Table:
     table = _table(
-        "Latency, p50 / p99 ms", "environments", "each, Hz", "steps/s", "commit", "sample 256, meanwhile",
-        "sample 256, alone", "commit at full speed", "steps", "wrong",
-    )  # fmt: skip
+        "Latency, p50 / p99 ms",
+        "environments",
+        "each, Hz",
+        "steps/s",
+        "commit",
+        "sample 256, meanwhile",
+        "sample 256, alone",
+        "commit at full speed",
+        "steps",
+        "wrong",
+    )
     for point in figures["points"]:
         table.add_row(
-            f"{point['envs']:,}", f"{point['paced_hz']:g}", f"{point['paced']['rows_s']:,.0f}",
+            f"{point['envs']:,}",
+            f"{point['paced_hz']:g}",
+            f"{point['paced']['rows_s']:,.0f}",
             *(_quantiles(point[name]) for name in ("paced_commits_ms", "paced_batches_ms", "alone_batches_ms")),
-            _quantiles(point["full_commits_ms"]), f"{point['steps']:,}", str(len(point["problems"])),
-        )  # fmt: skip
+            _quantiles(point["full_commits_ms"]),
+            f"{point['steps']:,}",
+            str(len(point["problems"])),
+        )
     return table
 
 
 def limits_table(figures: Figures) -> Table:
     table = _table(
-        "Full speed", "environments", "steps/s (rounds)", "MB/s", "servers", "writers", "not ours", "CPU s/GB",
-        "disk MB/s", "of bare", "busiest thread", "limit",
-    )  # fmt: skip
+        "Full speed",
+        "environments",
+        "steps/s (rounds)",
+        "MB/s",
+        "servers",
+        "writers",
+        "not ours",
+        "CPU s/GB",
+        "disk MB/s",
+        "of bare",
+        "busiest thread",
+        "limit",
+    )
     for point in figures["points"]:
         full, rounds = point["full"], sorted(point["full_rows_s_of_rounds"])
         cores, gb_s = full["cores"], full["chunk_mb_s"] / 1e3
         found = verdict(Used(**full), figures["study"]["cores"], point["bare_disk_mb_s"])
         table.add_row(
-            f"{point['envs']:,}", f"{full['rows_s']:,.0f} ({rounds[0]:,.0f} to {rounds[-1]:,.0f})",
-            f"{1e3 * gb_s:.0f}", f"{cores['servers']:.2f}", f"{cores['writers']:.2f}", f"{full['other_cores']:.2f}",
+            f"{point['envs']:,}",
+            f"{full['rows_s']:,.0f} ({rounds[0]:,.0f} to {rounds[-1]:,.0f})",
+            f"{1e3 * gb_s:.0f}",
+            f"{cores['servers']:.2f}",
+            f"{cores['writers']:.2f}",
+            f"{full['other_cores']:.2f}",
             f"{cores['servers'] / gb_s:.1f} + {cores['writers'] / gb_s:.1f}" if gb_s else "-",
-            f"{full['disk_mb_s']:.0f}", f"{found.shares['disk']:.2f}",
-            f"{max(full['busiest_server_thread'], full['busiest_writer_thread']):.2f}", found.limit,
-        )  # fmt: skip
+            f"{full['disk_mb_s']:.0f}",
+            f"{found.shares['disk']:.2f}",
+            f"{max(full['busiest_server_thread'], full['busiest_writer_thread']):.2f}",
+            found.limit,
+        )
     return table
 
 
@@ -117,18 +154,30 @@ def cluster_table(costs: Costs, node: Node = Node()) -> Table:  # noqa: B008
     table = _table(
         f"{NODES} nodes of {node.cores:g} cores, {node.gpus} GPUs, {node.disk_gb_s:g} GB/s of disk, "
         f"{node.nic_gb_s:g} GB/s of network, {node.shards} shard each",
-        "load", "environments", "steps/s", "GB/s in", "GB/s out", *RESOURCES, "first", f"at {LIMIT:.0%}",
-    )  # fmt: skip
+        "load",
+        "environments",
+        "steps/s",
+        "GB/s in",
+        "GB/s out",
+        *RESOURCES,
+        "first",
+        f"at {LIMIT:.0%}",
+    )
     for name, load in loads(node).items():
         for envs in (512, 1000, 4000):
             asked = replace(load, envs=envs)
             found = shares(asked, NODES, node, costs)
             most, which = most_envs(load, NODES, node, costs)
             table.add_row(
-                name, f"{envs:,}", f"{asked.steps_s:,.0f}", f"{asked.ingest_gb_s:.2f}", f"{asked.draw_gb_s:.1f}",
-                *(f"{found[one]:.0%}" for one in RESOURCES), first_full(asked, NODES, node, costs)[0],
+                name,
+                f"{envs:,}",
+                f"{asked.steps_s:,.0f}",
+                f"{asked.ingest_gb_s:.2f}",
+                f"{asked.draw_gb_s:.1f}",
+                *(f"{found[one]:.0%}" for one in RESOURCES),
+                first_full(asked, NODES, node, costs)[0],
                 f"{most:,.0f} ({which})",
-            )  # fmt: skip
+            )
     return table
 
 
@@ -171,7 +220,7 @@ def draw_measured(figures: Figures) -> Figure:
     for name, label, colour in (
         ("paced_commits_ms", "append to durable", ROLES["servers"]),
         ("paced_batches_ms", f"a batch of {figures['study']['batch_size']}", ROLES["writers"]),
-    ):  # fmt: skip
+    ):
         middle.plot(envs, [point[name]["p50"] for point in points], color=colour, linewidth=2, marker="o", label=label)
         middle.plot(envs, [point[name]["p99"] for point in points], color=colour, linewidth=1.2, linestyle="--")
     middle.yaxis.set_major_formatter("{x:g}")

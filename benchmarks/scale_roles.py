@@ -137,9 +137,7 @@ def environments(pipe: Any, addresses: str, numbers: Sequence[int], commit_steps
 class Environment:
     """Real steps of no simulator: two cameras, state and action, and each says whose it is and which one."""
 
-    def __init__(
-        self, number: int, writer: RemoteWriter, seen: np.ndarray[Any, Any], commit_steps: int, turn: Turn
-    ):  # fmt: skip
+    def __init__(self, number: int, writer: RemoteWriter, seen: np.ndarray[Any, Any], commit_steps: int, turn: Turn):
         self.number = number
         self.writer = writer
         self.num_steps = 0
@@ -176,7 +174,7 @@ class Environment:
     def _append(self, *, first: bool, last: bool, record: bool) -> None:
         step = Step(
             observation=self._observe(self.num_steps), action=self._action, reward=0.0, terminated=False, truncated=last
-        )  # fmt: skip
+        )
         with self._turn:
             if first:
                 self.writer.begin(task=f"env-{self.number}")

@@ -24,10 +24,10 @@ from understudy.envs.toy import ToyTable
 from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig, connect
-from understudy.training.learner import Learner
-from understudy.training.rlpd import RLPDConfig, policy_act, small_sac
-from understudy.training.rollout import run_episode
-from understudy.training.run import Run
+from understudy.training.data.run_episode import run_episode
+from understudy.training.offpolicy.learner import Learner
+from understudy.training.offpolicy.rlpd import RLPDConfig, policy_act, small_sac
+from understudy.training.runs.run import Run
 
 ROUNDS = 7
 
@@ -37,9 +37,10 @@ def learner(place: Path, cameras: bool, num_critics: int, batch_size: int, updat
     path = place / f"{cameras}-{num_critics}-{batch_size}"
     assert understudy(["record", str(path / "store"), "--env", env, "--successes", "40"]) == 0
     sac = SACConfig(
-        actor=ActorConfig(hidden=(128, 128), encoder=EncoderConfig()), critic_hidden=(128, 128),
+        actor=ActorConfig(hidden=(128, 128), encoder=EncoderConfig()),
+        critic_hidden=(128, 128),
         num_critics=num_critics,
-    )  # fmt: skip
+    )
     config = RLPDConfig(env=env, batch_size=batch_size, sac=sac)
     run = Run.create(path, "rlpd", config)
     ratios, speeds = [], []

@@ -22,7 +22,7 @@ from typing import Literal
 import tyro
 
 from understudy.cli import main as understudy
-from understudy.training.metrics import read_metrics
+from understudy.training.runs.metrics import read_metrics
 
 TASKS = ("handle-press-v3", "coffee-button-v3", "faucet-open-v3", "faucet-close-v3")
 ENV = (
@@ -36,27 +36,67 @@ START = 300  # updates of supervision
 def demos(place: Path, successes: int = 10) -> None:
     """Record them."""
     for task in TASKS:
-        assert understudy(["record", str(place / "demos"), "--env", f"{ENV}&task={task}",
-                           "--successes", str(successes)]) == 0  # fmt: skip
+        assert (
+            understudy(["record", str(place / "demos"), "--env", f"{ENV}&task={task}", "--successes", str(successes)])
+            == 0
+        )
 
 
 def sft(place: Path, updates: int = START, seed: int = 0) -> None:
     """Imitate them."""
-    assert understudy([
-        "sft", str(_sft(place, updates)), "--env", ENV, "--demos", str(place / "demos"), "--updates", str(updates),
-        "--seed", str(seed), "--vla.use-proprio", "state", "--evaluation.episodes", "256",
-    ]) == 0  # fmt: skip
+    assert (
+        understudy(
+            [
+                "sft",
+                str(_sft(place, updates)),
+                "--env",
+                ENV,
+                "--demos",
+                str(place / "demos"),
+                "--updates",
+                str(updates),
+                "--seed",
+                str(seed),
+                "--vla.use-proprio",
+                "state",
+                "--evaluation.episodes",
+                "256",
+            ]
+        )
+        == 0
+    )
 
 
 def run(
     place: Path, kind: Literal["grpo", "rloo", "ppo", "reinforce"], seed: int, iterations: int = 40, workers: int = 4
-) -> None:  # fmt: skip
+) -> None:
     """Learn from success: 64 episodes an iteration; groups of one outcome are dropped and not replaced."""
-    assert understudy([
-        "train", kind, str(place / f"{kind}-{seed}"), "--policy", str(_sft(place, START)), "--env", ENV,
-        "--iterations", str(iterations), "--seed", str(seed), "--workers.num-parallel-envs", str(workers),
-        "--plan.max-waves", "1", "--evaluation.episodes", "256", "--eval-every", "20",
-    ]) == 0  # fmt: skip
+    assert (
+        understudy(
+            [
+                "train",
+                kind,
+                str(place / f"{kind}-{seed}"),
+                "--policy",
+                str(_sft(place, START)),
+                "--env",
+                ENV,
+                "--iterations",
+                str(iterations),
+                "--seed",
+                str(seed),
+                "--workers.num-parallel-envs",
+                str(workers),
+                "--plan.max-waves",
+                "1",
+                "--evaluation.episodes",
+                "256",
+                "--eval-every",
+                "20",
+            ]
+        )
+        == 0
+    )
 
 
 def final(place: Path, episodes: int = 256) -> None:
@@ -65,9 +105,12 @@ def final(place: Path, episodes: int = 256) -> None:
         for mode in (["--sampled"], []):
             out = path.parent / "evaluations" / (mode[0][2:] if mode else "greedy")
             print(path.parent.name, end=": ", flush=True)
-            assert understudy([
-                "evaluate", str(path.parent), "--env", ENV, "--episodes", str(episodes), "--out", str(out), *mode
-            ]) == 0  # fmt: skip
+            assert (
+                understudy(
+                    ["evaluate", str(path.parent), "--env", ENV, "--episodes", str(episodes), "--out", str(out), *mode]
+                )
+                == 0
+            )
 
 
 def picture(place: Path, out: Path) -> None:

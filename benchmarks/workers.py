@@ -33,7 +33,6 @@ sys.path.insert(0, str(Path(__file__).parent))
 from workers_world import FAULTS, random_actions
 
 from understudy.core import Tree
-from understudy.envs.source import WorldSource
 from understudy.envs.workers.outcomes import (
     Command,
     Observed,
@@ -50,6 +49,7 @@ from understudy.envs.workers.outcomes import (
 )
 from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.worker import Limits
+from understudy.envs.world_factory import WorldSource
 
 HERE = str(Path(__file__).resolve().parent)
 MAX_GROWTH_BYTES = 8 * 2**20  # of the caller, from the second fifth of the run to the last
@@ -57,10 +57,17 @@ WANTED_RATIO = 0.85
 AFTERWARDS_S = 60.0  # for every slot to step once more when the faults are over
 
 PROMISED: dict[str, type[WorkerFailure]] = {
-    "raise": WorkerRaised, "hang": WorkerHung, "busy": WorkerHung, "exit": WorkerDied, "kill": WorkerDied,
-    "segfault": WorkerDied, "garbage": WorkerGarbage, "nonsense": WorkerGarbage, "leak": WorkerTooLarge,
+    "raise": WorkerRaised,
+    "hang": WorkerHung,
+    "busy": WorkerHung,
+    "exit": WorkerDied,
+    "kill": WorkerDied,
+    "segfault": WorkerDied,
+    "garbage": WorkerGarbage,
+    "nonsense": WorkerGarbage,
+    "leak": WorkerTooLarge,
     "wait": WorkerDied,
-}  # fmt: skip
+}
 
 
 def faults(
@@ -86,8 +93,9 @@ def faults(
         f"{summary['rss_bytes'][0] / 2**20:.1f} to {summary['rss_bytes'][1] / 2**20:.1f} MiB "
         f"(first and last fifth), files {summary['files']}; back within {summary['back_s_p50']:.2f} s (median) and "
         f"{summary['back_s_max']:.2f} s (longest)",
-        style="green" if holds else "red", highlight=False,
-    )  # fmt: skip
+        style="green" if holds else "red",
+        highlight=False,
+    )
     _save(out, "workers_faults", summary)
     return 0 if holds else 1
 
@@ -188,18 +196,29 @@ class FaultRun:
         if max(files[-fifth:]) > max(files[: 2 * fifth]) + 4:  # a slot that is down has some fewer
             self.problems.append(f"files: expected them flat, got {files[0]} and then {files[-1]}")
         return {
-            "seconds": self.seconds, "workers": len(self.slots), "num_faults": sum(self.counts.values()),
-            "faults": dict(sorted(self.counts.items())), "num_steps": sum(self.slot_steps),
-            "slot_steps": self.slot_steps, "rss_bytes": [first, last], "files": [min(files), max(files)],
-            "back_s_p50": float(np.median(self.back_s or [0])), "back_s_max": max(self.back_s, default=0.0),
+            "seconds": self.seconds,
+            "workers": len(self.slots),
+            "num_faults": sum(self.counts.values()),
+            "faults": dict(sorted(self.counts.items())),
+            "num_steps": sum(self.slot_steps),
+            "slot_steps": self.slot_steps,
+            "rss_bytes": [first, last],
+            "files": [min(files), max(files)],
+            "back_s_p50": float(np.median(self.back_s or [0])),
+            "back_s_max": max(self.back_s, default=0.0),
             "problems": self.problems,
-        }  # fmt: skip
+        }
 
 
 def throughput(
-    *, workers: int = 4, seconds: float = 0.5, rounds: int = 12, blocks: tuple[int, ...] = (1, 8, 64), size: int = 64,
+    *,
+    workers: int = 4,
+    seconds: float = 0.5,
+    rounds: int = 12,
+    blocks: tuple[int, ...] = (1, 8, 64),
+    size: int = 64,
     out: Path | None = Path("docs"),
-) -> int:  # fmt: skip
+) -> int:
     """Compare steps per second through workers and bare; the exit code is 1 if a ratio is below 0.85.
 
     Args:
@@ -218,19 +237,24 @@ def throughput(
     }
     rows: list[dict[str, Any]] = [
         {
-            "world": name, "block_steps": block_steps,
+            "world": name,
+            "block_steps": block_steps,
             **compare(source, num_workers=workers, block_steps=block_steps, seconds=seconds, rounds=rounds),
         }
-        for name, source in cases.items() for block_steps in blocks
-    ]  # fmt: skip
+        for name, source in cases.items()
+        for block_steps in blocks
+    ]
     table = Table("world", "block", "bare steps/s", "steps/s", "ratio", "bare CPU", "worker's", "caller's", "CPU ratio")
     for row in rows:
         table.add_row(
-            row["world"], str(row["block_steps"]), f"{row['bare_steps_per_s']:,.0f}", f"{row['steps_per_s']:,.0f}",
+            row["world"],
+            str(row["block_steps"]),
+            f"{row['bare_steps_per_s']:,.0f}",
+            f"{row['steps_per_s']:,.0f}",
             f"{row['ratio']:.2f}",
             *(f"{row[name] * 1e6:,.0f} µs" for name in ("bare_cpu_s", "worker_cpu_s", "caller_cpu_s")),
             f"{row['cpu_ratio']:.2f}",
-        )  # fmt: skip
+        )
     Console(width=130).print(table)
     _save(out, "workers_throughput", {"workers": workers, "size": size, "rows": rows})
     # A step of some microseconds is no simulator: that world shows what a round trip costs, and is not judged.
@@ -256,11 +280,14 @@ def compare(
 
     cpu_ratios = [a["cpu_s"] / (b["worker_cpu_s"] + b["caller_cpu_s"]) for a, b in zip(bare, through, strict=True)]
     return {
-        "bare_steps_per_s": median(bare, "steps_per_s"), "steps_per_s": median(through, "steps_per_s"),
-        "ratio": float(np.median(ratios)), "bare_cpu_s": median(bare, "cpu_s"),
-        "worker_cpu_s": median(through, "worker_cpu_s"), "caller_cpu_s": median(through, "caller_cpu_s"),
+        "bare_steps_per_s": median(bare, "steps_per_s"),
+        "steps_per_s": median(through, "steps_per_s"),
+        "ratio": float(np.median(ratios)),
+        "bare_cpu_s": median(bare, "cpu_s"),
+        "worker_cpu_s": median(through, "worker_cpu_s"),
+        "caller_cpu_s": median(through, "caller_cpu_s"),
         "cpu_ratio": float(np.median(cpu_ratios)),
-    }  # fmt: skip
+    }
 
 
 class BareProcesses:
@@ -319,9 +346,10 @@ def _through(vector: Vector, actions: list[Tree], block_steps: int, seconds: flo
             vector.send(slot, Steps(actions=block))
     took = time.monotonic() - began
     figures = {
-        "steps_per_s": num_steps / took, "worker_cpu_s": (_cpu_s(vector) - workers) / num_steps,
+        "steps_per_s": num_steps / took,
+        "worker_cpu_s": (_cpu_s(vector) - workers) / num_steps,
         "caller_cpu_s": (time.process_time() - caller) / num_steps,
-    }  # fmt: skip
+    }
     while vector.num_pending:
         vector.ready(timeout_s=1.0)
     return figures

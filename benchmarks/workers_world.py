@@ -20,9 +20,9 @@ import numpy as np
 
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core.examples import random_tree
-from understudy.envs.source import build
 from understudy.envs.suite import Suite, Task
 from understudy.envs.world import World
+from understudy.envs.world_factory import build
 
 FAULTS = ("none", "raise", "hang", "busy", "exit", "kill", "segfault", "garbage", "nonsense", "leak", "wait")
 LEAK_BYTES = 120 * 2**20
@@ -33,14 +33,19 @@ class Faulty(World):
     """Sees the token it was last given, and does the fault it is told to."""
 
     step_spec = StepSpec(
-        observation=Spec({
-            "token": ArraySpec(shape=(), dtype="int64"), "frame": ArraySpec(shape=(64, 64, 3), dtype="uint8"),
-        }),
-        action=Spec({
-            "token": ArraySpec(shape=(), dtype="int64"),
-            "fault": ArraySpec(shape=(), dtype="int64", low=0, high=len(FAULTS) - 1),
-        }),
-    )  # fmt: skip
+        observation=Spec(
+            {
+                "token": ArraySpec(shape=(), dtype="int64"),
+                "frame": ArraySpec(shape=(64, 64, 3), dtype="uint8"),
+            }
+        ),
+        action=Spec(
+            {
+                "token": ArraySpec(shape=(), dtype="int64"),
+                "fault": ArraySpec(shape=(), dtype="int64", low=0, high=len(FAULTS) - 1),
+            }
+        ),
+    )
     suite = Suite(name="faulty", tasks=(Task(name="go", instruction="go on", num_starts=10, max_steps=MAX_STEPS),))
 
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:

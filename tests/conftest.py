@@ -40,10 +40,27 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         pytest.skip("there is no openssl to make a certificate with")
     place = tmp_path_factory.mktemp("tls")
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-keyout", place / "key.pem", "-out",
-         place / "cert.pem"], check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            openssl,
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+            "-keyout",
+            place / "key.pem",
+            "-out",
+            place / "cert.pem",
+        ],
+        check=True,
+        capture_output=True,
+    )
     return place / "cert.pem", place / "key.pem"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from understudy.core import Episode
 from understudy.replay import Writer
-from understudy.replay.chunk import Chunk
+from understudy.replay.format.chunk import Chunk
 
 
 def write_episode(writer: Writer, episode: Episode, **info: Any) -> None:

@@ -23,9 +23,11 @@ from understudy.envs.suite import Task
 
 DIGEST_BYTES = 16
 MEASURED = {
-    "physics": ArraySpec(shape=(DIGEST_BYTES,), dtype="uint8"), "cpu_s": ArraySpec(shape=(), dtype="float64"),
-    "rss_bytes": ArraySpec(shape=(), dtype="int64"), "num_built": ArraySpec(shape=(), dtype="int64"),
-}  # fmt: skip
+    "physics": ArraySpec(shape=(DIGEST_BYTES,), dtype="uint8"),
+    "cpu_s": ArraySpec(shape=(), dtype="float64"),
+    "rss_bytes": ArraySpec(shape=(), dtype="int64"),
+    "num_built": ArraySpec(shape=(), dtype="int64"),
+}
 
 
 class Ours(LiberoWorld):
@@ -50,9 +52,12 @@ class Ours(LiberoWorld):
         digest = hashlib.blake2b(physics.tobytes(), digest_size=DIGEST_BYTES).digest()
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         return {
-            **seen, "physics": np.frombuffer(digest, np.uint8).copy(), "num_built": np.asarray(self.num_built),
-            "rss_bytes": np.asarray(pages * os.sysconf("SC_PAGE_SIZE")), "cpu_s": np.asarray(time.process_time()),
-        }  # fmt: skip
+            **seen,
+            "physics": np.frombuffer(digest, np.uint8).copy(),
+            "num_built": np.asarray(self.num_built),
+            "rss_bytes": np.asarray(pages * os.sysconf("SC_PAGE_SIZE")),
+            "cpu_s": np.asarray(time.process_time()),
+        }
 
 
 class Stock(Ours):

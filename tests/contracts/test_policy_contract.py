@@ -22,11 +22,13 @@ torch.set_num_threads(1)
 
 TREE_ACTION = StepSpec(
     observation=STATE.observation,
-    action=Spec({
-        "arm": ArraySpec(shape=(2, 2), dtype="float32", low=-0.5, high=2.0),
-        "hand": ArraySpec(shape=(1,), dtype="float64", low=0.0, high=0.08),
-    }),
-)  # fmt: skip
+    action=Spec(
+        {
+            "arm": ArraySpec(shape=(2, 2), dtype="float32", low=-0.5, high=2.0),
+            "hand": ArraySpec(shape=(1,), dtype="float64", low=0.0, high=0.08),
+        }
+    ),
+)
 BARE = StepSpec(observation=Spec(ArraySpec(shape=(5,), dtype="float32")), action=STATE.action)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import tyro
 
-from understudy.cli.main import GROUPS, module_of
-from understudy.cli.values import REGISTRY
+from understudy.cli.commands import GROUPS, module_of
+from understudy.cli.options import REGISTRY
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 HEAD = """# Commands

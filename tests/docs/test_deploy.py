@@ -145,8 +145,11 @@ def test_the_command_places_what_the_pods_offer(documents: list[dict[str, Any]],
     script = next(one for one in documents if one["kind"] == "ConfigMap")["data"]["run.sh"]
     options = shlex.split(script[script.index("set -- ") + len("set -- ") : script.index("if [")].replace("\\\n", " "))
     assert options[:2] == ["--cluster", "auto"]
-    place = tyro.cli(ClusterConfig, args=[option.replace("--place.", "--") for option in options[2:]],
-                     config=(tyro.conf.FlagCreatePairsOff,))  # fmt: skip
+    place = tyro.cli(
+        ClusterConfig,
+        args=[option.replace("--place.", "--") for option in options[2:]],
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
     offered: list[dict[str, float]] = []
     for group in job["spec"]["rayClusterSpec"]["workerGroupSpecs"]:
         params, requests = group["rayStartParams"], group["template"]["spec"]["containers"][0]["resources"]["requests"]
@@ -161,8 +164,11 @@ def test_the_command_places_what_the_pods_offer(documents: list[dict[str, Any]],
         for name, amount in role.shape().items():
             assert amount * role.num <= total[name], name
     assert place.cpus() <= total["CPU"]
-    mounts = {mount["mountPath"] for group in groups(job)
-              for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]}  # fmt: skip
+    mounts = {
+        mount["mountPath"]
+        for group in groups(job)
+        for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]
+    }
     assert place.shard_dir in mounts
     assert str(Path(place.token_file or "").parent) in mounts
 
@@ -239,14 +245,24 @@ def job_of(tmp_path: Path, arguments: list[str], tools: dict[str, str], **more: 
         tool.write_text(text)
         tool.chmod(0o755)
     env = {
-        **os.environ, "PATH": f"{tmp_path / 'bin'}:{SCRIPTS}:{os.environ['PATH']}", "SAID": str(tmp_path / "said"),
-        "SLURM_JOB_NODELIST": "one,two", "SLURM_JOB_ID": str(os.getpid()), "SLURM_CPUS_ON_NODE": "1",
-        "SCRATCH": "/tmp", "HOME": str(tmp_path), **more,
-    }  # fmt: skip
+        **os.environ,
+        "PATH": f"{tmp_path / 'bin'}:{SCRIPTS}:{os.environ['PATH']}",
+        "SAID": str(tmp_path / "said"),
+        "SLURM_JOB_NODELIST": "one,two",
+        "SLURM_JOB_ID": str(os.getpid()),
+        "SLURM_CPUS_ON_NODE": "1",
+        "SCRATCH": "/tmp",
+        "HOME": str(tmp_path),
+        **more,
+    }
     process = subprocess.Popen(
-        ["bash", DEPLOY / "slurm.sh", *arguments], env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        ["bash", DEPLOY / "slurm.sh", *arguments],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         yield process
     finally:

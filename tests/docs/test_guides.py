@@ -13,7 +13,7 @@ import torch
 from tests.docs.pages import DOCS, blocks, run_page
 
 from understudy.cli import main
-from understudy.training.health import Health
+from understudy.training.runs.health import Health
 
 PAGES = ("quickstart.md", "reference/metrics.md", "guides/policy.md", "guides/simulator.md")
 

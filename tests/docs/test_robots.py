@@ -21,7 +21,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     (tmp_path / "my_arm.py").write_text(arm)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "my_arm", raising=False)
-    from understudy.cli.robot import _build
+    from understudy.cli.tools.robot import _build
     from understudy.robots.server import ArmServer
 
     built = _build("my_arm:MyArm")

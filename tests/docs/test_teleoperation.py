@@ -7,8 +7,8 @@ import pytest
 from tests.docs.pages import DOCS, run_page
 
 from understudy.core import ArraySpec, Spec
-from understudy.envs.people.axes import Axes
-from understudy.envs.people.keys import SPEEDS, Keymap
+from understudy.envs.teleop.axes import Axes
+from understudy.envs.teleop.keys import SPEEDS, Keymap
 
 PAGE = DOCS / "teleoperation.md"
 

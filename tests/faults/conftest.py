@@ -31,8 +31,10 @@ def run_child(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[di
     def run(script: str, *arguments: str | Path) -> list[dict[str, Any]]:
         done = subprocess.run(
             [sys.executable, HERE / script, *arguments],
-            env={**os.environ, "LD_PRELOAD": str(shim)}, stdout=subprocess.PIPE, check=True,
-        )  # fmt: skip
+            env={**os.environ, "LD_PRELOAD": str(shim)},
+            stdout=subprocess.PIPE,
+            check=True,
+        )
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     return run

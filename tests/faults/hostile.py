@@ -42,9 +42,19 @@ from understudy.core import Episode, StepSpec
 from understudy.core.examples import random_episode, small_spec, text_spec
 from understudy.replay import Reader, Store, Writer, verify
 from understudy.service import OutboxConfig, Server, ServerConfig, connect
-from understudy.service.chunks import encode_chunk
-from understudy.service.protocol import PUBLISH, REQUEST, SAMPLE, STATUS, SUBSCRIBE, TOKEN_KEY, VERSION, WRITE, method
-from understudy.service.wire import pack, unpack
+from understudy.service.wire.chunks import encode_chunk
+from understudy.service.wire.message import pack, unpack
+from understudy.service.wire.protocol import (
+    PUBLISH,
+    REQUEST,
+    SAMPLE,
+    STATUS,
+    SUBSCRIBE,
+    TOKEN_KEY,
+    VERSION,
+    WRITE,
+    method,
+)
 
 TOKEN = "the right token, and long enough"
 GOOD = "good"
@@ -150,17 +160,29 @@ def _random_json(rng: random.Random, depth: int = 3) -> Any:
     if kind == 7:
         return [_random_json(rng, depth - 1) for _ in range(rng.randrange(4))]
     if kind == 8:
-        return {rng.choice(["dtype", "shape", "data_offsets", "$array", ""]): _random_json(rng, depth - 1)
-                for _ in range(rng.randrange(4))}  # fmt: skip
-    return [None, True, rng.randrange(-10, 10), 2 ** rng.randrange(30, 200), rng.gauss(0, 1e9), float("nan"),
-            rng.choice(["", "U8", "F32", "uint8", "\ud800", "\0", "é" * 50])][kind]  # fmt: skip
+        return {
+            rng.choice(["dtype", "shape", "data_offsets", "$array", ""]): _random_json(rng, depth - 1)
+            for _ in range(rng.randrange(4))
+        }
+    return [
+        None,
+        True,
+        rng.randrange(-10, 10),
+        2 ** rng.randrange(30, 200),
+        rng.gauss(0, 1e9),
+        float("nan"),
+        rng.choice(["", "U8", "F32", "uint8", "\ud800", "\0", "é" * 50]),
+    ][kind]
 
 
 def _tensor_header(rng: random.Random) -> bytes:
     numbers = [-1, 0, 1, 4, 8, 2**31, 2**48 - 1, 2**63, 10**30, 0.5, True, None]
     shape = [rng.choice(numbers) for _ in range(rng.randrange(5))]
-    entry = {"dtype": rng.choice(["U8", "F64", "BF16", "BOOL", "X", 3]), "shape": shape,
-             "data_offsets": [rng.choice(numbers), rng.choice(numbers)]}  # fmt: skip
+    entry = {
+        "dtype": rng.choice(["U8", "F64", "BF16", "BOOL", "X", 3]),
+        "shape": shape,
+        "data_offsets": [rng.choice(numbers), rng.choice(numbers)],
+    }
     check = {"dtype": "U64", "shape": [], "data_offsets": [rng.choice([0, 8, 4]), rng.choice([8, 16, 12])]}
     return json.dumps({"__metadata__": {"seq": "3", "parts": "[]"}, "reward": entry, "check": check}).encode()
 
@@ -205,47 +227,73 @@ def _wrong_column(attacker: Attacker, rng: random.Random) -> bytes:
     name = rng.choice(sorted(attacker.arrays))
     array = attacker.arrays[name]
     others = [
-        np.zeros((), array.dtype), np.zeros(0, array.dtype), np.zeros((4, 0), array.dtype),
-        np.zeros(len(array) + 1, array.dtype), np.zeros((*array.shape, 2), array.dtype),
-        np.zeros((1, *array.shape), array.dtype), np.zeros((4, 3, 2, 1, 5), np.int64),
+        np.zeros((), array.dtype),
+        np.zeros(0, array.dtype),
+        np.zeros((4, 0), array.dtype),
+        np.zeros(len(array) + 1, array.dtype),
+        np.zeros((*array.shape, 2), array.dtype),
+        np.zeros((1, *array.shape), array.dtype),
+        np.zeros((4, 3, 2, 1, 5), np.int64),
         array.astype(np.float16 if array.dtype != np.float16 else np.int8),
-    ]  # fmt: skip
+    ]
     return attacker.next_chunk(arrays={name: rng.choice([o for o in others if o.shape != array.shape or o.size])})
 
 
 def _ragged_nonsense(attacker: Attacker, rng: random.Random) -> bytes:
     if not isinstance(attacker.spec.observation.tree, dict):
         return attacker.next_chunk(arrays={"ragged/observation": np.zeros(3, np.uint8)})
-    return rng.choice([
-        lambda: attacker.next_chunk(arrays={"ragged/observation/prompt": np.full(8, 0xFF, np.uint8),
-                                            "length/observation/prompt": np.array([8, 0, 0, 0], np.uint32)}),
-        lambda: attacker.next_chunk(arrays={"length/action": np.full(4, 2**32 - 1, np.uint32)}),
-        lambda: attacker.next_chunk(arrays={"length/action": np.zeros(40_000, np.uint32)}),
-        lambda: attacker.next_chunk(arrays={"ragged/action": np.zeros(17, np.uint8),
-                                            "length/action": np.array([17, 0, 0, 0], np.uint32)}),
-        lambda: attacker.next_chunk(arrays={"length/action": np.zeros((2, 2), np.uint32)}),
-    ])()  # fmt: skip
+    return rng.choice(
+        [
+            lambda: attacker.next_chunk(
+                arrays={
+                    "ragged/observation/prompt": np.full(8, 0xFF, np.uint8),
+                    "length/observation/prompt": np.array([8, 0, 0, 0], np.uint32),
+                }
+            ),
+            lambda: attacker.next_chunk(arrays={"length/action": np.full(4, 2**32 - 1, np.uint32)}),
+            lambda: attacker.next_chunk(arrays={"length/action": np.zeros(40_000, np.uint32)}),
+            lambda: attacker.next_chunk(
+                arrays={"ragged/action": np.zeros(17, np.uint8), "length/action": np.array([17, 0, 0, 0], np.uint32)}
+            ),
+            lambda: attacker.next_chunk(arrays={"length/action": np.zeros((2, 2), np.uint32)}),
+        ]
+    )()
 
 
 def _info(attacker: Attacker, rng: random.Random) -> bytes:
-    wrong = rng.choice([
-        {"task": 1}, {"seed": "x"}, {"labels": {"a": 1}}, {"labels": []}, {"kind": "done"}, {"split": None}, {"x": 1},
-        [], None, 3, {"success": "yes"}, {"seed": 0.5}, {"init_state": True},
-    ])  # fmt: skip
+    wrong = rng.choice(
+        [
+            {"task": 1},
+            {"seed": "x"},
+            {"labels": {"a": 1}},
+            {"labels": []},
+            {"kind": "done"},
+            {"split": None},
+            {"x": 1},
+            [],
+            None,
+            3,
+            {"success": "yes"},
+            {"seed": 0.5},
+            {"init_state": True},
+        ]
+    )
     return attacker.next_chunk(attacker.part((4, wrong)))
 
 
 def _pickled(attacker: Attacker, rng: random.Random) -> bytes:
     data = attacker.pickle
-    return rng.choice([
-        lambda: data,
-        lambda: struct.pack("<Q", len(data)) + data,
-        lambda: sealed(data),
-        lambda: attacker.next_chunk({"parts": data.decode("latin-1")}),
-        lambda: attacker.next_chunk({"seq": data.decode("latin-1")}),
-        lambda: attacker.next_chunk(arrays={"pickle": np.frombuffer(data, np.uint8)}),
-        lambda: attacker.next_chunk(attacker.part((4, {"labels": data.decode("latin-1")}))),
-    ])()  # fmt: skip
+    return rng.choice(
+        [
+            lambda: data,
+            lambda: struct.pack("<Q", len(data)) + data,
+            lambda: sealed(data),
+            lambda: attacker.next_chunk({"parts": data.decode("latin-1")}),
+            lambda: attacker.next_chunk({"seq": data.decode("latin-1")}),
+            lambda: attacker.next_chunk(arrays={"pickle": np.frombuffer(data, np.uint8)}),
+            lambda: attacker.next_chunk(attacker.part((4, {"labels": data.decode("latin-1")}))),
+        ]
+    )()
 
 
 # Each ends its stream with an error.
@@ -258,8 +306,7 @@ REFUSED: dict[str, Maker] = {
     ),
     "numbers that cannot be": lambda a, r: sealed(_tensor_header(r), bytes(8)),
     "a huge header": lambda a, r: struct.pack("<Q", r.choice([2**20 + 1, 2**32, 2**63, 2**64 - 1])) + b"{}" * 20,
-    "deep JSON": lambda a, r: sealed(r.choice([b"[", b'{"a":', b'{"__metadata__":['])
-                                     * int(10 ** r.uniform(3, 4.8))),
+    "deep JSON": lambda a, r: sealed(r.choice([b"[", b'{"a":', b'{"__metadata__":[']) * int(10 ** r.uniform(3, 4.8))),
     "deep parts": lambda a, r: a.next_chunk({"parts": "[" * r.choice([2_000, 100_000])}),
     "truncated": lambda a, r: a.chunks[NUM_STORED][: r.randrange(len(a.chunks[NUM_STORED]))],
     "flipped bits": _flipped,
@@ -273,10 +320,19 @@ REFUSED: dict[str, Maker] = {
     "an odd episode": lambda a, r: a.next_chunk(a.part((0, r.choice([-1, 2**31, 1.0, True, None, "0", 5])))),
     "an odd state": lambda a, r: a.next_chunk(a.part((3, r.choice(["done", "", None, 1, [], "open", "Ended"])))),
     "odd attributes": _info,
-    "half a character": lambda a, r: a.next_chunk(a.part((4, r.choice([
-        {"task": "\ud800"}, {"labels": {"\udc00": ""}}, {"labels": {"a": "\ud83e"}}, {"actor": "x\udfff"}])))),
-    "attributes too large for SQLite": lambda a, r: a.next_chunk(a.part((4, {r.choice(["seed", "init_state"]):
-        r.choice([2**63, -(2**63) - 1, 10**100])}))),
+    "half a character": lambda a, r: a.next_chunk(
+        a.part(
+            (
+                4,
+                r.choice(
+                    [{"task": "\ud800"}, {"labels": {"\udc00": ""}}, {"labels": {"a": "\ud83e"}}, {"actor": "x\udfff"}]
+                ),
+            )
+        )
+    ),
+    "attributes too large for SQLite": lambda a, r: a.next_chunk(
+        a.part((4, {r.choice(["seed", "init_state"]): r.choice([2**63, -(2**63) - 1, 10**100])}))
+    ),
     "random parts": lambda a, r: a.next_chunk({"parts": json.dumps([_random_json(r) for _ in range(3)])}),
     "parts of nothing": lambda a, r: a.next_chunk({"parts": "[" + ",".join(['[9,0,0,"open",{}]'] * 10) + "]"}),
     "other flags": _other_flags,
@@ -286,12 +342,13 @@ REFUSED: dict[str, Maker] = {
     "a flag of 2": lambda a, r: sealed_flags(a, r),
     "a column of another kind": _wrong_column,
     "a column too few": lambda a, r: a.next_chunk(drop=r.choice(sorted(a.arrays))),
-    "a column too many": lambda a, r: a.next_chunk(arrays={r.choice(["x", "row/checksum", "heap", "reward/x", "é"]):
-                                                           np.zeros(4)}),
+    "a column too many": lambda a, r: a.next_chunk(
+        arrays={r.choice(["x", "row/checksum", "heap", "reward/x", "é"]): np.zeros(4)}
+    ),
     "ragged nonsense": _ragged_nonsense,
     "a pickle": _pickled,
     "nothing": lambda a, r: b"",
-}  # fmt: skip
+}
 
 
 def _renumbered(attacker: Attacker, old: int) -> bytes:
@@ -322,8 +379,10 @@ REPLAYED: dict[str, Maker] = {
 
 def _random_spec(attacker: Attacker, rng: random.Random) -> bytes:
     spec = attacker.spec.to_json()
-    leaf = {"shape": rng.choice([[-1], [10**15], [2**32, 2**32], [0.5], "x", 3, [[1]], [2**62, 4], [None, None]]),
-            "dtype": "uint8"}  # fmt: skip
+    leaf = {
+        "shape": rng.choice([[-1], [10**15], [2**32, 2**32], [0.5], "x", 3, [[1]], [2**62, 4], [None, None]]),
+        "dtype": "uint8",
+    }
     kind = rng.randrange(4)
     if kind == 0:
         spec[rng.choice(["observation", "action", "extras"])] = {"$array": leaf}
@@ -358,26 +417,58 @@ HELLOS: dict[str, Maker] = {
 
 def _other_call(rng: random.Random) -> tuple[str, list[bytes]]:
     """A call that has nothing to do with writing, with something wrong in what it asks for."""
-    where = rng.choice([
-        "1); drop table episodes; --", "(select count(*) from writers) > 0", "load_extension('x')", "x", "", "\ud800",
-        "randomblob(1000000000) is null", "1 in (with recursive r(n) as (select 1 union all select n from r) select n "
-        "from r)", "(" * 500,
-    ])  # fmt: skip
-    view = rng.choice([None, 3, [], {}, {"name": "x"}, {"name": "x", "clauses": 3}, {"name": "x", "clauses": [{}]},
-                       {"name": "x", "clauses": [{"where": where, "sources": [rng.choice([9, -1, "0", None])]}]},
-                       {"name": "x", "clauses": [{"where": where, "sources": [0]}] * rng.choice([1, 5000])},
-                       ])  # fmt: skip
-    name, said = rng.choice([
-        (STATUS, {"views": rng.choice([3, "x", [1], None, [view], [None], {"a": 1}])}),
-        (STATUS, {"colour": 1}),
-        (SAMPLE, {"version": VERSION, "view": view, "shape": _random_json(rng), "selector": _random_json(rng),
-                  "batch_size": _odd_number(rng), "seed": 0, "rank": 0, "world_size": 1, "spec": None, "state": None}),
-        (SAMPLE, {"version": rng.choice([0, None])}),
-        (PUBLISH, {"version": rng.choice([-1, 0, 0.5, "1", True, 2**62, []])}),
-        (PUBLISH, {}),
-        (SUBSCRIBE, {"have": rng.choice([None, "0", 0.5, True, []])}),
-        (REQUEST, {"type": _random_json(rng), "payload": _random_json(rng)}),
-    ])  # fmt: skip
+    where = rng.choice(
+        [
+            "1); drop table episodes; --",
+            "(select count(*) from writers) > 0",
+            "load_extension('x')",
+            "x",
+            "",
+            "\ud800",
+            "randomblob(1000000000) is null",
+            "1 in (with recursive r(n) as (select 1 union all select n from r) select n from r)",
+            "(" * 500,
+        ]
+    )
+    view = rng.choice(
+        [
+            None,
+            3,
+            [],
+            {},
+            {"name": "x"},
+            {"name": "x", "clauses": 3},
+            {"name": "x", "clauses": [{}]},
+            {"name": "x", "clauses": [{"where": where, "sources": [rng.choice([9, -1, "0", None])]}]},
+            {"name": "x", "clauses": [{"where": where, "sources": [0]}] * rng.choice([1, 5000])},
+        ]
+    )
+    name, said = rng.choice(
+        [
+            (STATUS, {"views": rng.choice([3, "x", [1], None, [view], [None], {"a": 1}])}),
+            (STATUS, {"colour": 1}),
+            (
+                SAMPLE,
+                {
+                    "version": VERSION,
+                    "view": view,
+                    "shape": _random_json(rng),
+                    "selector": _random_json(rng),
+                    "batch_size": _odd_number(rng),
+                    "seed": 0,
+                    "rank": 0,
+                    "world_size": 1,
+                    "spec": None,
+                    "state": None,
+                },
+            ),
+            (SAMPLE, {"version": rng.choice([0, None])}),
+            (PUBLISH, {"version": rng.choice([-1, 0, 0.5, "1", True, 2**62, []])}),
+            (PUBLISH, {}),
+            (SUBSCRIBE, {"have": rng.choice([None, "0", 0.5, True, []])}),
+            (REQUEST, {"type": _random_json(rng), "payload": _random_json(rng)}),
+        ]
+    )
     messages = [rng.choice([json.dumps(said).encode()] * 8 + [rng.randbytes(30), b"[" * 50_000])]
     if name == PUBLISH:
         messages.append(rng.choice([rng.randbytes(100), sealed(_tensor_header(rng)), b""]))
@@ -411,8 +502,10 @@ class Attack:
         async with grpc.aio.insecure_channel(
             self._address, options=[("grpc.max_send_message_length", -1), ("grpc.enable_retries", 0)]
         ) as channel:
-            self._calls = {name: channel.stream_stream(method(name))
-                           for name in (WRITE, SAMPLE, PUBLISH, SUBSCRIBE, STATUS, REQUEST)}  # fmt: skip
+            self._calls = {
+                name: channel.stream_stream(method(name))
+                for name in (WRITE, SAMPLE, PUBLISH, SUBSCRIBE, STATUS, REQUEST)
+            }
             for attacker in self._attackers:
                 await self._begin(attacker)
             await self._too_large()
@@ -562,9 +655,14 @@ def _start(*arguments: str | Path, stderr: Any = None) -> subprocess.Popen[str]:
     root = Path(__file__).parents[2]
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(root / "src")]))
     return subprocess.Popen(
-        command, cwd=root, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, text=True,
+        command,
+        cwd=root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
         env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    )
 
 
 def run(place: Path, num_frames: int, *, seed: int = 0, without: Sequence[str] = ()) -> Report:

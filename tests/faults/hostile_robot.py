@@ -120,9 +120,14 @@ def run(requests: int, kills: int, seed: int = 0) -> Report:
         sys.setswitchinterval(before)
         arm.close()
     return Report(
-        statuses=attack["statuses"], problems=attack["problems"], stops_s=stops, seen=seen, rate_hz=rate,
-        faults=faults, server_alive=alive,
-    )  # fmt: skip
+        statuses=attack["statuses"],
+        problems=attack["problems"],
+        stops_s=stops,
+        seen=seen,
+        rate_hz=rate,
+        faults=faults,
+        server_alive=alive,
+    )
 
 
 def problems_of(report: Report, limits: Any) -> list[str]:
@@ -216,10 +221,20 @@ def _any_json(rng: random.Random, depth: int = 3) -> Any:
     if kind == 8:
         return [_any_json(rng, depth - 1) for _ in range(rng.randrange(9))]
     if kind == 9:
-        return {rng.choice(["arr", "gripper_pos", "\ud800", "", "x" * 300]): _any_json(rng, depth - 1)
-                for _ in range(rng.randrange(4))}  # fmt: skip
-    return [None, True, rng.randrange(-9, 9), 10 ** rng.randrange(20, 500), rng.gauss(0, 1e9), float("nan"),
-            float("-inf"), rng.choice(["", "1", "\ud800", "\0", "é" * 50, "NaN"])][kind]  # fmt: skip
+        return {
+            rng.choice(["arr", "gripper_pos", "\ud800", "", "x" * 300]): _any_json(rng, depth - 1)
+            for _ in range(rng.randrange(4))
+        }
+    return [
+        None,
+        True,
+        rng.randrange(-9, 9),
+        10 ** rng.randrange(20, 500),
+        rng.gauss(0, 1e9),
+        float("nan"),
+        float("-inf"),
+        rng.choice(["", "1", "\ud800", "\0", "é" * 50, "NaN"]),
+    ][kind]
 
 
 def _client(rng: random.Random) -> tuple[tuple[str, str], ...]:
@@ -232,15 +247,21 @@ MAKERS: dict[str, Callable[[random.Random], Sent]] = {
     ),
     "a near target": lambda r: Sent(
         body=_arr([r.uniform(0.3, 0.8), r.uniform(-0.4, 0.4), r.uniform(0, 0.6), *(r.gauss(0, 0.5) for _ in "xyzw")]),
-        right=(200, 409, 422), headers=_client(r),
+        right=(200, 409, 422),
+        headers=_client(r),
     ),
     "low over the table": lambda r: Sent(
         body=_arr([r.uniform(0.45, 0.55), r.uniform(-0.05, 0.05), r.uniform(-0.1, 0.05), 1, r.gauss(0, 0.3), 0, 0.1]),
-        right=(200, 409), headers=_client(r),
+        right=(200, 409),
+        headers=_client(r),
     ),
     "not finite": lambda r: Sent(
-        body=_arr([r.choice([float("nan"), float("inf"), float("-inf")]) if i == r.randrange(7) or i == 3 else 0.5
-                   for i in range(7)])
+        body=_arr(
+            [
+                r.choice([float("nan"), float("inf"), float("-inf")]) if i == r.randrange(7) or i == 3 else 0.5
+                for i in range(7)
+            ]
+        )
     ),
     "no orientation": lambda r: Sent(body=_arr([0.5, 0.0, 0.2] + [r.choice([0.0, 1e-9, 1e300, 50.0])] * 4)),
     "a wrong length": lambda r: Sent(body=_arr([0.5] * r.choice([0, 1, 6, 8, 700]))),
@@ -248,7 +269,8 @@ MAKERS: dict[str, Callable[[random.Random], Sent]] = {
         body=_arr(r.choice([None, "x", 7, {}, [[0.5] * 7], ["0.5"] * 7, [True] * 7, [None] * 7, [10**400] * 7]))
     ),
     "any JSON": lambda r: Sent(
-        path=r.choice(["/pose", "/move_gripper", "/update_param"]), body=json.dumps(_any_json(r)).encode(),
+        path=r.choice(["/pose", "/move_gripper", "/update_param"]),
+        body=json.dumps(_any_json(r)).encode(),
         right=(200, 400, 409, 422),
     ),
     "any bytes": lambda r: Sent(body=r.randbytes(r.randrange(1, 300)), right=(400, 422)),
@@ -256,17 +278,21 @@ MAKERS: dict[str, Callable[[random.Random], Sent]] = {
     "a huge body": lambda r: Sent(body=b"[" * r.choice([70_000, 300_000]), right=(413,)),
     "a huge body in pieces": lambda r: Sent(body=b" " * 200_000, right=(413,), chunked=True),
     "a huge length": lambda r: Sent(
-        raw=b"POST /pose HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer " + TOKEN.encode()
-        + b"\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n{", right=(413,),
+        raw=b"POST /pose HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer "
+        + TOKEN.encode()
+        + b"\r\nContent-Type: application/json\r\nContent-Length: 99999999999\r\n\r\n{",
+        right=(413,),
     ),
     "no HTTP": lambda r: Sent(raw=r.randbytes(40) + b"\r\n\r\n", right=(0, 400)),
     "a wrong method": lambda r: Sent(
-        method=r.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS"]), right=(405,),
+        method=r.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS"]),
+        right=(405,),
         path=r.choice(["/pose", "/getstate", "/jointreset"]),
     ),
     "no such path": lambda r: Sent(path=r.choice(["/", "/poses", "/..%2f..", "/pose/x", "/docs"]), right=(404,)),
     "a wrong token": lambda r: Sent(
-        body=_arr([0.5, 0.0, 0.2, *DOWN]), right=(401,),
+        body=_arr([0.5, 0.0, 0.2, *DOWN]),
+        right=(401,),
         headers=(("Authorization", r.choice(["", "Bearer", "Bearer x", f"Bearer {TOKEN[:-1]}", TOKEN])),),
     ),
     "a foreign host": lambda r: Sent(
@@ -275,11 +301,15 @@ MAKERS: dict[str, Callable[[random.Random], Sent]] = {
     "a web page": lambda r: Sent(path="/open_gripper", right=(403,), headers=(("Origin", "http://127.0.0.1:5000"),)),
     "a long name": lambda r: Sent(path="/heartbeat", headers=(("X-Client", "x" * 1000),)),
     "fingers": lambda r: Sent(
-        path="/move_gripper", body=json.dumps({"gripper_pos": r.choice([0, 255, -5, 1e5, 1e300])}).encode(),
-        right=(200, 409, 422), headers=_client(r),
+        path="/move_gripper",
+        body=json.dumps({"gripper_pos": r.choice([0, 255, -5, 1e5, 1e300])}).encode(),
+        right=(200, 409, 422),
+        headers=_client(r),
     ),
     "stiffness": lambda r: Sent(
-        path="/update_param", right=(200, 409, 422), headers=_client(r),
+        path="/update_param",
+        right=(200, 409, 422),
+        headers=_client(r),
         body=json.dumps({"translational_stiffness": r.choice([2000, 500, 3000, 1e9, -1, 0]), "\ud800": 1}).encode(),
     ),
     "stop and start": lambda r: Sent(path=r.choice(["/stopimp", *["/startimp"] * 5, "/clearerr"]), right=(200,)),
@@ -287,7 +317,7 @@ MAKERS: dict[str, Callable[[random.Random], Sent]] = {
         raw=b"POST /jointreset HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n",
         right=(0, 200, 409, 422),
     ),
-}  # fmt: skip
+}
 
 
 def attack(url: str, requests: int, seed: int) -> None:

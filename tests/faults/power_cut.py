@@ -23,8 +23,11 @@ from workload import ENDINGS, MODES, NEVER, SPECS, Call, problems_of, read_trace
 
 PAGE = 4096
 NOTHING_PROMISED: dict[str, Any] = {
-    "acknowledged": dict.fromkeys(SPECS, 0), "labelled": [], "deleted": [], "complete": False,
-}  # fmt: skip
+    "acknowledged": dict.fromkeys(SPECS, 0),
+    "labelled": [],
+    "deleted": [],
+    "complete": False,
+}
 
 
 class File:

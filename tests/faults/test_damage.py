@@ -13,9 +13,9 @@ from tests.writing import write_episode
 from understudy.core import DamageError, Episode, StepSpec, StoreError
 from understudy.core.examples import random_episode, robot_spec, small_spec, text_spec
 from understudy.replay import Reader, Store, repair, verify
-from understudy.replay.catalog import CATALOG_FILE
-from understudy.replay.seal import SEAL_FILE
-from understudy.replay.store import segment_files
+from understudy.replay.format.catalog import CATALOG_FILE
+from understudy.replay.format.seal import SEAL_FILE
+from understudy.replay.write.store import segment_files
 
 NUM_FLIPS = 1000
 NUM_REPAIRS = 60
@@ -122,8 +122,11 @@ def rows_of(episode: Episode) -> list[bytes]:
     columns = episode.columns()
     rows = []
     for index in range(len(episode) + 1):
-        parts = [f"{path}={np.asarray(column[index]).tobytes()!r}" for path, column in sorted(columns.items())
-                 if index < len(column)]  # fmt: skip
+        parts = [
+            f"{path}={np.asarray(column[index]).tobytes()!r}"
+            for path, column in sorted(columns.items())
+            if index < len(column)
+        ]
         rows.append("".join(parts).encode())
     return rows
 
@@ -136,8 +139,11 @@ def kept_rows(path: Path) -> list[bytes]:
             _, columns = reader.rows(record.id)
             for index in range(record.num_rows):
                 last = not columns["is_step"][index]
-                parts = [f"{name}={np.asarray(column[index]).tobytes()!r}" for name, column in sorted(columns.items())
-                         if name != "is_step" and (not last or name.startswith("observation"))]  # fmt: skip
+                parts = [
+                    f"{name}={np.asarray(column[index]).tobytes()!r}"
+                    for name, column in sorted(columns.items())
+                    if name != "is_step" and (not last or name.startswith("observation"))
+                ]
                 rows.append("".join(parts).encode())
     return rows
 

@@ -21,7 +21,10 @@ MODES = ("eio", "enospc", "fsync", "short", "short_enospc")
 # Calls whose failure may pass without an error, because nothing acknowledged depends on them.
 TOLERATED = {
     # A checkpoint between commits: SQLite tries it again after the next one, and till then the log has it all.
-    "pwrite catalog.sqlite", "ftruncate catalog.sqlite", "sync catalog.sqlite", "sync catalog.sqlite-wal",
+    "pwrite catalog.sqlite",
+    "ftruncate catalog.sqlite",
+    "sync catalog.sqlite",
+    "sync catalog.sqlite-wal",
     # The name of SQLite's log, which Store.open syncs itself (test_power_cut would find it missing).
     "sync .",
     # A reader's second way to open the log is without the right to write.
@@ -29,9 +32,11 @@ TOLERATED = {
     # A directory that is there already.
     "mkdir segments",
     # Removing an empty log.
-    "unlink catalog.sqlite-wal", "unlink catalog.sqlite-shm",
-    "unlink catalog.sqlite.new-wal", "unlink catalog.sqlite.new-shm",
-}  # fmt: skip
+    "unlink catalog.sqlite-wal",
+    "unlink catalog.sqlite-shm",
+    "unlink catalog.sqlite.new-wal",
+    "unlink catalog.sqlite.new-shm",
+}
 
 
 @pytest.mark.parametrize("amount", ["some", pytest.param("all", marks=pytest.mark.slow)])
@@ -48,11 +53,14 @@ def test_the_shim_sees_what_python_and_sqlite_do(run_child: RunChild, tmp_path: 
     found = {short(call, tmp_path) for call in seen}
     assert len(seen) > 500
     assert found >= {
-        "mkdir .", "sync .", "sync segments", "rename catalog.sqlite.new",
+        "mkdir .",
+        "sync .",
+        "sync segments",
+        "rename catalog.sqlite.new",
         *(f"{call} segments/N.safetensors" for call in ("open", "ftruncate", "pwrite", "sync", "unlink")),
         *(f"{call} catalog.sqlite-wal" for call in ("open", "ftruncate", "pwrite", "sync", "unlink")),
         *(f"{call} catalog.sqlite" for call in ("ftruncate", "pwrite", "sync")),
-    }, sorted(found)  # fmt: skip
+    }, sorted(found)
 
 
 def check(reports: list[dict[str, Any]], mode: str, directory: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from understudy.core import Episode, StepSpec, StoreFailedError
 from understudy.core.examples import random_steps, small_spec, text_spec
 from understudy.replay import Reader, Store, Writer
-from understudy.replay.chunk import Chunk
+from understudy.replay.format.chunk import Chunk
 
 
 class LosesOneAnswer:

@@ -31,8 +31,8 @@ from understudy.core.episode import stack
 from understudy.core.examples import random_steps, robot_spec, text_spec
 from understudy.core.tree import Tree, equal_leaf
 from understudy.replay import EpisodeRecord, Reader, Store, Writer
-from understudy.replay.chunk import Chunk
-from understudy.replay.verify import verify
+from understudy.replay.format.chunk import Chunk
+from understudy.replay.maintain.verify import verify
 
 MODES = {"eio": 0, "enospc": 1, "fsync": 2, "short": 3, "short_enospc": 4}
 STICKY = 16
@@ -45,9 +45,14 @@ CHECKPOINT_PAGES = 40  # SQLite's own checkpoints, in the middle of commits, hap
 SPECS = {"arm": robot_spec(20), "chat": text_spec()}  # images large enough for checksums of their own; ragged fields
 # Writer, steps and end of each episode, in the order in which they begin.
 EPISODES = (
-    ("arm", 5, "ended"), ("chat", 4, "ended"), ("chat", 3, "cut"), ("chat", 2, "ended"), ("arm", 6, "cut"),
-    ("chat", 7, "ended"), ("arm", 3, "ended"),
-)  # fmt: skip
+    ("arm", 5, "ended"),
+    ("chat", 4, "ended"),
+    ("chat", 3, "cut"),
+    ("chat", 2, "ended"),
+    ("arm", 6, "cut"),
+    ("chat", 7, "ended"),
+    ("arm", 3, "ended"),
+)
 STEPS: list[tuple[list[Step], Tree]] = [
     random_steps(SPECS[name], num_steps, seed) for seed, (name, num_steps, _) in enumerate(EPISODES)
 ]
@@ -87,8 +92,12 @@ class Run:
     @property
     def promised(self) -> dict[str, Any]:
         """What must be there from now on, whatever happens."""
-        return {"acknowledged": self._acknowledged, "labelled": self._labelled, "deleted": self._deleted,
-                "complete": self._complete}  # fmt: skip
+        return {
+            "acknowledged": self._acknowledged,
+            "labelled": self._labelled,
+            "deleted": self._deleted,
+            "complete": self._complete,
+        }
 
     def commit(self, chunk: Chunk) -> int:
         assert self._store is not None
@@ -259,8 +268,9 @@ def read_trace(path: Path) -> list[Call]:
     with path.open("rb") as file:
         while line := file.readline().decode():
             name, counted, failed, inode, offset, size, where = line[:-1].split(" ", 6)
-            calls.append(Call(name, counted == "1", failed == "1", int(inode), int(offset), where,
-                              file.read(int(size))))  # fmt: skip
+            calls.append(
+                Call(name, counted == "1", failed == "1", int(inode), int(offset), where, file.read(int(size)))
+            )
     return calls
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.algorithms import losses
+from understudy.algorithms.offpolicy import sac_losses as losses
 from understudy.policies import tanh_normal
 
 RNG = np.random.default_rng(5)
@@ -33,10 +33,7 @@ def close(found: torch.Tensor, wanted: object) -> None:
 
 
 def test_bellman_target() -> None:
-    wanted = [
-        REWARD[b] + (0.0 if TERMINATED[b] else GAMMA ** NUM_STEPS[b] * NEXT_Q[0, b])
-        for b in range(B)
-    ]  # fmt: skip
+    wanted = [REWARD[b] + (0.0 if TERMINATED[b] else GAMMA ** NUM_STEPS[b] * NEXT_Q[0, b]) for b in range(B)]
     close(losses.bellman_target(t(REWARD), t(TERMINATED), t(NUM_STEPS), t(NEXT_Q[0]), discount=GAMMA), wanted)
 
 

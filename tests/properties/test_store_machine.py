@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from understudy.core import EpisodeInfo, Source, Step
 from understudy.core import tree as trees
 from understudy.core.examples import random_tree, small_spec, text_spec
+from understudy.durable.files import lock_is_held
 from understudy.replay import Budget, Reader, Retention, Store, verify
-from understudy.replay.files import lock_is_held
-from understudy.replay.store import segment_files
+from understudy.replay.write.store import segment_files
 
 SPECS = {"small": small_spec(), "text": text_spec()}
 SEGMENT_BYTES = 4_000  # a few dozen rows, so that sealing happens all the time
@@ -54,8 +54,10 @@ class StoreMachine(RuleBasedStateMachine):
 
     def open_store(self) -> None:
         self.store = Store.open(self.path, segment_bytes=SEGMENT_BYTES)
-        self.writers = {name: self.store.writer(name, spec, commit_steps=5, flush_each_episode=name == "text")
-                        for name, spec in SPECS.items()}  # fmt: skip
+        self.writers = {
+            name: self.store.writer(name, spec, commit_steps=5, flush_each_episode=name == "text")
+            for name, spec in SPECS.items()
+        }
         self.current = dict.fromkeys(SPECS)
         for model in self.episodes.values():  # a new incarnation cuts what the old one left open
             if model.state == "open" and model.committed:
@@ -139,8 +141,9 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(garbage=st.booleans())
     def crash(self, garbage: bool) -> None:
         """The process dies: nothing is flushed or closed, and half-written rows may lie behind the last commit."""
-        filling = [(s, self.store._segments[s.id]) for s in self.store.state.filling.values()
-                   if s.id in self.store._segments]  # fmt: skip
+        filling = [
+            (s, self.store._segments[s.id]) for s in self.store.state.filling.values() if s.id in self.store._segments
+        ]
         for record, segment in filling:
             if garbage:
                 for column in segment.layout.columns.values():

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from understudy.core import DamageError, EpisodeInfo, StoreError
 from understudy.core.examples import random_steps, small_spec
 from understudy.replay import Reader, Store
-from understudy.replay.limiter import Limiter
-from understudy.replay.mixture import Mixture, shares
-from understudy.replay.sampler import Sampler
-from understudy.replay.segment import layout_of
-from understudy.replay.selectors import OldestOnce, Prioritized, Uniform, UniformEpisodes
-from understudy.replay.store import segment_files
-from understudy.replay.sumtree import SumTree
-from understudy.replay.view import DEMO, ONLINE, Clause, View
+from understudy.replay.format.segment import layout_of
+from understudy.replay.read.view import DEMO, ONLINE, Clause, View
+from understudy.replay.sample.mixture import Mixture, shares
+from understudy.replay.sample.rate_limiter import Limiter
+from understudy.replay.sample.sampler import Sampler
+from understudy.replay.sample.selectors import OldestOnce, Prioritized, Uniform, UniformEpisodes
+from understudy.replay.sample.sumtree import SumTree
+from understudy.replay.write.store import segment_files
 
 SPEC = small_spec()
 LENGTHS = (3, 10, 1, 25, 7, 14)  # steps of the episodes 1 to 6
@@ -214,16 +214,23 @@ def test_a_mixture_goes_on_after_a_restart(reader: Reader) -> None:
 
 
 @given(
-    st.floats(0.1, 20), st.integers(1, 50), st.integers(1, 20), st.integers(1, 300), st.floats(0, 100),
+    st.floats(0.1, 20),
+    st.integers(1, 50),
+    st.integers(1, 20),
+    st.integers(1, 300),
+    st.floats(0, 100),
     st.lists(st.booleans(), max_size=200),
-)  # fmt: skip
+)
 def test_one_side_may_always_go_on(
     ratio: float, min_size: int, insert: int, sample: int, slack: float, wishes: list[bool]
 ) -> None:
     limiter = Limiter(
-        samples_per_insert=ratio, min_size=min_size, error_window=(sample + insert * ratio) / 2 + slack,
-        max_insert=insert, max_sample=sample,
-    )  # fmt: skip
+        samples_per_insert=ratio,
+        min_size=min_size,
+        error_window=(sample + insert * ratio) / 2 + slack,
+        max_insert=insert,
+        max_sample=sample,
+    )
     for wish in wishes:
         assert limiter.may_insert(insert) or limiter.may_sample(sample)
         if wish and limiter.may_insert(insert):

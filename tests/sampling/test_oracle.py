@@ -9,9 +9,9 @@ import pytest
 from tests.sampling.worlds import World
 
 from understudy.replay import Reader
-from understudy.replay.sampler import Sampler
-from understudy.replay.shapes import Transitions
-from understudy.replay.view import DEMO, EVERYTHING, ONLINE
+from understudy.replay.read.batch_shapes import Transitions
+from understudy.replay.read.view import DEMO, EVERYTHING, ONLINE
+from understudy.replay.sample.sampler import Sampler
 
 
 @pytest.mark.parametrize("seed", range(6))

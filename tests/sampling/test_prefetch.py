@@ -16,11 +16,11 @@ from tests.writing import write_episode
 from understudy.core import DamageError, StoreError
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import Reader, Store
-from understudy.replay.prefetch import Prefetch
-from understudy.replay.sampler import Sampler
-from understudy.replay.segment import layout_of
-from understudy.replay.store import segment_files
-from understudy.replay.view import EVERYTHING
+from understudy.replay.format.segment import layout_of
+from understudy.replay.read.view import EVERYTHING
+from understudy.replay.sample.prefetch import Prefetch
+from understudy.replay.sample.sampler import Sampler
+from understudy.replay.write.store import segment_files
 
 
 def fill(path: Path, spec, num_episodes: int = 6) -> None:
@@ -101,8 +101,8 @@ LEARNER = """
 import hashlib, json, sys
 from pathlib import Path
 from understudy.replay import Reader
-from understudy.replay.sampler import Sampler
-from understudy.replay.view import EVERYTHING
+from understudy.replay.sample.sampler import Sampler
+from understudy.replay.read.view import EVERYTHING
 
 path, state_file, count = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
 with Reader(path) as reader:

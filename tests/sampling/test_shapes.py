@@ -8,10 +8,10 @@ from tests.sampling.worlds import Truth, World, observation_of
 
 from understudy.core import Source, StoreError
 from understudy.replay import Reader
-from understudy.replay.sampler import Sampler
-from understudy.replay.selectors import Uniform, UniformEpisodes
-from understudy.replay.shapes import Sequences, Transitions
-from understudy.replay.view import DEMO, EVERYTHING, ONLINE, Clause, View
+from understudy.replay.read.batch_shapes import Sequences, Transitions
+from understudy.replay.read.view import DEMO, EVERYTHING, ONLINE, Clause, View
+from understudy.replay.sample.sampler import Sampler
+from understudy.replay.sample.selectors import Uniform, UniformEpisodes
 
 
 @pytest.fixture(scope="module")

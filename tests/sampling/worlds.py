@@ -9,15 +9,17 @@ import numpy as np
 
 from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec
 from understudy.replay import Store
-from understudy.replay.writer import Writer
+from understudy.replay.write.writer import Writer
 
 SPEC = StepSpec(
-    observation=Spec({
-        "camera": ArraySpec(shape=(20, 20, 3), dtype="uint8"),  # large: read by key
-        "id": ArraySpec(shape=(2,), dtype="int64"),  # small: mapped
-    }),
+    observation=Spec(
+        {
+            "camera": ArraySpec(shape=(20, 20, 3), dtype="uint8"),  # large: read by key
+            "id": ArraySpec(shape=(2,), dtype="int64"),  # small: mapped
+        }
+    ),
     action=Spec(ArraySpec(shape=(2,), dtype="int64")),
-)  # fmt: skip
+)
 
 
 def observation_of(uid: int, index: int) -> dict[str, Any]:

@@ -78,8 +78,14 @@ def _write_episodes(store: Store, name: int, stop: float, log: list[list[float]]
             begun = time.monotonic()
             if index < length:
                 action = np.array([name, index], np.float32)
-                writer.append(Step(observation=observation(name, episode, index), action=action, reward=float(index),
-                                   terminated=index == length - 1))  # fmt: skip
+                writer.append(
+                    Step(
+                        observation=observation(name, episode, index),
+                        action=action,
+                        reward=float(index),
+                        terminated=index == length - 1,
+                    )
+                )
             else:
                 writer.end(observation(name, episode, index))
             if writer.num_uncommitted == 0:

@@ -22,8 +22,8 @@ from tests.chromium import FLAGS as PLAIN_FLAGS
 from tests.waiting import wait_for
 
 from understudy.core import Source, Tree
-from understudy.envs.people.browser import BrowserDevice
-from understudy.envs.people.takeover import Reading, Takeover
+from understudy.envs.teleop.browser import BrowserDevice
+from understudy.envs.teleop.takeover import Reading, Takeover
 from understudy.envs.toy import ToyTable
 from understudy.replay import Reader, Store
 from understudy.training import Rolled, run_episode
@@ -33,10 +33,16 @@ pytest.importorskip("websockets")
 pytestmark = pytest.mark.xdist_group("browser")
 
 FLAGS = (
-    *PLAIN_FLAGS, "--headless=new", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-    "--host-resolver-rules=MAP foreign.test 127.0.0.1", "--remote-debugging-port=0",
-)  # fmt: skip
+    *PLAIN_FLAGS,
+    "--headless=new",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--host-resolver-rules=MAP foreign.test 127.0.0.1",
+    "--remote-debugging-port=0",
+)
 STEP_S = 0.1  # so that the world's 100 steps last for all that is pressed
 PROPOSAL = np.float32([0.02, -0.02, 0.04, -0.5])
 
@@ -49,8 +55,10 @@ class Chromium:
         assert CHROMIUM is not None
         self._process = subprocess.Popen(
             [CHROMIUM, *FLAGS, f"--user-data-dir={place}", "about:blank"],
-            start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )  # fmt: skip
+            start_new_session=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         port_file = place / "DevToolsActivePort"
         wait_for(lambda: port_file.exists() and port_file.read_text().count("\n") >= 1)
         self.browser = playwright.chromium.connect_over_cdp(f"http://127.0.0.1:{port_file.read_text().split()[0]}")

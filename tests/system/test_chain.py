@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import main
-from understudy.service import chain_test
-from understudy.service.chain_test import KINDS, run_chain_test
+from understudy.selftest import chain_test
+from understudy.selftest.chain_test import KINDS, run_chain_test
 
 pytestmark = pytest.mark.serial  # it starts many processes, and measures none of them
 

@@ -10,8 +10,8 @@ import pytest
 
 from understudy.cli import main
 from understudy.replay import Reader, Store, repair, verify
-from understudy.replay.commit import Commit
-from understudy.replay.crash_test import run_crash_test
+from understudy.replay.write.commit import Commit
+from understudy.selftest.crash_test import run_crash_test
 
 pytestmark = pytest.mark.serial  # it forks, and kills in the middle of things
 

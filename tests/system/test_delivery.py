@@ -22,10 +22,10 @@ import pytest
 
 from understudy.core import ArraySpec, BacklogError, FencedError, Spec, Step, StepSpec, UnderstudyError
 from understudy.replay import Reader, verify
+from understudy.selftest.faulty_proxy import Proxy, free_port
 from understudy.service import OutboxConfig, connect
-from understudy.service.connection import Connection, Credentials
-from understudy.service.protocol import SERVICE, VERSION, WRITE, to_json
-from understudy.service.proxy import Proxy, free_port
+from understudy.service.client.connection import Connection, Credentials
+from understudy.service.wire.protocol import SERVICE, VERSION, WRITE, to_json
 
 SPEC = StepSpec(
     observation=Spec(ArraySpec(shape=(4,), dtype="float32")), action=Spec(ArraySpec(shape=(1,), dtype="float32"))
@@ -298,8 +298,9 @@ def test_control_loop_never_waits_for_a_dead_server(server, remote, tmp_path):
 def append_through_an_outage(server, remote, spool):
     """How long each `append` took, in milliseconds."""
     camera = ArraySpec(shape=(128, 128, 3), dtype="uint8")
-    spec = StepSpec(observation=Spec({"wrist_1": camera, "wrist_2": camera}),
-                    action=Spec(ArraySpec(shape=(7,), dtype="float32")))  # fmt: skip
+    spec = StepSpec(
+        observation=Spec({"wrist_1": camera, "wrist_2": camera}), action=Spec(ArraySpec(shape=(7,), dtype="float32"))
+    )
     frames = np.random.default_rng(0).integers(0, 256, (16, 128, 128, 3), np.uint8)
 
     def die_and_come_back():

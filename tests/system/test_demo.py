@@ -28,9 +28,13 @@ ENVIRONMENT = {**os.environ, "COLUMNS": "200"}
 
 def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "understudy", *words], cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "understudy", *words],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
 def next_commands(out: str) -> list[list[str]]:
@@ -59,9 +63,13 @@ def test_it_is_stopped_goes_on_and_is_done(tmp_path: Path) -> None:
         urllib.request.urlopen(page[1])  # it ended with the demo
 
     other = subprocess.run(
-        [sys.executable, "-m", "understudy", "demo", "here", "--seed", "5"], cwd=tmp_path, capture_output=True,
-        text=True, check=False, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-m", "understudy", "demo", "here", "--seed", "5"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
     assert other.returncode == 1
     assert "seed: here was begun with 4, got 5; leave it out" in other.stderr
 
@@ -102,8 +110,10 @@ def test_the_whole_demo_keeps_its_promise(seed: str, tmp_path: Path) -> None:
     cpu_s = used.ru_utime + used.ru_stime
     result = json.loads((tmp_path / "here" / "demo.json").read_text())
     cloned, learned = (result[name]["num_successes"] / result[name]["num_episodes"] for name in ("cloned", "learned"))
-    print(f"first picture after {first_s:.0f} s; {time.monotonic() - began:.0f} s, {cpu_s:.0f} s of CPU; "
-          f"cloned {cloned:.0%}, learned {learned:.0%}")  # fmt: skip
+    print(
+        f"first picture after {first_s:.0f} s; {time.monotonic() - began:.0f} s, {cpu_s:.0f} s of CPU; "
+        f"cloned {cloned:.0%}, learned {learned:.0%}"
+    )
     assert learned >= 0.9
     assert cloned < 0.75
     assert sum(result["human"][-3:]) / 3 < 0.5 * result["human"][0]  # it is needed less, with some ups and downs

@@ -23,9 +23,14 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in 
 
 def start(*words: str, cwd: Path, **options: object) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "understudy", *words], cwd=cwd, env=ENVIRONMENT, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, **options,  # type: ignore[call-overload]
-    )  # fmt: skip
+        [sys.executable, "-m", "understudy", *words],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,  # type: ignore[call-overload]
+    )
 
 
 def run(*words: str, cwd: Path, **options: object) -> tuple[int, str, str]:
@@ -116,8 +121,9 @@ def test_a_wrong_field_in_a_config_is_named_with_the_nearest(tmp_path: Path, dem
     config.write_text(text.replace('"batch_size"', '"batch_sise"'))
     code, _, error = run("resume", "run", cwd=tmp_path)
     assert (code, one_sentence(error)) == (
-        1, "error: run/config.json: batch_sise: no such option; did you mean 'batch_size'?"
-    )  # fmt: skip
+        1,
+        "error: run/config.json: batch_sise: no such option; did you mean 'batch_size'?",
+    )
     config.write_text(text.replace('"batch_size": 128', '"batch_size": "many"'))
     code, _, error = run("resume", "run", cwd=tmp_path)
     assert code == 1
@@ -233,8 +239,9 @@ def test_interrupted_training_resumes(tmp_path: Path, demos: Path) -> None:
     checkpoints = tmp_path / "run" / "checkpoints"
     code, error = interrupt(process, lambda: len(list(checkpoints.glob("[0-9]*"))) > 1)
     assert (code, one_sentence(error)) == (
-        130, "interrupted; `understudy resume run` goes on as if nothing had happened"
-    )  # fmt: skip
+        130,
+        "interrupted; `understudy resume run` goes on as if nothing had happened",
+    )
     code, out, error = run("resume", "run", cwd=tmp_path)
     assert code == 0, error
     assert "restored checkpoint" in out

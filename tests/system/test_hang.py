@@ -12,8 +12,8 @@ from tests.system.train_process import small_config
 from tests.waiting import wait_for
 
 from understudy.replay import verify
-from understudy.training.health import HEALTH, Seen, look
-from understudy.training.run import Run
+from understudy.training.runs.health import HEALTH, Seen, look
+from understudy.training.runs.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -21,9 +21,12 @@ ROOT = Path(__file__).resolve().parents[2]
 def start(*arguments: object, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "understudy", *map(str, arguments)], stdout=out, stderr=subprocess.STDOUT,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}, cwd=ROOT,
-        )  # fmt: skip
+            [sys.executable, "-m", "understudy", *map(str, arguments)],
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
+            cwd=ROOT,
+        )
 
 
 def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
@@ -46,9 +49,19 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
         wait_for(lambda: state("server") == "running" and "address" in seen()["server"].said, logs=tmp_path)
         address = seen()["server"].said["address"]
         actor = start(
-            "actor", run.path, address, "--name", "arm-1", "--hz", "50", "--spool", tmp_path / "spool",
-            "--page", "127.0.0.1:0", log=tmp_path / "actor.log",
-        )  # fmt: skip
+            "actor",
+            run.path,
+            address,
+            "--name",
+            "arm-1",
+            "--hz",
+            "50",
+            "--spool",
+            tmp_path / "spool",
+            "--page",
+            "127.0.0.1:0",
+            log=tmp_path / "actor.log",
+        )
         learner = start("learner", run.path, address, log=tmp_path / "learner.log")
         processes += [actor, learner]
         wait_for(lambda: "learner" in seen() and (seen()["learner"].said["policy_version"] or 0) > 1, logs=tmp_path)

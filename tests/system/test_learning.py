@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from understudy.cli import main
-from understudy.training.evaluate import last_score
-from understudy.training.metrics import read_metrics
+from understudy.training.runs.evaluate import last_score
+from understudy.training.runs.metrics import read_metrics
 
 ENV = "toy:press_button?cameras=false&state=task"
 
@@ -30,7 +30,9 @@ def test_rlpd_learns_beyond_cloning(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert learned.rate >= 0.8
     episodes = list(read_metrics(tmp_path / "learned" / "metrics.jsonl", "episode"))
     third = len(episodes) // 3
-    early, late = (sum(e["human_steps"] for e in some) / sum(e["length"] for e in some)
-                   for some in (episodes[:third], episodes[-third:]))  # fmt: skip
+    early, late = (
+        sum(e["human_steps"] for e in some) / sum(e["length"] for e in some)
+        for some in (episodes[:third], episodes[-third:])
+    )
     print(f"by a human: {early:.0%} of steps at first, {late:.0%} at last")
     assert late < 0.5 * early  # it is needed less and less

@@ -7,18 +7,27 @@ import pytest
 
 from understudy.cli import main
 from understudy.core import tree as trees
-from understudy.envs.known import KNOWN, open_world
+from understudy.envs.registry import KNOWN, open_world
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay import Reader
-from understudy.training.metrics import read_metrics
+from understudy.training.runs.metrics import read_metrics
 
 LIBERO = KNOWN["libero"]
 TASK = "pick_up_the_black_bowl_next_to_the_plate_and_place_it_on_the_plate"
 ENV = f'libero:libero_spatial?tasks=["{TASK}"]&size=32'
 TINY = VLAConfig(
-    block_steps=4, num_bins=16, vision_hidden=16, vision_layers=1, vision_heads=2, hidden=16, layers=1, heads=2,
-    max_words=20, use_proprio=("state",), act_rows=2,
-)  # fmt: skip
+    block_steps=4,
+    num_bins=16,
+    vision_hidden=16,
+    vision_layers=1,
+    vision_heads=2,
+    hidden=16,
+    layers=1,
+    heads=2,
+    max_words=20,
+    use_proprio=("state",),
+    act_rows=2,
+)
 STEPS = 10  # two blocks and a half
 
 needs_libero = pytest.mark.skipif(not LIBERO.ready, reason="LIBERO is not there; run `understudy env setup libero`")
@@ -31,11 +40,29 @@ def test_a_group_is_lived_and_learned_from(tmp_path: Path) -> None:
         policy = VLAPolicy.new(TINY, world.step_spec, [world.task.instruction], seed=0)
     policy.save(tmp_path / "policy.safetensors")
     argv = [
-        "train", "grpo", str(tmp_path / "run"), "--policy", str(tmp_path / "policy.safetensors"), "--env", ENV,
-        "--iterations", "1", "--max-steps", str(STEPS), "--plan.n-samples", "2", "--plan.data-batch-size", "2",
-        "--filters.no-filter-accuracy", "--algorithm.entropy-coeff", "0.01", "--workers.num-parallel-envs", "1",
-        "--evaluation.episodes", "1",
-    ]  # fmt: skip
+        "train",
+        "grpo",
+        str(tmp_path / "run"),
+        "--policy",
+        str(tmp_path / "policy.safetensors"),
+        "--env",
+        ENV,
+        "--iterations",
+        "1",
+        "--max-steps",
+        str(STEPS),
+        "--plan.n-samples",
+        "2",
+        "--plan.data-batch-size",
+        "2",
+        "--filters.no-filter-accuracy",
+        "--algorithm.entropy-coeff",
+        "0.01",
+        "--workers.num-parallel-envs",
+        "1",
+        "--evaluation.episodes",
+        "1",
+    ]
     assert main(argv) == 0
     lines = list(read_metrics(tmp_path / "run" / "metrics.jsonl"))
     lived = [line for line in lines if line["kind"] == "episode"]

@@ -16,9 +16,9 @@ from tests.unit.training.onpolicy.making import make_config, save_policy
 from understudy.cli import main
 from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader
-from understudy.training.metrics import read_metrics
-from understudy.training.run import Run
-from understudy.training.score import digest_of_arrays
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
+from understudy.training.runs.score import digest_of_arrays
 
 ROOT = Path(__file__).parents[2]
 TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "fingerprint"}
@@ -54,9 +54,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def begin(path: Path, place: Path) -> Path:
     """With groups that are carried over, a value head and a reference: all that there is to save."""
     config = make_config(
-        place / "policy.safetensors", iterations=ITERATIONS, plan={"wave_groups": 5}, eval_every=1,
+        place / "policy.safetensors",
+        iterations=ITERATIONS,
+        plan={"wave_groups": 5},
+        eval_every=1,
         algorithm={"adv_estimator": "gae", "kl_in": "loss", "kl_controller": "adaptive"},
-    )  # fmt: skip
+    )
     return Run.create(path, "ppo", config).path
 
 
@@ -99,9 +102,19 @@ def test_the_whole_way_on_the_command_line(
 ) -> None:
     save_policy(tmp_path / "policy.safetensors")
     small = (
-        "--policy", "policy.safetensors", "--env", "tests.sides:SidesWorld?tasks=2", "--plan.data-batch-size", "16",
-        "--evaluation.episodes", "4", "--workers.num-parallel-envs", "2", "--algorithm.ppo-mini-batch-size", "16",
-    )  # fmt: skip
+        "--policy",
+        "policy.safetensors",
+        "--env",
+        "tests.sides:SidesWorld?tasks=2",
+        "--plan.data-batch-size",
+        "16",
+        "--evaluation.episodes",
+        "4",
+        "--workers.num-parallel-envs",
+        "2",
+        "--algorithm.ppo-mini-batch-size",
+        "16",
+    )
     done = python("-m", "understudy", "train", "grpo", "grpo", *small, "--iterations", 1, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "of held-out episodes succeed" in done.stdout
@@ -127,10 +140,20 @@ def test_the_whole_way_on_the_command_line(
 def test_ranks_on_the_command_line(tmp_path: Path) -> None:
     save_policy(tmp_path / "policy.safetensors")
     small = (
-        "--policy", "policy.safetensors", "--env", "tests.sides:SidesWorld?tasks=2", "--plan.data-batch-size", "16",
-        "--evaluation.episodes", "4", "--workers.num-parallel-envs", "2", "--iterations", "1",
+        "--policy",
+        "policy.safetensors",
+        "--env",
+        "tests.sides:SidesWorld?tasks=2",
+        "--plan.data-batch-size",
+        "16",
+        "--evaluation.episodes",
+        "4",
+        "--workers.num-parallel-envs",
+        "2",
+        "--iterations",
+        "1",
         "--filters.no-filter-accuracy",
-    )  # fmt: skip
+    )
     done = python("-m", "understudy", "train", "grpo", "two", *small, "--ranks", 2, cwd=tmp_path)
     assert done.returncode == 1
     assert "engine.parallel: 'none' is for 1 process, got 2 ranks" in done.stderr

@@ -13,8 +13,8 @@ from tests.unit.training.onpolicy.making import save_policy
 from understudy.core import tree as trees
 from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader
-from understudy.training.metrics import read_metrics
-from understudy.training.ranks.launch import launch_function
+from understudy.training.distributed.launch import launch_function
+from understudy.training.runs.metrics import read_metrics
 
 RANKED = "tests.unit.training.onpolicy.ranked:train"
 # Gradients of ranks are added in another order than those of one, and Adam divides what is nearly 0 by its own size: a

@@ -20,9 +20,9 @@ from tests.unit.training.ranks.processes import make
 from tests.unit.training.ranks.small import Net, lora, train
 from tests.waiting import wait_for
 
-from understudy.training.ranks.errors import RanksError
-from understudy.training.ranks.launch import launch, launch_function
-from understudy.training.ranks.ranks import alone, join
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.launch import launch, launch_function
+from understudy.training.distributed.ranks import alone, join
 
 HERE = "tests.unit.training.ranks.processes"
 ROOT = Path(__file__).parents[2]
@@ -202,8 +202,12 @@ def test_the_program_of_the_docs_runs_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(program[0])
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py"],
-        check=True, capture_output=True, text=True, timeout=LIMIT_S, cwd=tmp_path,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        cwd=tmp_path,
+    )
     assert done.stdout.startswith("2 ranks, 10 rows, loss ")
 
 
@@ -265,7 +269,7 @@ def test_ctrl_c_reaches_all(tmp_path: Path, what: str) -> None:
 
 
 def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
-    hold = "from understudy.training.ranks.handover import die_with_launcher\ndie_with_launcher()\n"
+    hold = "from understudy.training.distributed.launcher_fds import die_with_launcher\ndie_with_launcher()\n"
     with launcher(tmp_path, hold + CHILD, "deaf") as (process, pids):
         process.kill()
         wait_for(lambda: not any(alive(pid) for pid in pids))
@@ -275,7 +279,7 @@ def test_ranks_die_with_their_launcher(tmp_path: Path) -> None:
 def launcher(place: Path, child: str, what: str) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """A process that has launched two ranks, and their ids; nothing of it is left in the end."""
     code = (
-        "import sys\nfrom understudy.training.ranks.launch import launch\n"
+        "import sys\nfrom understudy.training.distributed.launch import launch\n"
         "sys.exit(launch(2, sys.argv[1:], grace_s=float('inf')))"
     )
     command = [sys.executable, "-c", code, "-c", child, str(place), what]

@@ -58,8 +58,9 @@ def test_eight_processes_follow_one_that_writes(start, tmp_path, seconds):
             begun, acknowledged = commits[tuple(span)]
             assert seen > begun
             lags.append(seen - acknowledged)
-    milliseconds = ", ".join(f"{name} {np.quantile(lags, q) * 1e3:.1f}" for name, q in
-                             (("median", 0.5), ("p99", 0.99), ("max", 1)))  # fmt: skip
+    milliseconds = ", ".join(
+        f"{name} {np.quantile(lags, q) * 1e3:.1f}" for name, q in (("median", 0.5), ("p99", 0.99), ("max", 1))
+    )
     print(f"{len(commits)} commits in {seconds} s, {NUM_READERS} readers; lag in ms: {milliseconds}")
     assert len(commits) > 10 * seconds
     assert max(lags) < MAX_LAG_S

@@ -20,7 +20,7 @@ from tests.faults.hostile_robot import problems_of, run
 from understudy.envs.robot import RobotEnv
 from understudy.robots.franka import LIMITS
 
-CODE = "import sys; from understudy.cli.robot import simulate; sys.exit(simulate(port=0, scene_port=0))"
+CODE = "import sys; from understudy.cli.tools.robot import simulate; sys.exit(simulate(port=0, scene_port=0))"
 
 
 @pytest.fixture(scope="module")

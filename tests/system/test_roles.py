@@ -15,7 +15,7 @@ from tests.system.train_process import small_config
 
 from understudy.replay import Reader, Store
 from understudy.service import Server, ServerConfig
-from understudy.training.run import Run
+from understudy.training.runs.run import Run
 
 HZ = 100.0
 PATIENCE_S = 120.0  # of this test, on a busy machine
@@ -38,9 +38,19 @@ def test_both_roles_with_all_their_options(tmp_path: Path, certificate: tuple[Pa
         with Store.open(run.store) as store, Server(store, config) as server:
             secrets = ["--token-file", token, "--tls-cert", cert]
             options = [
-                "--name", "arm-7", "--human", "browser", "--operator", "ada", "--hz", HZ, "--page", "127.0.0.1:0",
-                "--spool", tmp_path / "spool",
-            ]  # fmt: skip
+                "--name",
+                "arm-7",
+                "--human",
+                "browser",
+                "--operator",
+                "ada",
+                "--hz",
+                HZ,
+                "--page",
+                "127.0.0.1:0",
+                "--spool",
+                tmp_path / "spool",
+            ]
             began = time.monotonic()
             actor = start("actor", run.path, server.address, *secrets, *options)
             processes.append(actor)

@@ -98,9 +98,12 @@ def connect(cleanup, port):
     def connect(**options):
         queue = QueuedDataStore(50_000)
         client = TrainerClient(
-            "actor_env", "127.0.0.1", make_trainer_config(port, port + 1), data_stores={"actor_env": queue},
+            "actor_env",
+            "127.0.0.1",
+            make_trainer_config(port, port + 1),
+            data_stores={"actor_env": queue},
             **{"timeout_ms": 30_000, **options},
-        )  # fmt: skip
+        )
         cleanup.callback(client.stop)
         return queue, client
 

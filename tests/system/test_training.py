@@ -18,9 +18,9 @@ from tests.waiting import wait_for
 
 from understudy.cli import main
 from understudy.replay import Reader, verify
-from understudy.training.checkpoint import newest_checkpoint
-from understudy.training.metrics import read_metrics
-from understudy.training.run import Run
+from understudy.training.runs.checkpoint import newest_checkpoint
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,9 +34,12 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def start(run: Path, demos: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.system.train_process", str(run), str(demos)], cwd=ROOT, stdout=subprocess.PIPE,
-        text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+        [sys.executable, "-m", "tests.system.train_process", str(run), str(demos)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
 
 
 def outcome(run: Path) -> tuple[bytes, list[dict[str, Any]]]:
@@ -109,9 +112,11 @@ def test_twenty_killed_runs_come_to_the_same_bits(demos: Path, undisturbed: tupl
 def command(*arguments: str, log: Path) -> subprocess.Popen[bytes]:
     with log.open("ab") as out:
         return subprocess.Popen(
-            [sys.executable, "-m", "understudy", *arguments], stdout=out, stderr=subprocess.STDOUT,
+            [sys.executable, "-m", "understudy", *arguments],
+            stdout=out,
+            stderr=subprocess.STDOUT,
             env={**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"},
-        )  # fmt: skip
+        )
 
 
 def address_of(log: Path) -> str:

@@ -18,7 +18,7 @@ from tests.waiting import wait_for
 from understudy.cli import main
 from understudy.policies.encoder import EncoderConfig
 from understudy.replay import EpisodeRecord, Reader, Store
-from understudy.training.run import Run
+from understudy.training.runs.run import Run
 
 pytest.importorskip("fastapi")
 pytest.importorskip("PIL")
@@ -33,9 +33,10 @@ VIEWS = ("overview", "episodes", "episode/2", "interventions", "replay", "health
 def begin(path: Path) -> subprocess.Popen[bytes]:
     """The run, at work in a process of its own."""
     return subprocess.Popen(
-        [sys.executable, "-m", "tests.system.train_process", str(path), "none"], stdout=subprocess.DEVNULL,
+        [sys.executable, "-m", "tests.system.train_process", str(path), "none"],
+        stdout=subprocess.DEVNULL,
         start_new_session=True,
-    )  # fmt: skip
+    )
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
@@ -312,9 +313,13 @@ def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: P
     with WatchServer([tmp_path / "soon"]) as server:
         page.goto(server.url)
         page.get_by_text("Nothing is here yet").wait_for()
-        for view, words in (("episodes", "There is no store yet"), ("replay", "There is no store yet"),
-                            ("interventions", "Nobody has taken over yet"), ("runs", "There are no runs here"),
-                            ("health", "No process has reported yet")):  # fmt: skip
+        for view, words in (
+            ("episodes", "There is no store yet"),
+            ("replay", "There is no store yet"),
+            ("interventions", "Nobody has taken over yet"),
+            ("runs", "There are no runs here"),
+            ("health", "No process has reported yet"),
+        ):
             page.goto(f"{server.url}#/0/{view}")
             page.get_by_text(words).wait_for()
         Store.open(tmp_path / "soon").close()

@@ -14,7 +14,7 @@ from tests.chromium import open_page
 from tests.unit.dashboard.clusters import break_some, make_journal
 from tests.waiting import wait_for
 
-from understudy.cluster.state import NOW
+from understudy.cluster.status import NOW
 
 pytest.importorskip("fastapi")
 pytest.importorskip("PIL")

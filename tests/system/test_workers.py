@@ -15,9 +15,9 @@ from benchmarks.workers import FAULTS, FaultRun, compare, throughput
 
 from understudy.core import tree as trees
 from understudy.envs.check import check_env
-from understudy.envs.source import WorldSource
 from understudy.envs.toy import ToyTable
 from understudy.envs.workers.isolated import IsolatedWorld
+from understudy.envs.world_factory import WorldSource
 
 TOY = "understudy.envs.toy:ToyTable"
 
@@ -87,8 +87,10 @@ def other_python(tmp_path_factory: pytest.TempPathFactory) -> str:
     python = home / "venv" / "bin" / "python"
     found = subprocess.run(
         [python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     numpy = Path(np.__file__).parent
     for folder in (numpy, numpy.with_name("numpy.libs")):
         if folder.exists():

@@ -9,10 +9,10 @@ import torch
 
 from understudy.algorithms import SACConfig
 from understudy.policies import ActorConfig
-from understudy.training.evaluate import EvaluationConfig
-from understudy.training.local import LocalRun
-from understudy.training.rlpd import HumanConfig, RLPDConfig
-from understudy.training.run import CONFIG, Run
+from understudy.training.offpolicy.local import LocalRun
+from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.runs.evaluate import EvaluationConfig
+from understudy.training.runs.run import CONFIG, Run
 
 ENV = "toy:touch_purple?cameras=false"
 SAC = SACConfig(actor=ActorConfig(hidden=(32, 32)), critic_hidden=(32, 32), num_critics=3)
@@ -20,10 +20,20 @@ SAC = SACConfig(actor=ActorConfig(hidden=(32, 32)), critic_hidden=(32, 32), num_
 
 def small_config(demos: str | None, **changes: object) -> RLPDConfig:
     given = {
-        "env": ENV, "demos": demos, "steps": 400, "start_steps": 50, "updates_per_step": 2, "batch_size": 32,
-        "cloning_updates": 20, "human": HumanConfig(by="script", patience_steps=30), "eval_every": 150,
-        "evaluation": EvaluationConfig(episodes=3), "checkpoint_every": 80, "sac": SAC, **changes,
-    }  # fmt: skip
+        "env": ENV,
+        "demos": demos,
+        "steps": 400,
+        "start_steps": 50,
+        "updates_per_step": 2,
+        "batch_size": 32,
+        "cloning_updates": 20,
+        "human": HumanConfig(by="script", patience_steps=30),
+        "eval_every": 150,
+        "evaluation": EvaluationConfig(episodes=3),
+        "checkpoint_every": 80,
+        "sac": SAC,
+        **changes,
+    }
     return RLPDConfig(**given)  # type: ignore[arg-type]
 
 

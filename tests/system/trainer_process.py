@@ -104,9 +104,14 @@ def actor(port, world, first, num, timeout_ms, spool=None):
     """Waits to be told to begin, and at the end to be killed."""
     queue = QueuedDataStore(50_000)
     client = TrainerClient(
-        "actor_env", "127.0.0.1", make_trainer_config(int(port), int(port) + 1), data_stores={"actor_env": queue},
-        wait_for_server=True, timeout_ms=int(timeout_ms), spool=spool,
-    )  # fmt: skip
+        "actor_env",
+        "127.0.0.1",
+        make_trainer_config(int(port), int(port) + 1),
+        data_stores={"actor_env": queue},
+        wait_for_server=True,
+        timeout_ms=int(timeout_ms),
+        spool=spool,
+    )
     tell("ready")
     sys.stdin.readline()
     for number in range(int(first), int(first) + int(num)):
@@ -151,10 +156,13 @@ class ToyEnv:
 def hil_serl_actor(port):
     data_store, intvn_data_store = QueuedDataStore(50_000), QueuedDataStore(50_000)
     client = TrainerClient(
-        "actor_env", "127.0.0.1", make_trainer_config(int(port), int(port) + 1),
+        "actor_env",
+        "127.0.0.1",
+        make_trainer_config(int(port), int(port) + 1),
         data_stores={"actor_env": data_store, "actor_env_intvn": intvn_data_store},
-        wait_for_server=True, timeout_ms=30_000,
-    )  # fmt: skip
+        wait_for_server=True,
+        timeout_ms=30_000,
+    )
     agent = {"params": None, "updates": 0}
 
     def update_params(params):
@@ -172,9 +180,13 @@ def hil_serl_actor(port):
         if intervened:
             actions = info.pop("intervene_action")
         data = {
-            "observations": obs, "actions": actions, "next_observations": next_obs, "rewards": reward,
-            "masks": 1.0 - done, "dones": done,
-        }  # fmt: skip
+            "observations": obs,
+            "actions": actions,
+            "next_observations": next_obs,
+            "rewards": reward,
+            "masks": 1.0 - done,
+            "dones": done,
+        }
         data_store.insert(data)
         if intervened:
             intvn_data_store.insert(data)
@@ -191,10 +203,17 @@ def hil_serl_actor(port):
     newest = client.request("get-version", {})["version"]
     while client.policy_version != newest:
         time.sleep(0.01)
-    tell({
-        "intervened": num_intervened, "updated": updated, "answers": answers, "dropped": data_store.num_dropped,
-        "version": client.policy_version, "params": float(agent["params"]["bias"]), "updates": agent["updates"],
-    })  # fmt: skip
+    tell(
+        {
+            "intervened": num_intervened,
+            "updated": updated,
+            "answers": answers,
+            "dropped": data_store.num_dropped,
+            "version": client.policy_version,
+            "params": float(agent["params"]["bias"]),
+            "updates": agent["updates"],
+        }
+    )
     client.stop()
 
 
@@ -234,10 +253,18 @@ def hil_serl_learner(directory, port):
             version = server.publish_network(weights(step))
         time.sleep(0.005)
     sys.stdin.readline()
-    tell({
-        "replay": len(replay_buffer), "demo": len(demo_buffer), "version": version, "step": step, "stats": stats,
-        "replay_pairs": sorted(sweep(replay_buffer)), "demo_pairs": sorted(sweep(demo_buffer)), "met": len(met),
-    })  # fmt: skip
+    tell(
+        {
+            "replay": len(replay_buffer),
+            "demo": len(demo_buffer),
+            "version": version,
+            "step": step,
+            "stats": stats,
+            "replay_pairs": sorted(sweep(replay_buffer)),
+            "demo_pairs": sorted(sweep(demo_buffer)),
+            "met": len(met),
+        }
+    )
     replay_iterator.close()
     demo_iterator.close()
     server.stop()
@@ -251,6 +278,9 @@ def tell(what):
 
 if __name__ == "__main__":
     roles = {
-        "learner": learner, "actor": actor, "hil-serl-actor": hil_serl_actor, "hil-serl-learner": hil_serl_learner,
-    }  # fmt: skip
+        "learner": learner,
+        "actor": actor,
+        "hil-serl-actor": hil_serl_actor,
+        "hil-serl-learner": hil_serl_learner,
+    }
     roles[sys.argv[1]](*sys.argv[2:])

@@ -34,9 +34,13 @@ def test_what_failed_is_tried_once_more(tmp_path: Path, which: str, passes: bool
     run = [sys.executable, "-m", "pytest", "-q", "-n", "1", "--dist", "loadgroup", "-k", which, "test_it.py"]
     first = subprocess.run(run, cwd=tmp_path, capture_output=True, text=True, check=False)
     again = subprocess.run(
-        [sys.executable, "-m", "tests.again"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        [sys.executable, "-m", "tests.again"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
         env={"PYTHONPATH": str(ROOT)},
-    )  # fmt: skip
+    )
     if which == "test":
         assert first.returncode == 0
         assert again.returncode == 1

@@ -1,9 +1,9 @@
 """Algorithms: update rules. They know no store, no world and no file. Needs torch."""
 
 from understudy.algorithms.algorithm import Algorithm, AlgorithmError, State
-from understudy.algorithms.classifier import ClassifierTraining, ClassifierTrainingConfig, Frames
-from understudy.algorithms.cloning import Cloning, CloningConfig
-from understudy.algorithms.sac import SAC, SACConfig
+from understudy.algorithms.offpolicy.classifier import ClassifierTraining, ClassifierTrainingConfig, Frames
+from understudy.algorithms.offpolicy.cloning import Cloning, CloningConfig
+from understudy.algorithms.offpolicy.sac import SAC, SACConfig
 
 __all__ = [
     "SAC",

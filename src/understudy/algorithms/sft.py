@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from understudy.algorithms import saved
+from understudy.algorithms import state_dict as saved
 from understudy.algorithms.algorithm import AlgorithmError
-from understudy.algorithms.augment import shifted
-from understudy.algorithms.minibatch import numbers
+from understudy.algorithms.offpolicy.augment import shifted
+from understudy.algorithms.offpolicy.transitions import numbers
 from understudy.core import NO_VERSION, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.policies import Stats
@@ -163,13 +163,16 @@ class SFT(saved.Saves):
         log_probs = torch.log_softmax(logits.detach(), dim=-1)
         entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
         return {
-            **numbers({
-                "loss": loss, "gradient": gradient,
-                "error": weighted_mean(away.mean(dim=-1), weight) * (2.0 / (num_bins - 1)),
-                "entropy": weighted_mean(entropy.mean(dim=-1), weight),
-            }),
+            **numbers(
+                {
+                    "loss": loss,
+                    "gradient": gradient,
+                    "error": weighted_mean(away.mean(dim=-1), weight) * (2.0 / (num_bins - 1)),
+                    "entropy": weighted_mean(entropy.mean(dim=-1), weight),
+                }
+            ),
             "learning_rate": config.learning_rate * share,
-        }  # fmt: skip
+        }
 
     def policy(self, *, version: int = NO_VERSION) -> VLAPolicy:
         """The policy as it is now; later updates do not change it."""
@@ -211,9 +214,14 @@ class SFT(saved.Saves):
         for name, weight in self._named.items():
             tensors |= {f"adam/{kind}/{name}": tensor for kind, tensor in self._moments(weight).items()}
         return saved.Parts(
-            kind=KIND, config=settings, spec=policy.spec, stats=policy.stats, generator=self._generator, trained={},
+            kind=KIND,
+            config=settings,
+            spec=policy.spec,
+            stats=policy.stats,
+            generator=self._generator,
+            trained={},
             tensors=tensors,
-        )  # fmt: skip
+        )
 
     def _moments(self, weight: Tensor) -> Mapping[str, Tensor]:
         moments: Mapping[str, Tensor] = self._adam.state[weight]

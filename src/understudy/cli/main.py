@@ -1,8 +1,6 @@
 """The entry point of the `understudy` command: finds a subcommand, runs it and turns its errors into one line.
 
-`GROUPS` below lists every subcommand with its line of help, so `understudy --help` imports none of them. The
-subcommand `crash-test` lives in `understudy/cli/crash_test.py`, `import` in `import_.py`, and so on for each name. That
-module defines one of
+commands.py lists every command with its line of help and its folder. The module of a command defines one of
 
     def command(path: tyro.conf.Positional[Path], *, deep: bool = False) -> int
 
@@ -20,52 +18,12 @@ something wrong, 2 the command line makes no sense, 130 interrupted.
 import difflib
 import errno
 import importlib
-import keyword
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from understudy import __version__
-
-GROUPS: dict[str, dict[str, str]] = {
-    "begin": {
-        "demo": "Teach a gripper a task, from nothing, in a few minutes.",
-        "doctor": "Say what is installed, what is missing and how to get it.",
-        "env": "List the worlds, install their simulators, check your own.",
-        "completion": "Print what makes your shell complete these commands.",
-    },
-    "demonstrate": {
-        "record": "Record demonstrations of a task, until enough have succeeded.",
-        "import": "Bring in data sets of other formats.",
-        "export": "Write episodes as data sets of other formats.",
-        "robot": "Serve an arm, simulated or real.",
-    },
-    "train": {
-        "sft": "Teach a vision-language-action policy by demonstrations.",
-        "train": "Train a policy: RLPD, cloning, GRPO, RLOO, REINFORCE++ or PPO.",
-        "resume": "Go on with a run as if nothing had happened.",
-        "evaluate": "Play held-out episodes with a policy alone.",
-        "actor": "Act for a run, and write each step to a server.",
-        "learner": "Learn for a run, and publish policies to its actors.",
-    },
-    "look": {
-        "watch": "Watch runs on a page in the browser.",
-        "report": "Write a run down as one page that needs nothing else.",
-        "info": "Show what a store holds.",
-        "film": "Make a moving picture of an episode.",
-    },
-    "keep": {
-        "serve": "Serve a store over the network, to writers and learners.",
-        "verify": "Check that every byte of a store is what was written.",
-        "repair": "Bring a damaged store back to its last sound state.",
-        "compact": "Rewrite a store without the data that nothing refers to.",
-    },
-    "prove": {
-        "crash-test": "Kill a writer again and again and prove that nothing acknowledged is lost.",
-        "bench": "Measure speed on this machine.",
-    },
-}
-COMMANDS: dict[str, str] = {name: line for group in GROUPS.values() for name, line in group.items()}
+from understudy.cli.commands import COMMANDS, GROUPS, module_of
 
 # What a person who pressed Ctrl-C wants to know; {} is the first word behind the command, mostly a directory.
 INTERRUPTED: dict[str, str] = {
@@ -147,11 +105,6 @@ def _run(args: list[str]) -> int:
         return 1
 
 
-def module_of(name: str) -> str:
-    """The module of a subcommand."""
-    return f"understudy.cli.{name.replace('-', '_')}{'_' if keyword.iskeyword(name) else ''}"
-
-
 def _interrupted(args: list[str]) -> str:
     """What to say to a person who pressed Ctrl-C."""
     for number in (2, 1):
@@ -181,7 +134,7 @@ def _choose(prog: str, args: list[str], table: Mapping[str, str]) -> str:
 def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
     import tyro
 
-    from understudy.cli.values import REGISTRY
+    from understudy.cli.options import REGISTRY
 
     config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
     return tyro.cli(function, prog=prog, args=args, config=config, registry=REGISTRY)

@@ -27,10 +27,10 @@ import torch
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.engine import ClusterError, elsewhere, options, room
-from understudy.cluster.inference import InferenceWorker
-from understudy.cluster.rollout import Answer, RolloutJob, RolloutWorker, WorldFacts
-from understudy.cluster.state import Event, RoleNow, RoleState
+from understudy.cluster.ray_session import ClusterError, elsewhere, options, room
+from understudy.cluster.roles.inference_worker import InferenceWorker
+from understudy.cluster.roles.rollout_worker import Answer, RolloutJob, RolloutWorker, WorldFacts
+from understudy.cluster.status import Event, RoleNow, RoleState
 from understudy.core import StepSpec, UnderstudyError
 from understudy.envs.suite import Suite, Task
 from understudy.policies import BlockPolicy, Sampling
@@ -72,9 +72,16 @@ class ClusterCollector:
     """The workers of one learner. `publish` comes before the first stream."""
 
     def __init__(
-        self, config: OnPolicyConfig, place: ClusterConfig, policy: Path, *, rank: int, num_ranks: int,
-        device: str, learner_nodes: Sequence[str] = (),
-    ):  # fmt: skip
+        self,
+        config: OnPolicyConfig,
+        place: ClusterConfig,
+        policy: Path,
+        *,
+        rank: int,
+        num_ranks: int,
+        device: str,
+        learner_nodes: Sequence[str] = (),
+    ):
         self.num_reissued = self.num_fenced = self.num_restarts = 0
         self._place = place
         self._config = config
@@ -160,21 +167,34 @@ class ClusterCollector:
     def roles(self) -> list[RoleNow]:
         return [
             RoleNow(
-                role="rollout", name=one.name, state=one.state, node=one.node, pid=one.pid, doing=one.doing,
-                since_s=one.since_s, restarts=one.restarts, error=one.error, stack=one.stack,
-            ) for one in self._workers
+                role="rollout",
+                name=one.name,
+                state=one.state,
+                node=one.node,
+                pid=one.pid,
+                doing=one.doing,
+                since_s=one.since_s,
+                restarts=one.restarts,
+                error=one.error,
+                stack=one.stack,
+            )
+            for one in self._workers
         ] + [
             RoleNow(role="inference", name=f"inference-{self._rank}-{index}", state="up")
             for index in range(len(self._inference))
-        ]  # fmt: skip
+        ]
 
     # ---- workers
 
     def _job(self) -> RolloutJob:
         return RolloutJob(
-            config=self._config, policy=self._policy, envs=self._place.rollout.envs, threads=torch.get_num_threads(),
-            device=self._device if self._place.rollout.gpus else "cpu", ask=tuple(self._inference),
-        )  # fmt: skip
+            config=self._config,
+            policy=self._policy,
+            envs=self._place.rollout.envs,
+            threads=torch.get_num_threads(),
+            device=self._device if self._place.rollout.gpus else "cpu",
+            ask=tuple(self._inference),
+        )
 
     def _make(self, worker: _Worker) -> None:
         shape = options(self._place.rollout, threads=3, **self._apart)
@@ -217,10 +237,15 @@ class ClusterCollector:
         device = self._device if place.gpus else "cpu"
         self._inference = [
             made.remote(
-                self._config, self._policy, facts.step_spec, device=device, threads=torch.get_num_threads(),
+                self._config,
+                self._policy,
+                facts.step_spec,
+                device=device,
+                threads=torch.get_num_threads(),
                 max_rows=place.max_rows,
-            ) for _ in range(place.num)
-        ]  # fmt: skip
+            )
+            for _ in range(place.num)
+        ]
 
     def _lost(self, worker: _Worker, why: str, waiting: deque[Ticket], *, stack: str | None = None) -> list[Rollout]:
         """Give up on a worker: nobody hears it any more, and its tickets are for others. Returns those that failed."""
@@ -296,9 +321,14 @@ class ClusterCollector:
         if worker.tickets:
             worker.called = time.monotonic()
             worker.call = worker.handle.exchange.remote(
-                self._stream, self._version, [self._weights], sampling, given, wait_s=POLL_S,
+                self._stream,
+                self._version,
+                [self._weights],
+                sampling,
+                given,
+                wait_s=POLL_S,
                 stuck_s=self._place.stuck_s,
-            )  # fmt: skip
+            )
 
     def _hear(self, worker: _Worker, waiting: deque[Ticket]) -> list[Rollout]:
         call, worker.call = worker.call, None

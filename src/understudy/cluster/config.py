@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from understudy.training.config import ConfigError
+from understudy.training.runs.config import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,15 @@ from types import TracebackType
 from typing import Protocol
 
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.engine import HERE, connected, nodes_now
-from understudy.cluster.learners import Learners
-from understudy.cluster.onpolicy import RankJob
-from understudy.cluster.shard import ShardKeeper
-from understudy.cluster.state import Event, Journal, RoleNow
+from understudy.cluster.rank_supervisor import Learners
+from understudy.cluster.ray_session import HERE, connected, nodes_now
+from understudy.cluster.roles.rank import RankJob
+from understudy.cluster.shard_supervisor import ShardKeeper
+from understudy.cluster.status import Event, Journal, RoleNow
 from understudy.service import read_token
-from understudy.training.config import to_json
 from understudy.training.onpolicy.run import Progress
-from understudy.training.run import Run
+from understudy.training.runs.config import to_json
+from understudy.training.runs.run import Run
 
 logger = logging.getLogger(__name__)
 
@@ -119,9 +119,13 @@ class Driver:
 
 
 def run_on_policy(
-    run: Run, place: ClusterConfig, *, address: str = HERE, watch: Callable[[Progress], None] | None = None,
+    run: Run,
+    place: ClusterConfig,
+    *,
+    address: str = HERE,
+    watch: Callable[[Progress], None] | None = None,
     told: Callable[[list[str]], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """A run of GRPO, RLOO, REINFORCE++ or PPO on a cluster, until its iterations are done."""
     run = Run(run.path.resolve())
     with connected(address, place) as found, Driver(run, place, found, loopback=address == HERE) as driver:

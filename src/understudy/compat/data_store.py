@@ -79,8 +79,10 @@ class QueuedDataStore:
         if self.num_dropped & (self.num_dropped - 1) == 0:  # at 1, 2, 4, ..., so that a log can be read
             logger.warning(
                 "the queue of %d transitions is full, and the oldest was dropped; %d so far. "
-                "Call update() more often, or see why the server is away", self.capacity, self.num_dropped,
-            )  # fmt: skip
+                "Call update() more often, or see why the server is away",
+                self.capacity,
+                self.num_dropped,
+            )
 
     def latest_data_id(self) -> int:
         """The number of the newest transition ever inserted, from 0; -1 if there was none."""

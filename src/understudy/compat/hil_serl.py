@@ -47,11 +47,11 @@ from understudy.core.closing import Closes
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
 from understudy.replay import Reader, Store
-from understudy.replay.prefetch import Prefetch
-from understudy.replay.sampler import Sampler
-from understudy.replay.selectors import Uniform
-from understudy.replay.store import SEGMENT_BYTES
-from understudy.replay.view import EVERYTHING
+from understudy.replay.read.view import EVERYTHING
+from understudy.replay.sample.prefetch import Prefetch
+from understudy.replay.sample.sampler import Sampler
+from understudy.replay.sample.selectors import Uniform
+from understudy.replay.write.store import SEGMENT_BYTES
 
 Array = np.ndarray[Any, Any]
 
@@ -320,9 +320,13 @@ class MemoryEfficientReplayBuffer(Closes):
         if spec is None:  # nothing was committed yet
             return None
         return Sampler(
-            self._reader, EVERYTHING, batch_size=1, seed=self._seed, selector=Uniform(last_steps=self.capacity),
+            self._reader,
+            EVERYTHING,
+            batch_size=1,
+            seed=self._seed,
+            selector=Uniform(last_steps=self.capacity),
             spec=spec,
-        )  # fmt: skip
+        )
 
     def _ready(self) -> Sampler:
         """The sampler, up to date. The newest step waits for the next insert, unless there is nothing else."""

@@ -154,9 +154,14 @@ def _pair(step: dict[str, Any], after: dict[str, Any], policy_info: Tree, where:
         kind = next_kind = LAST
     ends = terminal or (not last and bool(after["is_terminal"]))  # where it leads to, nothing more is to be had
     return Trajectory(
-        step_type=kind, observation=step["observation"], action=step["action"], policy_info=policy_info,
-        next_step_type=next_kind, reward=step["reward"], discount=np.float32(0.0 if ends else step["discount"]),
-    )  # fmt: skip
+        step_type=kind,
+        observation=step["observation"],
+        action=step["action"],
+        policy_info=policy_info,
+        next_step_type=next_kind,
+        reward=step["reward"],
+        discount=np.float32(0.0 if ends else step["discount"]),
+    )
 
 
 def _step_type(step: Mapping[str, Any]) -> np.int32:
@@ -169,9 +174,14 @@ def _step_type(step: Mapping[str, Any]) -> np.int32:
 def _trajectory_spec(spec: Spec, policy_info: Tree) -> Trajectory:
     kind = ArraySpec(shape=(), dtype="int32")
     return Trajectory(
-        step_type=kind, observation=spec.tree["observation"], action=spec.tree["action"], policy_info=policy_info,
-        next_step_type=kind, reward=spec.tree["reward"], discount=ArraySpec(shape=(), dtype="float32", low=0, high=1),
-    )  # fmt: skip
+        step_type=kind,
+        observation=spec.tree["observation"],
+        action=spec.tree["action"],
+        policy_info=policy_info,
+        next_step_type=kind,
+        reward=spec.tree["reward"],
+        discount=ArraySpec(shape=(), dtype="float32", low=0, high=1),
+    )
 
 
 def _spec_of(policy_info: Tree) -> Tree:
@@ -194,9 +204,11 @@ def _step_spec(spec: Spec, policy_info: Tree) -> StepSpec:
     if not isinstance(info, Mapping) or info:
         extras["policy_info"] = info
     return StepSpec(
-        observation=Spec(spec.tree["observation"]), action=Spec(spec.tree["action"]), reward=spec.tree["reward"],
+        observation=Spec(spec.tree["observation"]),
+        action=Spec(spec.tree["action"]),
+        reward=spec.tree["reward"],
         extras=Spec(extras),
-    )  # fmt: skip
+    )
 
 
 def _signature(observer: Any) -> dict[str, tuple[tuple[Any, ...], str]]:
@@ -208,8 +220,10 @@ def _same_signature(spec: Trajectory, signature: dict[str, tuple[tuple[Any, ...]
     ours = _flat_signature(spec, lambda leaf: (leaf.shape, leaf.dtype))
     for path in sorted(ours.keys() | signature.keys()):
         if ours.get(path) != signature.get(path):
-            raise SpecError(f"{path}: the table takes {signature.get(path)}, and the data has {ours.get(path)}; make "
-                            f"the table with create_trajectory_data_spec of this data")  # fmt: skip
+            raise SpecError(
+                f"{path}: the table takes {signature.get(path)}, and the data has {ours.get(path)}; make "
+                f"the table with create_trajectory_data_spec of this data"
+            )
 
 
 def _flat_signature(nest: Any, of: Callable[[Any], Any], path: str = "") -> dict[str, Any]:
@@ -281,9 +295,11 @@ def _step(trajectory: Trajectory) -> Step:
     if isinstance(trajectory.policy_info, Mapping) or not isinstance(trajectory.policy_info, tuple):
         extras["policy_info"] = trees.map_leaves(np.asarray, trajectory.policy_info)
     return Step(
-        observation=_as_given(trajectory.observation), action=_as_given(trajectory.action), reward=trajectory.reward,
+        observation=_as_given(trajectory.observation),
+        action=_as_given(trajectory.action),
+        reward=trajectory.reward,
         extras=extras,
-    )  # fmt: skip
+    )
 
 
 def _as_given(tree: Tree) -> Tree:

@@ -26,11 +26,12 @@ from understudy.compat.stitch import Stitcher
 from understudy.compat.trajectory import Trajectory, same_fields, take
 from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError, TransitionBatch
 from understudy.core.closing import Closes
-from understudy.replay import Reader, Store, Writer, files
-from understudy.replay.backup import backup
-from understudy.replay.sampler import Sampler
-from understudy.replay.selectors import Uniform
-from understudy.replay.view import Clause, View
+from understudy.durable import files
+from understudy.replay import Reader, Store, Writer
+from understudy.replay.maintain.backup import backup
+from understudy.replay.read.view import Clause, View
+from understudy.replay.sample.sampler import Sampler
+from understudy.replay.sample.selectors import Uniform
 
 WRITER = "rlinf"
 VIEW = View(name="trajectories", clauses=(Clause(where=f"actor = '{WRITER}'"),))
@@ -147,9 +148,11 @@ class TrajectoryReplayBuffer(Closes):
             at_end = {"labels": {**info.labels, **COMPLETE}} if column == trajectory.batch - 1 else {}
             for time in range(trajectory.length):
                 stitcher.add(
-                    trajectory.step(time, column), trajectory.next_observation(time, column), info,
+                    trajectory.step(time, column),
+                    trajectory.next_observation(time, column),
+                    info,
                     **(at_end if time == trajectory.length - 1 else {}),
-                )  # fmt: skip
+                )
             stitcher.cut(**at_end)  # unless the last step ended it
 
     def _writer_of(self, spec: StepSpec) -> Writer:

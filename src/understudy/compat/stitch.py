@@ -32,8 +32,10 @@ class Stitcher:
     def add(self, step: Step, next_observation: Tree, info: EpisodeInfo, **attributes: Any) -> None:
         """Take a step and what it led to; `attributes` are set if the episode ends with it."""
         spec = self._writer.spec.observation
-        led_to = {path: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
-                  for path, leaf in spec.check(next_observation, "next_observation").items()}  # fmt: skip
+        led_to = {
+            path: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+            for path, leaf in spec.check(next_observation, "next_observation").items()
+        }
         if self._led_to is not None and not self._follows(step.observation):
             self.cut()
         begins = self._led_to is None

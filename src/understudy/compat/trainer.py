@@ -7,7 +7,7 @@
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| the threads of each Server | the actors | see service/server.py | - |
+| the threads of each Server | the actors | see service/server/server.py | - |
 | the server's keeper | the buffers | a second | `stop` |
 
 The actor's side is in trainer_client.py.
@@ -83,9 +83,11 @@ class TrainerConfig:
             raise StoreError(f"config: expected a TrainerConfig, got {describe(config)}; make one")
         others = {name: getattr(config, name, None) for name in ("rate_limit", "experimental_pipeline_port")}
         return TrainerConfig(
-            config.port_number, config.broadcast_port, config.request_types,
+            config.port_number,
+            config.broadcast_port,
+            config.request_types,
             **{name: value for name, value in others.items() if value is not None},
-        )  # fmt: skip
+        )
 
     def port(self, index: int) -> int:
         """Of the data store that was registered as number `index`."""

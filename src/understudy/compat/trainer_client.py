@@ -10,7 +10,7 @@
 | `update` | the queues | the server's acknowledgement, `timeout_ms` | the outbox's threads |
 | periodic update | as `update` | its interval | `stop` |
 | network thread | the Subscription | a newer version | the Subscription's thread; `stop` |
-| the threads of each outbox, of the Subscription | - | see service/outbox.py, parameters.py | - |
+| the threads of each outbox, of the Subscription | - | see service/client/outbox.py, parameters.py | - |
 """
 
 from __future__ import annotations
@@ -55,9 +55,17 @@ TELL_AGAIN_S = 10.0
 JOIN_TIMEOUT_S = 10.0  # for a callback that does not return
 
 _OPTIONS = (
-    "name", "server_ip", "config", "data_store", "data_stores", "wait_for_server", "timeout_ms", "token", "token_file",
+    "name",
+    "server_ip",
+    "config",
+    "data_store",
+    "data_stores",
+    "wait_for_server",
+    "timeout_ms",
+    "token",
+    "token_file",
     "spool",
-)  # fmt: skip
+)
 _THEIRS = {"log_level": LOGGING}
 
 
@@ -185,8 +193,12 @@ class TrainerClient:
 
     def _wait_for_server(self) -> None:
         while not self._connect(TELL_AGAIN_S):
-            logger.warning("client %r: waiting for a server at %s:%d (it listens off its machine only with host=)",
-                           self.name, self._ip, self.config.port_number)  # fmt: skip
+            logger.warning(
+                "client %r: waiting for a server at %s:%d (it listens off its machine only with host=)",
+                self.name,
+                self._ip,
+                self.config.port_number,
+            )
 
     def _check_running(self) -> None:
         if self._stopped.is_set():
@@ -265,8 +277,12 @@ class TrainerClient:
             for queue in self._queues.values():
                 queue.detach()
         if self.num_waiting:
-            logger.error("client %r: stopped with %d rows that the server does not have%s", self.name, self.num_waiting,
-                         "" if self._spool is None else f"; what was handed over is in {self._spool}")  # fmt: skip
+            logger.error(
+                "client %r: stopped with %d rows that the server does not have%s",
+                self.name,
+                self.num_waiting,
+                "" if self._spool is None else f"; what was handed over is in {self._spool}",
+            )
         return self.num_waiting == 0
 
 
@@ -274,9 +290,15 @@ class _Line:
     """From one queue to one store of the server."""
 
     def __init__(
-        self, name: str, queue: QueuedDataStore, remote: Remote, actor: str, spec: StepSpec, spool: Path | None,
+        self,
+        name: str,
+        queue: QueuedDataStore,
+        remote: Remote,
+        actor: str,
+        spec: StepSpec,
+        spool: Path | None,
         capacity: int,
-    ):  # fmt: skip
+    ):
         self._queue = queue
         self._remote = remote
         self._spec = spec

@@ -37,8 +37,7 @@ class Trajectory:
 
     def spec(self) -> StepSpec:
         """What a step of it looks like."""
-        leaves = {path: ArraySpec(shape=array.shape[2:], dtype=array.dtype.name)
-                  for path, array in self.arrays.items()}  # fmt: skip
+        leaves = {path: ArraySpec(shape=array.shape[2:], dtype=array.dtype.name) for path, array in self.arrays.items()}
         extras = {path: leaf for path, leaf in leaves.items() if _top(path) not in _OWN_PLACE}
         return StepSpec(
             observation=Spec(trees.unflatten(trees.below(leaves, "curr_obs"))),
@@ -62,8 +61,9 @@ class Trajectory:
         )
 
     def next_observation(self, time: int, column: int) -> Tree:
-        return trees.unflatten({path: array[time, column]
-                                for path, array in trees.below(self.arrays, "next_obs").items()})  # fmt: skip
+        return trees.unflatten(
+            {path: array[time, column] for path, array in trees.below(self.arrays, "next_obs").items()}
+        )
 
 
 def take(trajectory: Any, where: str) -> Trajectory:

@@ -63,9 +63,15 @@ class EpisodeInfo:
 
 
 _ATTRIBUTE_TYPES: dict[str, type] = {
-    "task": str, "instruction": str, "init_state": int, "seed": int, "group": str, "actor": str, "operator": str,
+    "task": str,
+    "instruction": str,
+    "init_state": int,
+    "seed": int,
+    "group": str,
+    "actor": str,
+    "operator": str,
     "success": bool,
-}  # fmt: skip
+}
 
 Column: TypeAlias = Any  # np.ndarray [T, ...], or a list of T values where the field is ragged
 

@@ -33,25 +33,38 @@ def small_spec() -> StepSpec:
 def nested_spec() -> StepSpec:
     """Trees in every place, several dtypes, a hybrid action, and what a policy needs to recompute."""
     return StepSpec(
-        observation=Spec({
-            "cameras": {"front": ArraySpec(shape=(8, 8, 3), dtype="uint8"),
-                        "depth": ArraySpec(shape=(8, 8), dtype="uint16")},
-            "arm": {"pose": ArraySpec(shape=(7,), dtype="float64"), "touch": ArraySpec(shape=(), dtype="bool")},
-        }),
-        action=Spec({"arm": ArraySpec(shape=(6,), dtype="float32", low=-1.0, high=1.0),
-                     "gripper": ArraySpec(shape=(), dtype="int64", low=0, high=2)}),
+        observation=Spec(
+            {
+                "cameras": {
+                    "front": ArraySpec(shape=(8, 8, 3), dtype="uint8"),
+                    "depth": ArraySpec(shape=(8, 8), dtype="uint16"),
+                },
+                "arm": {"pose": ArraySpec(shape=(7,), dtype="float64"), "touch": ArraySpec(shape=(), dtype="bool")},
+            }
+        ),
+        action=Spec(
+            {
+                "arm": ArraySpec(shape=(6,), dtype="float32", low=-1.0, high=1.0),
+                "gripper": ArraySpec(shape=(), dtype="int64", low=0, high=2),
+            }
+        ),
         extras=Spec({"log_prob": ArraySpec(shape=(), dtype="float32"), "value": ArraySpec(shape=(), dtype="float16")}),
-    )  # fmt: skip
+    )
 
 
 def text_spec() -> StepSpec:
     """Text, an encoded image and a list of tokens: fields whose size differs from row to row."""
     return StepSpec(
-        observation=Spec({"prompt": text(), "jpeg": ArraySpec(shape=(None,), dtype="uint8"),
-                          "state": ArraySpec(shape=(3,), dtype="float32")}),
+        observation=Spec(
+            {
+                "prompt": text(),
+                "jpeg": ArraySpec(shape=(None,), dtype="uint8"),
+                "state": ArraySpec(shape=(3,), dtype="float32"),
+            }
+        ),
         action=Spec(ArraySpec(shape=(None, 4), dtype="int32")),
         extras=Spec({"thought": text()}),
-    )  # fmt: skip
+    )
 
 
 def random_value(leaf: ArraySpec, rng: np.random.Generator) -> Any:

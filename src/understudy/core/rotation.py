@@ -14,12 +14,14 @@ def multiply(a: Array, b: Array) -> Array:
     """First b, then a."""
     ax, ay, az, aw = a.tolist()
     bx, by, bz, bw = b.tolist()
-    return np.array([
-        aw * bx + ax * bw + ay * bz - az * by,
-        aw * by - ax * bz + ay * bw + az * bx,
-        aw * bz + ax * by - ay * bx + az * bw,
-        aw * bw - ax * bx - ay * by - az * bz,
-    ])  # fmt: skip
+    return np.array(
+        [
+            aw * bx + ax * bw + ay * bz - az * by,
+            aw * by - ax * bz + ay * bw + az * bx,
+            aw * bz + ax * by - ay * bx + az * bw,
+            aw * bw - ax * bx - ay * by - az * bz,
+        ]
+    )
 
 
 def inverse(q: Array) -> Array:
@@ -56,8 +58,10 @@ def turned(q: Array, vector: Array) -> Array:
 def to_euler(q: Array) -> Array:
     """Angles about the fixed x, y and z axes, in this order."""
     x, y, z, w = q.tolist()
-    return np.array([
-        math.atan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y)),
-        math.asin(max(-1.0, min(1.0, 2 * (w * y - z * x)))),
-        math.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z)),
-    ])  # fmt: skip
+    return np.array(
+        [
+            math.atan2(2 * (w * x + y * z), 1 - 2 * (x * x + y * y)),
+            math.asin(max(-1.0, min(1.0, 2 * (w * y - z * x)))),
+            math.atan2(2 * (w * z + x * y), 1 - 2 * (y * y + z * z)),
+        ]
+    )

@@ -19,9 +19,20 @@ from understudy.core.tree import Tree
 Bound: TypeAlias = float | tuple[float, ...] | None
 
 DTYPES = (
-    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
     "str",
-)  # fmt: skip
+)
 
 
 MAX_DIMENSIONS = 15  # of a field; its rows have one more

@@ -16,11 +16,11 @@ import uvicorn
 
 from understudy.core import UnderstudyError
 from understudy.core.closing import Closes
-from understudy.dashboard.app import make_app
-from understudy.dashboard.door import Door
-from understudy.dashboard.live import Live
-from understudy.dashboard.places import make_places
-from understudy.envs.people.browser_door import listen, shown_host
+from understudy.dashboard.api.app import make_app
+from understudy.dashboard.api.door import Door
+from understudy.dashboard.api.live import Live
+from understudy.dashboard.api.targets import make_places
+from understudy.envs.teleop.browser_listen import listen, shown_host
 
 START_S = 10.0
 KEEP_ALIVE_S = 60
@@ -30,9 +30,14 @@ class WatchServer(Closes):
     """Shows runs and stores from the constructor to `close`."""
 
     def __init__(
-        self, paths: Sequence[Path], *, host: str = "127.0.0.1", port: int = 0, token: str | None = None,
+        self,
+        paths: Sequence[Path],
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        token: str | None = None,
         hosts: Sequence[str] = (),
-    ):  # fmt: skip
+    ):
         self._places = make_places(list(paths))
         self._live = Live(self._places)
         app = make_app(self._places, self._live, lambda: self._door)
@@ -46,9 +51,18 @@ class WatchServer(Closes):
         shown = f"http://{shown_host(host.strip('[]'))}:{self.port}/"
         self.url = shown + (f"#token={token}" if token is not None else "")
         config = uvicorn.Config(
-            self._door, log_config=None, access_log=False, lifespan="off", ws="none", http="h11", loop="asyncio",
-            proxy_headers=False, server_header=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1,
-        )  # fmt: skip
+            self._door,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            loop="asyncio",
+            proxy_headers=False,
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="watch", daemon=True)
         self._thread.start()

@@ -1,7 +1,6 @@
 """Worlds: what is seen and acted on, the tasks in them, the check for your own, and a toy table."""
 
 from understudy.envs.check import CheckError, Report, check_env
-from understudy.envs.source import WorldSource
 from understudy.envs.suite import Suite, SuiteError, Task
 from understudy.envs.toy import ToyTable, script
 from understudy.envs.workers.isolated import IsolatedWorld
@@ -9,6 +8,7 @@ from understudy.envs.workers.outcomes import WorkerFailure
 from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.worker import Limits, Worker
 from understudy.envs.world import Advice, World, WorldError, as_gymnasium
+from understudy.envs.world_factory import WorldSource
 
 __all__ = [
     "Advice",

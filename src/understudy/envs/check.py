@@ -197,23 +197,32 @@ def _check_determinism(world: World, second: World | None, cases: list[Case]) ->
     first = [list(_play(world, case)) for case in cases]
     for case, before in zip(cases, first, strict=True):  # all the other episodes lie between
         _compare(
-            before, list(_play(world, case)), case, "two runs",
+            before,
+            list(_play(world, case)),
+            case,
+            "two runs",
             "draw all randomness from the rng that begin is given, and put back all state in begin",
-        )  # fmt: skip
+        )
         if second is not None:
             _compare(
-                before, list(_play(second, case)), case, "two worlds of the factory",
+                before,
+                list(_play(second, case)),
+                case,
+                "two worlds of the factory",
                 "let nothing depend on the process, the clock or the order of construction",
-            )  # fmt: skip
+            )
 
 
 def _check_observing(world: World, second: World | None, cases: list[Case]) -> None:
     for case in cases:
         once, twice = list(_play(world, case)), list(_play(world, case, look="twice"))
         _compare(
-            once, twice, case, "looking once and looking twice",
+            once,
+            twice,
+            case,
+            "looking once and looking twice",
             "observe() must change nothing, not even a random generator or a frame counter",
-        )  # fmt: skip
+        )
 
 
 def _check_looking(world: World, second: World | None, cases: list[Case]) -> None:
@@ -221,9 +230,12 @@ def _check_looking(world: World, second: World | None, cases: list[Case]) -> Non
         seen = list(_play(world, case))
         blind = list(_play(world, case, look="last"))
         _compare(
-            seen, blind, case, "step and step_without_looking",
+            seen,
+            blind,
+            case,
+            "step and step_without_looking",
             "whatever changes the world belongs in advance, not in observe",
-        )  # fmt: skip
+        )
 
 
 def _check_buffers(world: World, second: World | None, cases: list[Case]) -> None:
@@ -274,9 +286,18 @@ def _check_ends(world: World, second: World | None, cases: list[Case]) -> None:
 
 
 _CHECKS: tuple[Callable[[World, World | None, list[Case]], None], ...] = (
-    _check_description, _check_splits, _check_starts, _check_spec, _check_success, _check_actions,
-    _check_determinism, _check_observing, _check_looking, _check_buffers, _check_ends,
-)  # fmt: skip
+    _check_description,
+    _check_splits,
+    _check_starts,
+    _check_spec,
+    _check_success,
+    _check_actions,
+    _check_determinism,
+    _check_observing,
+    _check_looking,
+    _check_buffers,
+    _check_ends,
+)
 
 _OF_REPEATABLE = (_check_determinism, _check_observing, _check_looking)  # what lives in real time cannot pass them
 

@@ -11,7 +11,7 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
-from understudy.envs.known import MARK, Known
+from understudy.envs.registry import MARK, Known
 from understudy.envs.world import WorldError
 
 LOG = "setup.log"

@@ -88,6 +88,11 @@ class Pace:
     def report(self) -> PaceReport:
         p50, p99 = np.percentile(np.array(self._late or [0.0]), (50, 99)).tolist()
         return PaceReport(
-            hz=self.hz, num_ticks=self._num_ticks, rate=self._num_ticks / self._ran_s if self._ran_s else 0.0,
-            late_p50_s=p50, late_p99_s=p99, late_max_s=self._late_max_s, num_missed=self._num_missed,
-        )  # fmt: skip
+            hz=self.hz,
+            num_ticks=self._num_ticks,
+            rate=self._num_ticks / self._ran_s if self._ran_s else 0.0,
+            late_p50_s=p50,
+            late_p99_s=p99,
+            late_max_s=self._late_max_s,
+            num_missed=self._num_missed,
+        )

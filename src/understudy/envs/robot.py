@@ -41,9 +41,11 @@ CLOSE, OPEN = -1.0, 1.0
 STATE_NAMES = (
     *(f"tcp_{axis}" for axis in ("x", "y", "z", "qx", "qy", "qz", "qw")),
     *(f"tcp_{axis}" for axis in ("vx", "vy", "vz", "wx", "wy", "wz")),
-    *(f"force_{axis}" for axis in "xyz"), *(f"torque_{axis}" for axis in "xyz"),
-    "gripper", *(f"target_{axis}" for axis in "xyz"),
-)  # fmt: skip
+    *(f"force_{axis}" for axis in "xyz"),
+    *(f"torque_{axis}" for axis in "xyz"),
+    "gripper",
+    *(f"target_{axis}" for axis in "xyz"),
+)
 
 
 class Camera(Protocol):
@@ -65,10 +67,15 @@ class RobotEnv(World):
     repeatable = False
 
     def __init__(
-        self, url: str = "http://127.0.0.1:5000", *, hz: float = 10.0,
-        cameras: Mapping[str, Camera | str] | None = None, scene: str | None = None,
-        scale: tuple[float, float] | None = None, token_file: str | None = None,
-    ):  # fmt: skip
+        self,
+        url: str = "http://127.0.0.1:5000",
+        *,
+        hz: float = 10.0,
+        cameras: Mapping[str, Camera | str] | None = None,
+        scene: str | None = None,
+        scale: tuple[float, float] | None = None,
+        token_file: str | None = None,
+    ):
         self.hz = hz
         self.pace = Pace(hz)
         token = None if token_file is None else _read_token(Path(token_file))
@@ -125,9 +132,7 @@ class RobotEnv(World):
         if self._pictures is None:
             self._pictures = {name: camera.read() for name, camera in self._cameras.items()}
         now = self._now
-        numbers = [
-            *now["pose"], *now["vel"], *now["force"], *now["torque"], now["gripper_pos"], *self._target[:3]
-        ]  # fmt: skip
+        numbers = [*now["pose"], *now["vel"], *now["force"], *now["torque"], now["gripper_pos"], *self._target[:3]]
         pictures = {name: picture.copy() for name, picture in self._pictures.items()}
         return {**pictures, "state": np.array(numbers, np.float32)}
 

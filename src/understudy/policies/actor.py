@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from understudy.core import NO_VERSION, Spec, StepSpec, Tree
-from understudy.policies import artefact, tanh_normal
+from understudy.policies import policy_file as artefact
+from understudy.policies import tanh_normal
 from understudy.policies.actions import Actions
 from understudy.policies.encoder import Encoder, EncoderConfig
 from understudy.policies.gripper import Gripper
@@ -107,9 +108,15 @@ class ActorPolicy:
     """A policy with its weights. They never change: `with_parameters` gives another policy."""
 
     def __init__(
-        self, config: ActorConfig, spec: StepSpec, stats: Stats, weights: Mapping[str, Tensor], *,
-        version: int = NO_VERSION, device: str | torch.device = "cpu",
-    ):  # fmt: skip
+        self,
+        config: ActorConfig,
+        spec: StepSpec,
+        stats: Stats,
+        weights: Mapping[str, Tensor],
+        *,
+        version: int = NO_VERSION,
+        device: str | torch.device = "cpu",
+    ):
         self.config = config
         self.stats = stats
         self.version = version
@@ -161,18 +168,19 @@ class ActorPolicy:
     def description(self) -> dict[str, Any]:
         """Plain JSON that, with `parameters`, is the whole policy."""
         return {
-            "kind": KIND, "version": self.version, "config": self.config.to_json(),
-            "observation": self.spec.observation.to_json(), "action": self.spec.action.to_json(),
-        }  # fmt: skip
+            "kind": KIND,
+            "version": self.version,
+            "config": self.config.to_json(),
+            "observation": self.spec.observation.to_json(),
+            "action": self.spec.action.to_json(),
+        }
 
     def with_parameters(self, parameters: Tree, *, version: int) -> ActorPolicy:
         """The policy with newer arrays of the same shapes."""
         return ActorPolicy.of(parameters, {**self.description(), "version": version}, device=self.device)
 
     @staticmethod
-    def of(
-        parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu"
-    ) -> ActorPolicy:  # fmt: skip
+    def of(parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu") -> ActorPolicy:
         """The policy that `parameters` and `description` were taken of."""
         spec = StepSpec(
             observation=Spec.from_json(description["observation"]), action=Spec.from_json(description["action"])
@@ -186,23 +194,21 @@ class ActorPolicy:
         artefact.write(path, self.description(), self.parameters())
 
     @staticmethod
-    def load(
-        path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu"
-    ) -> ActorPolicy:  # fmt: skip
+    def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> ActorPolicy:
         """From a file; with the Spec of the world it is to act in, refuse another than it was made for."""
         return artefact.load(
-            path, KIND, lambda parameters, description: ActorPolicy.of(parameters, description, device=device),
+            path,
+            KIND,
+            lambda parameters, description: ActorPolicy.of(parameters, description, device=device),
             lambda policy: None if spec is None else policy.check_world(spec),
-        )  # fmt: skip
+        )
 
     def check_world(self, spec: StepSpec) -> None:
         """Refuse a world that this policy cannot act in."""
         artefact.check_world(self.spec, spec)
 
 
-def evaluate(
-    actor: Actor, weights: Mapping[str, Tensor], observation: Tree, replay: Mapping[str, Any]
-) -> Evaluated:  # fmt: skip
+def evaluate(actor: Actor, weights: Mapping[str, Tensor], observation: Tree, replay: Mapping[str, Any]) -> Evaluated:
     """What these weights think of earlier choices; gradients flow into those that ask for them."""
     tensors = actor.encoder.inputs.tensors(observation, actor.device)
     features = actor.encoder(weights, tensors)

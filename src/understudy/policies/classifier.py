@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from understudy.core import NO_VERSION, Spec, Tree
-from understudy.policies import artefact
+from understudy.policies import policy_file as artefact
 from understudy.policies.encoder import Encoder, EncoderConfig
 from understudy.policies.networks import Weights, init_mlp, mlp
 from understudy.policies.protocol import Array, PolicyError
@@ -47,7 +47,7 @@ def init_classifier(config: ClassifierConfig, encoder: Encoder, generator: torch
 
 def logits(
     config: ClassifierConfig, encoder: Encoder, weights: Mapping[str, Tensor], observation: Mapping[str, Tensor]
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """[B]: log-odds of success."""
     return mlp(weights, "head", encoder(weights, observation), len(config.hidden)).squeeze(-1)
 
@@ -56,9 +56,15 @@ class SuccessClassifier:
     """A classifier with its weights, which never change."""
 
     def __init__(
-        self, config: ClassifierConfig, observation: Spec, stats: Stats, weights: Mapping[str, Tensor], *,
-        version: int = NO_VERSION, device: str | torch.device = "cpu",
-    ):  # fmt: skip
+        self,
+        config: ClassifierConfig,
+        observation: Spec,
+        stats: Stats,
+        weights: Mapping[str, Tensor],
+        *,
+        version: int = NO_VERSION,
+        device: str | torch.device = "cpu",
+    ):
         self.config = config
         self.stats = stats
         self.version = version
@@ -84,20 +90,26 @@ class SuccessClassifier:
     def description(self) -> dict[str, Any]:
         """Plain JSON that, with `parameters`, is the whole classifier."""
         return {
-            "kind": KIND, "version": self.version, "config": self.config.to_json(),
+            "kind": KIND,
+            "version": self.version,
+            "config": self.config.to_json(),
             "observation": self.observation.to_json(),
-        }  # fmt: skip
+        }
 
     @staticmethod
     def of(
         parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu"
-    ) -> SuccessClassifier:  # fmt: skip
+    ) -> SuccessClassifier:
         """The classifier that `parameters` and `description` were taken of."""
         weights, stats = artefact.unpack(parameters)
         return SuccessClassifier(
-            ClassifierConfig.from_json(description["config"]), Spec.from_json(description["observation"]), stats,
-            weights, version=int(description["version"]), device=device,
-        )  # fmt: skip
+            ClassifierConfig.from_json(description["config"]),
+            Spec.from_json(description["observation"]),
+            stats,
+            weights,
+            version=int(description["version"]),
+            device=device,
+        )
 
     def save(self, path: str | Path) -> None:
         """Into one safetensors file; a crash leaves the old file or the new one."""
@@ -106,7 +118,7 @@ class SuccessClassifier:
     @staticmethod
     def load(
         path: str | Path, observation: Spec | None = None, *, device: str | torch.device = "cpu"
-    ) -> SuccessClassifier:  # fmt: skip
+    ) -> SuccessClassifier:
         """From a file; with the Spec of what it is to look at, refuse another than it was made for."""
 
         def check(classifier: SuccessClassifier) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy.core import StepSpec
-from understudy.policies import artefact
+from understudy.policies import policy_file as artefact
 from understudy.policies.actor import KIND as ACTOR
 from understudy.policies.protocol import PolicyError
 

@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from understudy.policies import artefact
+from understudy.policies import policy_file as artefact
 from understudy.policies.protocol import PolicyError
 
 ALL_LINEAR = "all-linear"

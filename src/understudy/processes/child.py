@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from understudy.core import UnderstudyError
-from understudy.processes.source import Source
+from understudy.processes.factory import Source
 
 EXIT_WAIT_S = 2.0  # for a process that closed its socket, or was sent SIGKILL
 LOG_TAIL_BYTES = 4096
@@ -62,9 +62,14 @@ class Child:
         command = [source.python or sys.executable, "-c", _BOOT, str(_PACKAGE), program, *map(str, descriptors)]
         try:
             self._process = subprocess.Popen(
-                command, pass_fds=descriptors, env=_variables(source, defaults or {}), stdin=subprocess.DEVNULL,
-                stdout=self._log, stderr=self._log, start_new_session=True,
-            )  # fmt: skip
+                command,
+                pass_fds=descriptors,
+                env=_variables(source, defaults or {}),
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                start_new_session=True,
+            )
         except OSError as error:
             self._let_go()
             raise StartError(

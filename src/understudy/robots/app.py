@@ -65,11 +65,16 @@ def _add_readings(app: FastAPI, control: Control, scene: str | None) -> None:
         "getjacobian": lambda state: {"jacobian": state.jacobian.tolist()},
         "get_gripper": lambda state: {"gripper": state.gripper},
         "getstate": lambda state: {
-            "pose": state.pose.tolist(), "vel": state.vel.tolist(), "force": state.force.tolist(),
-            "torque": state.torque.tolist(), "q": state.q.tolist(), "dq": state.dq.tolist(),
-            "jacobian": state.jacobian.tolist(), "gripper_pos": state.gripper,
+            "pose": state.pose.tolist(),
+            "vel": state.vel.tolist(),
+            "force": state.force.tolist(),
+            "torque": state.torque.tolist(),
+            "q": state.q.tolist(),
+            "dq": state.dq.tolist(),
+            "jacobian": state.jacobian.tolist(),
+            "gripper_pos": state.gripper,
         },
-    }  # fmt: skip
+    }
 
     def add(name: str, read: Callable[[ArmState], dict[str, Any]]) -> None:
         async def reading(client: Client = "") -> JSONResponse:

@@ -141,11 +141,18 @@ class Control:
         p50, p99 = np.percentile(late, (50, 99)).tolist()
         with self._lock:
             return Health(
-                rate_hz=self.rate_hz, measured_hz=self._num_ticks / (time.monotonic() - self._began_at),
-                num_ticks=self._num_ticks, num_missed=self._num_missed, late_p50_s=p50, late_p99_s=p99,
-                late_max_s=float(late.max()), num_expired=self._num_expired, engaged=self._engaged, fault=self._fault,
+                rate_hz=self.rate_hz,
+                measured_hz=self._num_ticks / (time.monotonic() - self._began_at),
+                num_ticks=self._num_ticks,
+                num_missed=self._num_missed,
+                late_p50_s=p50,
+                late_p99_s=p99,
+                late_max_s=float(late.max()),
+                num_expired=self._num_expired,
+                engaged=self._engaged,
+                fault=self._fault,
                 client=self._client if self._wish is not None else None,
-            )  # fmt: skip
+            )
 
     # --- the loop ---
 

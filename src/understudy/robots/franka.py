@@ -160,10 +160,15 @@ class SimulatedFranka(Arm):
         jacobian, rotation = arm.jacobian(), arm.rotation()
         dq = data.qvel[arm.dofs]
         return ArmState(
-            pose=arm.pose(), vel=jacobian @ dq, force=rotation.T @ self._force[:3], torque=rotation.T @ self._force[3:],
-            q=data.qpos[arm.qpos].copy(), dq=dq.copy(), jacobian=jacobian,
+            pose=arm.pose(),
+            vel=jacobian @ dq,
+            force=rotation.T @ self._force[:3],
+            torque=rotation.T @ self._force[3:],
+            q=data.qpos[arm.qpos].copy(),
+            dq=dq.copy(),
+            jacobian=jacobian,
             gripper=float(data.qpos[self._fingers].sum() / (2 * OPEN_M)),
-        )  # fmt: skip
+        )
 
     def _refuse_dead(self) -> None:
         if not self._thread.is_alive():

@@ -7,8 +7,8 @@ import json
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, TypeAlias
 
-from understudy.core.access import check_access, is_loopback
 from understudy.robots.arm import ArmError
+from understudy.web.access import check_access, is_loopback
 
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
@@ -82,7 +82,10 @@ def _too_large(size: int) -> tuple[int, str]:
 
 async def _answer(send: Send, status: int, why: str) -> None:
     body = json.dumps({"detail": why}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode()),
-               (b"connection", b"close")]  # fmt: skip
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        (b"connection", b"close"),
+    ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

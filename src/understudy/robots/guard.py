@@ -54,8 +54,9 @@ class Guard:
         if not all(np.isfinite(part).all() for part in (state.pose, state.vel, state.q)):
             return "the arm reports numbers that are not finite"
         for part, most, unit in (
-            (state.vel[:3], self.limits.max_speed, "m/s"), (state.vel[3:], self.limits.max_turn_speed, "rad/s")
-        ):  # fmt: skip
+            (state.vel[:3], self.limits.max_speed, "m/s"),
+            (state.vel[3:], self.limits.max_turn_speed, "rad/s"),
+        ):
             speed = float(np.linalg.norm(part))
             if speed > TRIP_SHARE * most:
                 return f"the arm moved at {speed:.2f} {unit}, and {most:g} is its limit"

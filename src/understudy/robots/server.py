@@ -40,9 +40,17 @@ class Listener:
         shown = f"[{host.strip('[]')}]" if family == socket.AF_INET6 else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(
-            gate, log_config=None, access_log=False, lifespan="off", ws="none", http="h11", loop="asyncio",
-            proxy_headers=False, timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=1,
-        )  # fmt: skip
+            gate,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            loop="asyncio",
+            proxy_headers=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=1,
+        )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="http", daemon=True)
         self._thread.start()
@@ -62,9 +70,15 @@ class ArmServer(Closes):
     """Drives an arm and listens for clients, from the constructor to `close`. The arm stays open."""
 
     def __init__(
-        self, arm: Arm, *, host: str = "127.0.0.1", port: int = 5000, token: str | None = None, rate_hz: float = 200.0,
+        self,
+        arm: Arm,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 5000,
+        token: str | None = None,
+        rate_hz: float = 200.0,
         scene: str | None = None,
-    ):  # fmt: skip
+    ):
         self.control = Control(arm, rate_hz=rate_hz)
         self._listener = Listener(make_app(self.control, scene=scene), host=host, port=port, token=token)
         self.url = self._listener.url

@@ -1,14 +1,14 @@
 """Experience over a socket: the server, and the writers, samplers and parameters of its clients."""
 
-from understudy.core.access import is_loopback
-from understudy.service.memory import keep_large_blocks
-from understudy.service.outbox import Delivery, OutboxConfig
+from understudy.service.client.outbox import Delivery, OutboxConfig
+from understudy.service.client.remote import Remote, connect, read_token
+from understudy.service.client.remote_sampler import RemoteSampler
+from understudy.service.client.remote_writer import RemoteWriter
+from understudy.service.client.sharded_sampler import ShardedSampler
 from understudy.service.parameters import Parameters, Subscription
-from understudy.service.remote import Remote, connect, read_token
-from understudy.service.remote_sampler import RemoteSampler
-from understudy.service.remote_writer import RemoteWriter
-from understudy.service.server import Server, ServerConfig
-from understudy.service.shards import ShardedSampler
+from understudy.service.server.malloc import keep_large_blocks
+from understudy.service.server.server import Server, ServerConfig
+from understudy.web.access import is_loopback
 
 __all__ = [
     "Delivery",

@@ -28,11 +28,11 @@ from understudy.core import tree as trees
 from understudy.core.closing import Closes
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
-from understudy.replay import files
-from understudy.replay.layout import SAFETENSORS_DTYPES
-from understudy.service.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Connection
-from understudy.service.protocol import PUBLISH, SUBSCRIBE, from_json, to_json
-from understudy.service.wire import Assembly, Buffer, gather, pack, pieces, to_bfloat16
+from understudy.durable import files
+from understudy.replay.format.layout import SAFETENSORS_DTYPES
+from understudy.service.client.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Connection
+from understudy.service.wire.message import Assembly, Buffer, gather, pack, pieces, to_bfloat16
+from understudy.service.wire.protocol import PUBLISH, SUBSCRIBE, from_json, to_json
 
 logger = logging.getLogger(__name__)
 InThread: TypeAlias = Callable[..., Awaitable[Any]]

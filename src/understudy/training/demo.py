@@ -23,22 +23,22 @@ import torch
 
 from understudy.algorithms import CloningConfig, SACConfig
 from understudy.core import Source
-from understudy.envs.known import open_world
-from understudy.envs.people.takeover import AlwaysScript, Takeover
+from understudy.envs.registry import open_world
+from understudy.envs.teleop.takeover import AlwaysScript, Takeover
 from understudy.envs.toy.world import TASKS, start_state
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig
 from understudy.replay import Reader, Store
-from understudy.training.cloning import CloningRunConfig, run_cloning
-from understudy.training.evaluate import EvaluationConfig, last_score
-from understudy.training.film import cameras_of, draw, film, write_film
-from understudy.training.learner import Moment
-from understudy.training.local import LocalRun
-from understudy.training.metrics import read_metrics
-from understudy.training.rlpd import HumanConfig, RLPDConfig, policy_act
-from understudy.training.rollout import run_episode
-from understudy.training.run import CONFIG, Run, RunError
-from understudy.training.score import Score
+from understudy.training.data.run_episode import run_episode
+from understudy.training.offpolicy.cloning import CloningRunConfig, run_cloning
+from understudy.training.offpolicy.learner import Moment
+from understudy.training.offpolicy.local import LocalRun
+from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig, policy_act
+from understudy.training.runs.evaluate import EvaluationConfig, last_score
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import CONFIG, Run, RunError
+from understudy.training.runs.score import Score
+from understudy.training.runs.video import cameras_of, draw, film, write_film
 
 TASK = "press_button"
 ABOUT = TASKS[TASK][0]
@@ -70,9 +70,7 @@ class Result:
 class Demo:
     """The demo in a directory, new or begun before. Call its stages in their order; each takes up what is there."""
 
-    def __init__(
-        self, path: Path, *, seed: int | None = None, steps: int | None = None, episodes: int | None = None
-    ):  # fmt: skip
+    def __init__(self, path: Path, *, seed: int | None = None, steps: int | None = None, episodes: int | None = None):
         """What is None is as it was begun, or as it usually is."""
         self.run = Run(path)
         self.cloned = Run(path / "cloned")
@@ -81,9 +79,10 @@ class Demo:
             if path.exists() and (not path.is_dir() or any(path.iterdir())):
                 raise RunError(f"{path}: is there already, and is no demo; choose another directory")
             self.config = demo_config(
-                seed=seed or 0, steps=STEPS if steps is None else steps,
+                seed=seed or 0,
+                steps=STEPS if steps is None else steps,
                 episodes=EPISODES if episodes is None else episodes,
-            )  # fmt: skip
+            )
             Run.create(path, "rlpd", self.config)
         else:
             self.config = self.run.config(RLPDConfig)
@@ -111,9 +110,12 @@ class Demo:
         try:
             said = json.loads(path.read_text())
             return Result(
-                cloned=Score(**said["cloned"]), learned=Score(**said["learned"]), human=tuple(said["human"]),
-                num_steps=said["num_steps"], num_updates=said["num_updates"],
-            )  # fmt: skip
+                cloned=Score(**said["cloned"]),
+                learned=Score(**said["learned"]),
+                human=tuple(said["human"]),
+                num_steps=said["num_steps"],
+                num_updates=said["num_updates"],
+            )
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError) as error:
@@ -148,9 +150,12 @@ class Demo:
             for left in (self.cloned.path / CONFIG, self.cloned.metrics):
                 left.unlink(missing_ok=True)
             config = CloningRunConfig(
-                env=ENV, demos=str(self.run.store), seed=self.config.seed, evaluation=self.config.evaluation,
+                env=ENV,
+                demos=str(self.run.store),
+                seed=self.config.seed,
+                evaluation=self.config.evaluation,
                 cloning=CloningConfig(actor=self.config.sac.actor),
-            )  # fmt: skip
+            )
             with Run.beginning(self.cloned.path, "cloning", config) as run:
                 found = run_cloning(run, say).score
         return found
@@ -227,13 +232,23 @@ def demo_config(*, seed: int, steps: int, episodes: int) -> RLPDConfig:
     """What the run is asked to do. The policy sees the numbers; the cameras are for people."""
     actor = ActorConfig(hidden=(128, 128), encoder=EncoderConfig(inputs=("state",)))
     return RLPDConfig(
-        env=ENV, steps=steps, seed=seed, human=HumanConfig(by="script"), eval_every=steps, checkpoint_every=250,
+        env=ENV,
+        steps=steps,
+        seed=seed,
+        human=HumanConfig(by="script"),
+        eval_every=steps,
+        checkpoint_every=250,
         evaluation=EvaluationConfig(episodes=episodes),
         sac=SACConfig(
-            actor=actor, critic_hidden=(128, 128), actor_lr=1e-3, critic_lr=1e-3, temperature_lr=1e-3, tau=0.02,
+            actor=actor,
+            critic_hidden=(128, 128),
+            actor_lr=1e-3,
+            critic_lr=1e-3,
+            temperature_lr=1e-3,
+            tau=0.02,
             discount=0.95,
         ),
-    )  # fmt: skip
+    )
 
 
 def _in_corner(start: int) -> bool:

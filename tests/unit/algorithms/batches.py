@@ -14,13 +14,15 @@ from understudy.policies import ActorConfig, EncoderConfig, Gripper, Inputs, Sta
 ACTION = Spec(ArraySpec(shape=(3,), dtype="float32", low=(-1.0, -1.0, -1.0), high=(1.0, 1.0, 1.0)))
 STATE = StepSpec(observation=Spec({"state": ArraySpec(shape=(5,), dtype="float32")}), action=ACTION)
 CAMERAS = StepSpec(
-    observation=Spec({
-        "front": ArraySpec(shape=(16, 16, 3), dtype="uint8"),
-        "wrist": ArraySpec(shape=(12, 16, 1), dtype="uint8"),
-        "state": ArraySpec(shape=(5,), dtype="float32"),
-    }),
+    observation=Spec(
+        {
+            "front": ArraySpec(shape=(16, 16, 3), dtype="uint8"),
+            "wrist": ArraySpec(shape=(12, 16, 1), dtype="uint8"),
+            "state": ArraySpec(shape=(5,), dtype="float32"),
+        }
+    ),
     action=ACTION,
-)  # fmt: skip
+)
 GRIPPER = Gripper(values=(-1.0, 0.0, 1.0), epsilon=0.2)
 
 

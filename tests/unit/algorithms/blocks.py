@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.algorithms.policy_gradient import MiniBatch, PolicyGradient, PolicyGradientConfig, Prepared, rows
+from understudy.algorithms.onpolicy.policy_gradient import (
+    MiniBatch,
+    PolicyGradient,
+    PolicyGradientConfig,
+    Prepared,
+    rows,
+)
 from understudy.core import BlockBatch
 from understudy.policies import Evaluated
 
@@ -17,9 +23,13 @@ H, D, K, SEES = 3, 2, 4, 5  # actions of a block, tokens of an action, values of
 LENGTHS = (3, 1, 2, 4, 1, 3)  # blocks of each episode
 N = sum(LENGTHS)
 FULL: dict[str, Any] = {
-    "adv_estimator": "gae", "clip_ratio_c": 1.5, "entropy_coeff": 0.02, "value_clip": 0.3,
-    "kl_in": "loss", "kl_coef": 0.1,
-}  # fmt: skip
+    "adv_estimator": "gae",
+    "clip_ratio_c": 1.5,
+    "entropy_coeff": 0.02,
+    "value_clip": 0.3,
+    "kl_in": "loss",
+    "kl_coef": 0.1,
+}
 
 
 class Network(torch.nn.Module):
@@ -84,7 +94,7 @@ def whole(algorithm: PolicyGradient, prepared: Prepared) -> MiniBatch:
     """All rows as one mini batch."""
     (found,) = PolicyGradient(
         replace(algorithm.config, ppo_epochs=1, ppo_mini_batch_size=N, shuffle=False)
-    ).mini_batches(prepared, seed=0)  # fmt: skip
+    ).mini_batches(prepared, seed=0)
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from understudy.algorithms import advantages
+from understudy.algorithms.onpolicy import advantages
 
 
 def a(*values: float) -> np.ndarray:

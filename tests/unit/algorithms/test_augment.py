@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.algorithms.augment import random_shift, shifted
+from understudy.algorithms.offpolicy.augment import random_shift, shifted
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (6, 5, 7, 3), dtype=np.uint8)
 

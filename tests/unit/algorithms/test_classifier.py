@@ -85,9 +85,7 @@ def test_it_learns_to_see_success_and_its_file_does_too(tmp_path: Path) -> None:
 
 
 def test_a_transition_is_labelled_by_what_it_led_to() -> None:
-    batch = random_batch(
-        size=4, reward=np.float32([1, 1, 0, 0]), terminated=np.array([True, False, True, False])
-    )  # fmt: skip
+    batch = random_batch(size=4, reward=np.float32([1, 1, 0, 0]), terminated=np.array([True, False, True, False]))
     found = Frames.of(batch)
     assert found.label.tolist() == [True, False, False, False]  # reward alone, or an end alone, is no success
     assert found.observation is batch.next_observation
@@ -97,8 +95,11 @@ def test_a_transition_is_labelled_by_what_it_led_to() -> None:
 def test_balance_lets_a_rare_success_count_as_much_as_all_failures() -> None:
     """With nothing to see, the best guess is one half; without balance it is the share of successes."""
     for balance, wanted in ((True, 0.5), (False, 0.125)):
-        training = make(balance=balance, learning_rate=1e-2, classifier=ClassifierConfig(
-            encoder=EncoderConfig(inputs=("state",)), hidden=(4,)))  # fmt: skip
+        training = make(
+            balance=balance,
+            learning_rate=1e-2,
+            classifier=ClassifierConfig(encoder=EncoderConfig(inputs=("state",)), hidden=(4,)),
+        )
         observation = {"state": np.zeros((64, 5), np.float32)}
         label = np.arange(64) % 8 == 0
         for _ in range(400):

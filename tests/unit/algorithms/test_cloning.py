@@ -14,8 +14,11 @@ from understudy.core import StepSpec, TransitionBatch
 from understudy.policies import Gripper, Inputs, Stats
 
 ANOTHER: dict[str, Any] = {
-    "actor": small_actor(hidden=(16, 8)), "loss": "likelihood", "learning_rate": 1e-2, "shift_pixels": 1,
-}  # fmt: skip
+    "actor": small_actor(hidden=(16, 8)),
+    "loss": "likelihood",
+    "learning_rate": 1e-2,
+    "shift_pixels": 1,
+}
 
 
 def make(spec: StepSpec = STATE, **options: Any) -> Cloning:
@@ -41,7 +44,7 @@ def shown(seed: int) -> TransitionBatch:
     state = batch.observation["state"]
     batch.action[:] = np.stack(
         [0.8 * state[:, 0], -0.5 * state[:, 1] + 0.2, np.where(state[:, 4] > 0, 1.0, -1.0)], axis=1
-    )  # fmt: skip
+    )
     return batch
 
 

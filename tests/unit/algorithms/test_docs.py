@@ -18,7 +18,7 @@ from understudy.policies import ActorConfig
 
 def test_the_code_of_rlpd_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_page(DOCS / "rlpd.md")
     assert "'actor_gradient', 'actor_loss'" in capsys.readouterr().out
@@ -27,7 +27,7 @@ def test_the_code_of_rlpd_runs(
 
 def test_the_code_of_cloning_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_page(DOCS / "cloning.md")
     assert re.fullmatch(r"mse 0\.0\d\d\naccuracy (1\.0|0\.9)\d, recall 1\.00\n", capsys.readouterr().out)

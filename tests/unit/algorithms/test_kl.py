@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.algorithms import AlgorithmError, kl
+from understudy.algorithms import AlgorithmError
+from understudy.algorithms.onpolicy import kl
 
 LOG_2 = math.log(2.0)
 ALL: tuple[Any, ...] = ("kl", "abs", "mse", "low_var_kl")

@@ -58,9 +58,14 @@ def success(policy: ActorPolicy, rng: np.random.Generator, episodes: int = 100) 
 def learn(num_demonstrations: int, num_steps: int) -> float:
     rng = np.random.default_rng(0)
     config = SACConfig(
-        actor=ActorConfig(hidden=(32, 32)), critic_hidden=(64, 64), discount=0.9, tau=0.02,
-        actor_lr=1e-3, critic_lr=1e-3, temperature_lr=1e-3,
-    )  # fmt: skip
+        actor=ActorConfig(hidden=(32, 32)),
+        critic_hidden=(64, 64),
+        discount=0.9,
+        tau=0.02,
+        actor_lr=1e-3,
+        critic_lr=1e-3,
+        temperature_lr=1e-3,
+    )
     sac = SAC(config, SPEC, STATS, seed=0)
     demos = demonstrations(rng)[:num_demonstrations]
     online: list[tuple[Any, Any, float, Any, bool]] = []
@@ -78,11 +83,17 @@ def learn(num_demonstrations: int, num_steps: int) -> float:
             before, actions, rewards, afters, ends = (np.array(column) for column in zip(*rows, strict=True))
             sac.update(
                 random_batch(
-                    SPEC, 64, observation={"position": before}, action=actions, reward=rewards.astype(np.float32),
-                    next_observation={"position": afters}, terminated=ends, truncated=np.zeros(64, bool),
+                    SPEC,
+                    64,
+                    observation={"position": before},
+                    action=actions,
+                    reward=rewards.astype(np.float32),
+                    next_observation={"position": afters},
+                    terminated=ends,
+                    truncated=np.zeros(64, bool),
                 ),
                 report=False,
-            )  # fmt: skip
+            )
             policy = sac.policy() if step % 10 == 0 else policy
     return success(sac.policy(), np.random.default_rng(1))
 

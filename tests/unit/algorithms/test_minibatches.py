@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from understudy.algorithms import AlgorithmError, minibatches
-from understudy.algorithms.minibatches import MiniBatch
+from understudy.algorithms import AlgorithmError
+from understudy.algorithms.onpolicy import minibatches
+from understudy.algorithms.onpolicy.minibatches import MiniBatch
 
 # ---- mini batches
 
@@ -93,7 +94,7 @@ def test_micro_batches_by_length(data: st.DataObject, num_rows: int, world_size:
     lengths = [
         np.array(data.draw(st.lists(st.integers(1, 50), min_size=num_rows, max_size=num_rows)))
         for _ in range(world_size)
-    ]  # fmt: skip
+    ]
     found = minibatches.by_length(lengths, max_tokens)
     again = minibatches.by_length(lengths, max_tokens)
     assert len({len(pieces) for pieces in found}) == 1  # nobody is left alone in an all-reduce

@@ -13,7 +13,7 @@ import torch
 from tests.unit.algorithms.blocks import FULL, LENGTHS, SEES, D, H, K, N, Network, blocks, learned, of, reference, whole
 
 from understudy.algorithms import AlgorithmError
-from understudy.algorithms.policy_gradient import PolicyGradient, rows
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, rows
 from understudy.core import BlockBatch
 
 # ---- the whole loss
@@ -171,9 +171,13 @@ def test_metrics_of_a_batch_by_hand() -> None:
     advantage = np.array([1 / 3, -2 / 3, 0, 1 / 3, 0, 0])
     mean = (steps * advantage).sum() / 37
     wanted = {
-        "score": 0.5, "success": 0.5, "episode_steps": 37 / 6, "advantage": mean,
-        "advantage_std": math.sqrt((steps * (advantage - mean) ** 2).sum() / 37), "no_advantage": 17 / 37,
-    }  # fmt: skip
+        "score": 0.5,
+        "success": 0.5,
+        "episode_steps": 37 / 6,
+        "advantage": mean,
+        "advantage_std": math.sqrt((steps * (advantage - mean) ** 2).sum() / 37),
+        "no_advantage": 17 / 37,
+    }
     assert metrics == pytest.approx(wanted, rel=1e-6)
 
 

@@ -14,8 +14,9 @@ import torch
 from tests.docs.pages import DOCS, run_page
 from tests.unit.algorithms.blocks import LENGTHS, D, H, N, Network, blocks, of, reference
 
-from understudy.algorithms import AlgorithmError, advantages
-from understudy.algorithms.policy_gradient import PolicyGradientConfig, rows
+from understudy.algorithms import AlgorithmError
+from understudy.algorithms.onpolicy import advantages
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig, rows
 
 # ---- options
 
@@ -283,9 +284,11 @@ def test_the_examples_of_the_pages() -> None:
 def test_an_episode_of_which_nothing_was_lived_is_a_failure_in_its_group(options: dict[str, Any]) -> None:
     """Its worker failed for good. The others of its group are compared with it."""
     batch = blocks(
-        episode=np.repeat([0, 1, 2, 3, 4, 4], LENGTHS), group=np.array([0, 0, 1, 1, 2, 2]),
-        success=np.array([True, True, True, True, True, False]), reward=np.full((N, H), 0.5, np.float32),
-    )  # fmt: skip
+        episode=np.repeat([0, 1, 2, 3, 4, 4], LENGTHS),
+        group=np.array([0, 0, 1, 1, 2, 2]),
+        success=np.array([True, True, True, True, True, False]),
+        reward=np.full((N, H), 0.5, np.float32),
+    )
     prepared = of(**options).prepare(batch)
     own = 1.0 if len(options) == 1 else float((batch.reward * batch.executed)[batch.episode == 4].sum())
     assert prepared.advantage[batch.episode == 4] == pytest.approx(own)  # beside one that got nothing

@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.unit.algorithms.blocks import FULL, SEES, D, H, K, N, Network, blocks, learned, of, reference, whole
 
-from understudy.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, rows
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, PolicyGradientConfig, rows
 from understudy.policies import Evaluated
 
 

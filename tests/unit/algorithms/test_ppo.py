@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.algorithms import ppo
+from understudy.algorithms.onpolicy import ppo_losses as ppo
 
 MODES: tuple[Any, ...] = ("token-mean", "episode-mean", "episode-sum")
 CLIP: dict[str, Any] = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": None}

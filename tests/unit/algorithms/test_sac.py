@@ -57,9 +57,7 @@ def test_one_update_equals_the_equations_in_numpy(backup_entropy: bool, num_step
         sac.update(random_batch(seed=seed))
     state = sac.state()
     arrays = {k: v.astype(np.float64) for k, v in state.items() if isinstance(v, np.ndarray) and v.dtype == np.float32}
-    batch = random_batch(
-        seed=9, num_steps=np.full(32, num_steps, np.int32), weight=rng.random(32).astype(np.float32)
-    )  # fmt: skip
+    batch = random_batch(seed=9, num_steps=np.full(32, num_steps, np.int32), weight=rng.random(32).astype(np.float32))
     generator = torch.Generator()
     generator.set_state(torch.from_numpy(state["generator"]))
     noise_next = torch.randn(32, 3, generator=generator).numpy().astype(np.float64)
@@ -190,7 +188,7 @@ def test_critic_steps_are_many_for_the_critics_and_one_for_the_actor() -> None:
 
 def test_each_critic_step_has_the_mixtures_shares() -> None:
     """Half of the batch is demonstrations, and they stand together: every part must have half of its own."""
-    from understudy.algorithms.minibatch import to_minibatch
+    from understudy.algorithms.offpolicy.transitions import to_minibatch
 
     sac = small_sac()
     whole = to_minibatch(random_batch(size=32, reward=np.float32([1] * 16 + [0] * 16)), sac.actor)
@@ -323,9 +321,11 @@ def test_the_gripper_learns_which_value_pays_and_the_penalty_can_turn_it() -> No
         for seed in range(60):
             grip = rng.choice([-1.0, 1.0], 32).astype(np.float32)
             batch = random_batch(
-                seed=seed, reward=(grip > 0).astype(np.float32), terminated=np.ones(32, bool),
+                seed=seed,
+                reward=(grip > 0).astype(np.float32),
+                terminated=np.ones(32, bool),
                 extras={"grasp_penalty": (penalty * (grip > 0)).astype(np.float32)},
-            )  # fmt: skip
+            )
             batch.action[:, 2] = grip
             metrics = sac.update(batch)
         observation = random_batch(seed=99).observation
@@ -348,9 +348,14 @@ def value_of_endless_reward(*, terminated: float, truncated: float) -> float:
     values = []
     for update in range(1200):
         batch = random_batch(
-            size=64, seed=update, observation=constant, next_observation=constant, reward=np.ones(64, np.float32),
-            terminated=rng.random(64) < terminated, truncated=rng.random(64) < truncated,
-        )  # fmt: skip
+            size=64,
+            seed=update,
+            observation=constant,
+            next_observation=constant,
+            reward=np.ones(64, np.float32),
+            terminated=rng.random(64) < terminated,
+            truncated=rng.random(64) < truncated,
+        )
         values.append(sac.update(batch, report=update >= 1100).get("q"))
     return float(np.mean(values[1100:]))
 

@@ -105,8 +105,10 @@ def test_the_first_step_is_adams_golden() -> None:
 def test_it_learns_to_repeat_what_was_shown() -> None:
     sft = SFT(
         replace(BASE, learning_rate=1e-2, sigma=0.5),
-        policy_of(replace(TINY, num_bins=32, hidden=32), shaken=0.02), total_updates=150, seed=0,
-    )  # fmt: skip
+        policy_of(replace(TINY, num_bins=32, hidden=32), shaken=0.02),
+        total_updates=150,
+        seed=0,
+    )
     batch = blocks(6)
     metrics = [sft.update(batch) for _ in range(150)]
     assert metrics[0]["error"] > 0.4
@@ -235,7 +237,7 @@ def test_it_goes_on_to_the_same_bits(at: int, tmp_path: Path) -> None:
             "config/words",
         ),
     ],
-)  # fmt: skip
+)
 def test_the_state_of_another_is_refused(make: Any, said: str) -> None:
     other = make()
     before = other.state()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.algorithms.critics import critics, init_critics, subset
-from understudy.algorithms.trained import Trained
+from understudy.algorithms.offpolicy.critics import critics, init_critics, subset
+from understudy.algorithms.offpolicy.flat_adam import Trained
 
 CPU = torch.device("cpu")
 

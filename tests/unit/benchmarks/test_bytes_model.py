@@ -23,9 +23,21 @@ from benchmarks.bytes_model import (
 from benchmarks.scale_bytes import can_count, count
 
 SMALL = Setup(
-    ranks=4, nodes=2, workers=8, episodes=10, blocks=20.0, observation_bytes=1000, block_bytes=100, episode_bytes=50,
-    epochs=1, mini_batch=50, micro_batch=5, parameters=1000.0, weight_bytes=2, trained=10.0,
-)  # fmt: skip
+    ranks=4,
+    nodes=2,
+    workers=8,
+    episodes=10,
+    blocks=20.0,
+    observation_bytes=1000,
+    block_bytes=100,
+    episode_bytes=50,
+    epochs=1,
+    mini_batch=50,
+    micro_batch=5,
+    parameters=1000.0,
+    weight_bytes=2,
+    trained=10.0,
+)
 
 
 def test_bytes_are_those_worked_out_by_hand() -> None:

@@ -20,9 +20,16 @@ from understudy.replay import Store
 
 FIGURES = Path(__file__).parents[3] / "docs" / "benchmarks" / "scale.json"
 STUDY = {
-    "commit_steps": 5, "full_s": 0.4, "paced_s": 1.2, "alone_s": 0.6, "rate_hz": 20.0, "pace_steps_s": 50.0,
-    "batch_size": 8, "batches_hz": 4.0, "size": 16,
-}  # fmt: skip
+    "commit_steps": 5,
+    "full_s": 0.4,
+    "paced_s": 1.2,
+    "alone_s": 0.6,
+    "rate_hz": 20.0,
+    "pace_steps_s": 50.0,
+    "batch_size": 8,
+    "batches_hz": 4.0,
+    "size": 16,
+}
 
 
 def test_a_small_study_loses_nothing_and_leaves_its_figures(tmp_path: Path) -> None:
@@ -72,8 +79,15 @@ def write(store: Path, number: int, indices: range, *, shift: int = 0, size: int
         writer.begin()
         for index in indices:
             last = index == indices[-1]
-            writer.append(Step(observation=observe(index), action=np.zeros(7, np.float32), reward=0.0, terminated=False,
-                               truncated=last))  # fmt: skip
+            writer.append(
+                Step(
+                    observation=observe(index),
+                    action=np.zeros(7, np.float32),
+                    reward=0.0,
+                    terminated=False,
+                    truncated=last,
+                )
+            )
         writer.end(observe(indices.stop))
 
 

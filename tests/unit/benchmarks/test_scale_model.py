@@ -21,14 +21,24 @@ from benchmarks.scale_model import (
 )
 
 COSTS = Costs(
-    server_s_per_gb=2.0, writer_s_per_gb=1.0, writer_idle_cores=0.01, draw_server_s_per_gb=0.5,
-    draw_learner_s_per_gb=1.5, shard_gb_s=0.5, disk_amplification=1.1,
-)  # fmt: skip
+    server_s_per_gb=2.0,
+    writer_s_per_gb=1.0,
+    writer_idle_cores=0.01,
+    draw_server_s_per_gb=0.5,
+    draw_learner_s_per_gb=1.5,
+    shard_gb_s=0.5,
+    disk_amplification=1.1,
+)
 NODE = Node(cores=10, disk_gb_s=1.0, nic_gb_s=2.0, memory_gb=100.0, shards=2)
 LOAD = Load(
-    envs=100, rate_hz=10.0, row_bytes=1_000_000, env_s_per_step=0.02, env_memory_gb=0.5, batches_s=8.0,
+    envs=100,
+    rate_hz=10.0,
+    row_bytes=1_000_000,
+    env_s_per_step=0.02,
+    env_memory_gb=0.5,
+    batches_s=8.0,
     batch_bytes=250_000_000,
-)  # fmt: skip
+)
 
 
 def test_shares_are_those_worked_out_by_hand() -> None:
@@ -47,17 +57,27 @@ def test_environments_elsewhere_bring_their_own_machines_and_all_of_it_comes_in(
 @pytest.mark.parametrize(
     ("what", "name", "resources"),
     [
-        ("costs", "server_s_per_gb", {"CPU"}), ("costs", "writer_s_per_gb", {"CPU"}),
-        ("costs", "writer_idle_cores", {"CPU"}), ("costs", "draw_server_s_per_gb", {"CPU"}),
-        ("costs", "draw_learner_s_per_gb", {"CPU"}), ("costs", "shard_gb_s", {"shard"}),
-        ("costs", "disk_amplification", {"disk"}), ("node", "cores", {"CPU"}), ("node", "disk_gb_s", {"disk"}),
-        ("node", "nic_gb_s", {"network"}), ("node", "memory_gb", {"memory"}), ("node", "shards", {"shard"}),
-        ("load", "envs", set(RESOURCES)), ("load", "rate_hz", {"CPU", "disk", "network", "shard"}),
-        ("load", "row_bytes", {"CPU", "disk", "network", "shard"}), ("load", "env_s_per_step", {"CPU"}),
-        ("load", "env_memory_gb", {"memory"}), ("load", "batches_s", {"CPU", "network"}),
+        ("costs", "server_s_per_gb", {"CPU"}),
+        ("costs", "writer_s_per_gb", {"CPU"}),
+        ("costs", "writer_idle_cores", {"CPU"}),
+        ("costs", "draw_server_s_per_gb", {"CPU"}),
+        ("costs", "draw_learner_s_per_gb", {"CPU"}),
+        ("costs", "shard_gb_s", {"shard"}),
+        ("costs", "disk_amplification", {"disk"}),
+        ("node", "cores", {"CPU"}),
+        ("node", "disk_gb_s", {"disk"}),
+        ("node", "nic_gb_s", {"network"}),
+        ("node", "memory_gb", {"memory"}),
+        ("node", "shards", {"shard"}),
+        ("load", "envs", set(RESOURCES)),
+        ("load", "rate_hz", {"CPU", "disk", "network", "shard"}),
+        ("load", "row_bytes", {"CPU", "disk", "network", "shard"}),
+        ("load", "env_s_per_step", {"CPU"}),
+        ("load", "env_memory_gb", {"memory"}),
+        ("load", "batches_s", {"CPU", "network"}),
         ("load", "batch_bytes", {"CPU", "network"}),
     ],
-)  # fmt: skip
+)
 def test_each_assumption_moves_what_it_is_about_and_nothing_else(what: str, name: str, resources: set[str]) -> None:
     given: dict[str, Any] = {"costs": COSTS, "node": NODE, "load": LOAD}
     before = shares(given["load"], 4, given["node"], given["costs"])
@@ -87,10 +107,20 @@ def test_nothing_is_left_where_learners_take_it_all() -> None:
 
 def used(**given: float) -> Used:
     cores = {role: given.pop(role, 0.0) for role in ("servers", "writers", "learner")}
-    zero = dict.fromkeys((
-        "other_cores", "busiest_server_thread", "busiest_writer_thread", "disk_mb_s", "disk_busy", "loopback_mb_s",
-        "rows_s", "chunk_mb_s", "batches_s",
-    ), 0.0)  # fmt: skip
+    zero = dict.fromkeys(
+        (
+            "other_cores",
+            "busiest_server_thread",
+            "busiest_writer_thread",
+            "disk_mb_s",
+            "disk_busy",
+            "loopback_mb_s",
+            "rows_s",
+            "chunk_mb_s",
+            "batches_s",
+        ),
+        0.0,
+    )
     return Used(seconds=1.0, cores=cores, **{**zero, **given})
 
 
@@ -128,9 +158,14 @@ def figures() -> dict[str, Any]:
 
 def test_costs_come_from_the_figures() -> None:
     wanted = Costs(
-        server_s_per_gb=2.0, writer_s_per_gb=1.0, writer_idle_cores=0.0004, draw_server_s_per_gb=1.0,
-        draw_learner_s_per_gb=1.5, shard_gb_s=0.5, disk_amplification=1.2,
-    )  # fmt: skip
+        server_s_per_gb=2.0,
+        writer_s_per_gb=1.0,
+        writer_idle_cores=0.0004,
+        draw_server_s_per_gb=1.0,
+        draw_learner_s_per_gb=1.5,
+        shard_gb_s=0.5,
+        disk_amplification=1.2,
+    )
     got = costs_of(figures(), 10)
     assert vars(got) == pytest.approx(vars(wanted))
     assert costs_of(figures()).server_s_per_gb == pytest.approx(3.0)  # of the largest

@@ -4,9 +4,10 @@ import pytest
 
 from understudy.cli.main import main
 from understudy.core.examples import robot_spec
-from understudy.replay import Store, bench
-from understudy.service import bench as delivery
-from understudy.service import bench_control
+from understudy.replay import Store
+from understudy.selftest import bench_control_loop as bench_control
+from understudy.selftest import bench_delivery as delivery
+from understudy.selftest import bench_store as bench
 
 
 @pytest.fixture(autouse=True)

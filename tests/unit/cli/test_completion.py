@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import main
-from understudy.cli.completion import entries
-from understudy.cli.main import COMMANDS
+from understudy.cli.commands import COMMANDS
+from understudy.cli.tools.completion import entries
 
 ASKED = [
     ("understudy doc", "doctor"),
@@ -111,9 +111,13 @@ def test_fish_completes_what_a_person_types(scripts: Path) -> None:
     for line, wanted in ASKED:
         done = subprocess.run(
             ["fish", "--no-config", "-c", "source understudy.fish; complete -C $argv[1]", line],
-            cwd=scripts, env={"PATH": os.environ["PATH"], "HOME": str(scripts)}, capture_output=True, text=True,
-            timeout=60, check=True,
-        )  # fmt: skip
+            cwd=scripts,
+            env={"PATH": os.environ["PATH"], "HOME": str(scripts)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         assert wanted in done.stdout.split(), line
 
 
@@ -143,10 +147,14 @@ def test_every_command_is_there() -> None:
 
 
 def test_a_command_whose_extra_is_missing_is_still_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith(("understudy.cli.train", "understudy.training.rlpd"))]:
+    for name in [
+        name
+        for name in sys.modules
+        if name.startswith(("understudy.cli.training.train", "understudy.training.offpolicy.rlpd"))
+    ]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
-    monkeypatch.setitem(sys.modules, "understudy.training.rlpd", None)
+    monkeypatch.setitem(sys.modules, "understudy.training.offpolicy.rlpd", None)
     found = entries()
     assert "train" in found[0].words
     assert "train" not in {entry.path for entry in found}

@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 
 from understudy.cli import main
-from understudy.cli.demo import PICTURE, Page, _next, _sparks, in_terminal
-from understudy.envs.known import open_world
+from understudy.cli.training.demo import PICTURE, Page, _next, _sparks, in_terminal
+from understudy.envs.registry import open_world
 from understudy.envs.toy.world import start_state
 from understudy.training.demo import CORNER, DEMONSTRATIONS, ENV, TASK, Demo
 
@@ -86,8 +86,8 @@ def test_a_demo_goes_on_as_it_was_begun(option: str, begun: int, tmp_path: Path)
 
 
 def test_another_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from understudy.training.rlpd import RLPDConfig
-    from understudy.training.run import Run
+    from understudy.training.offpolicy.rlpd import RLPDConfig
+    from understudy.training.runs.run import Run
 
     Run.create(tmp_path / "run", "rlpd", RLPDConfig())
     assert main(["demo", str(tmp_path / "run")]) == 1
@@ -97,7 +97,7 @@ def test_another_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_without_pillow_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "understudy.cli.demo")
+    monkeypatch.delitem(sys.modules, "understudy.cli.training.demo")
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert main(["demo", str(tmp_path / "demo")]) == 1
     assert "pip install 'understudy[train]'" in capsys.readouterr().err

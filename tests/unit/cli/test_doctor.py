@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from understudy.cli import main
-from understudy.cli.doctor import EXTRAS
-from understudy.envs.known import KNOWN
-from understudy.replay.files import file_system_type
+from understudy.cli.tools.doctor import EXTRAS
+from understudy.durable.files import file_system_type
+from understudy.envs.registry import KNOWN
 
 CODE = "import sys; from understudy.cli import main; sys.exit(main())"
 
@@ -24,9 +24,14 @@ CODE = "import sys; from understudy.cli import main; sys.exit(main())"
 def examine(*, env: dict[str, str] | None = None, **options: Any) -> tuple[int, dict[tuple[str, str], Any]]:
     """The exit code, and the findings by part and name, of a doctor in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE, "doctor", "--json"], env={**os.environ, **(env or {})}, capture_output=True,
-        text=True, timeout=120, check=False, **options,
-    )  # fmt: skip
+        [sys.executable, "-c", CODE, "doctor", "--json"],
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **options,
+    )
     assert done.stderr == ""
     return done.returncode, {(found["part"], found["name"]): found for found in json.loads(done.stdout)}
 
@@ -100,7 +105,7 @@ def test_a_missing_extra_is_no_fault(
         return version(name)
 
     monkeypatch.setattr(metadata, "version", lacking)
-    monkeypatch.setattr("understudy.cli.doctor.TORCH", "print('[\"2\", 1, []]')")
+    monkeypatch.setattr("understudy.cli.tools.doctor.TORCH", "print('[\"2\", 1, []]')")
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     assert main(["doctor"]) == 0

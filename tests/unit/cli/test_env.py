@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import main
-from understudy.envs import known
-from understudy.envs.known import KNOWN, MARK
+from understudy.envs import registry as known
+from understudy.envs.registry import KNOWN, MARK
 
 
 @pytest.fixture(autouse=True)

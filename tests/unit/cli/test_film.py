@@ -13,7 +13,7 @@ from understudy.cli import main
 from understudy.core import Source
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import Store
-from understudy.training.film import COLOURS, LATER, STRIP, film
+from understudy.training.runs.video import COLOURS, LATER, STRIP, film
 
 
 @pytest.fixture

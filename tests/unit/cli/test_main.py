@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import understudy
-from understudy.cli.main import COMMANDS, GROUPS, INTERRUPTED, main, module_of
+from understudy.cli.commands import COMMANDS, GROUPS, module_of
+from understudy.cli.main import INTERRUPTED, main
 from understudy.core.errors import SpecError, UnderstudyError
 
 
@@ -65,8 +66,8 @@ def test_every_command_has_a_module_of_its_name(name):
 
 
 def test_a_command_may_be_named_like_a_word_of_python():
-    assert module_of("import") == "understudy.cli.import_"
-    assert module_of("crash-test") == "understudy.cli.crash_test"
+    assert module_of("import") == "understudy.cli.store.import_"
+    assert module_of("crash-test") == "understudy.cli.tools.crash_test"
 
 
 def test_no_command_shows_the_help_as_a_mistake(capsys):
@@ -310,7 +311,12 @@ def test_the_exit_code_reaches_the_shell():
 
 def test_a_reader_who_goes_away_is_no_error():
     done = subprocess.run(
-        f"{sys.executable} -m understudy --help | true", shell=True, capture_output=True, text=True, timeout=60,
-        env=os.environ | {"PYTHONPATH": str(Path(understudy.__file__).parents[1])}, check=False,
-    )  # fmt: skip
+        f"{sys.executable} -m understudy --help | true",
+        shell=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PYTHONPATH": str(Path(understudy.__file__).parents[1])},
+        check=False,
+    )
     assert done.stderr == ""

@@ -29,9 +29,12 @@ WAIT_S = 120.0
 def recording(place: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The command, and the address that it prints."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "understudy", "record", "store", "--page", "127.0.0.1:0", *words], cwd=place,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "understudy", "record", "store", "--page", "127.0.0.1:0", *words],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         found = re.fullmatch(r"the page: (http://127\.0\.0\.1:\d+/)\n", process.stdout.readline())
@@ -83,8 +86,9 @@ def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
 
 def test_a_script_can_be_watched_and_not_be_driven(page: Any, tmp_path: Path) -> None:
     with recording(tmp_path, "--env", "toy:pick_red", "--hz", "5", "--successes", "3", "--noise", "0") as (
-        address, process,
-    ):  # fmt: skip
+        address,
+        process,
+    ):
         page.goto(address)
         page.locator("#link.on").wait_for()
         page.locator("#cameras canvas, #cameras img").first.wait_for()

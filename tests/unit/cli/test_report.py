@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import main
-from understudy.training.rlpd import RLPDConfig
-from understudy.training.run import Run
+from understudy.training.offpolicy.rlpd import RLPDConfig
+from understudy.training.runs.run import Run
 
 
 def test_it_writes_to_the_run_or_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -39,9 +39,12 @@ CODE = f"import sys; sys.path.append({ROOT!r}); from understudy.cli import main;
 def robot(place: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
     """The command, and the address of its arm."""
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE, "robot", *words, "--port", "0"], cwd=place, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-c", CODE, "robot", *words, "--port", "0"],
+        cwd=place,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         found = re.fullmatch(r"arm at (http://\S+)\n", process.stdout.readline())

@@ -28,8 +28,10 @@ def serving(*args: str, port: str = "0") -> Iterator[tuple[str, subprocess.Popen
     """A server process, and its address."""
     process = subprocess.Popen(
         [sys.executable, "-c", CODE, "serve", "--port", port, *args],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
@@ -119,9 +121,7 @@ def test_what_is_not_safe_is_refused(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_short_token_is_refused_with_a_way_to_make_one(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+def test_a_short_token_is_refused_with_a_way_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").write_text("secret")
     assert main(["serve", str(tmp_path / "store"), "--token-file", str(tmp_path / "token")]) == 1
     assert "expected at least 16 characters, got 6; make one with" in capsys.readouterr().err

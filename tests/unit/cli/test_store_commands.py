@@ -9,8 +9,8 @@ from tests.writing import write_episode
 from understudy.cli import main
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import Reader, Store
-from understudy.replay.segment import layout_of
-from understudy.replay.store import segment_files
+from understudy.replay.format.segment import layout_of
+from understudy.replay.write.store import segment_files
 
 
 @pytest.fixture(autouse=True)

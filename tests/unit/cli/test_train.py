@@ -38,9 +38,13 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 @pytest.mark.parametrize("kind", ["rlpd", "clone"])
 def test_a_start_that_fails_leaves_no_run(
-    kind: str, options: list[str], text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    kind: str,
+    options: list[str],
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["record", "run/store", "--env", ENV, "--successes", "1"]) == 0
     with contextlib.suppress(SystemExit):  # the options themselves may make no sense
@@ -78,7 +82,7 @@ def test_every_option_of_evaluate_changes_something(run: Path, tmp_path: Path) -
 
 
 def test_sampled_actions_are_drawn_from_the_seed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from understudy.cli import evaluate
+    from understudy.cli.training import evaluate
 
     seen: list[Any] = []
 

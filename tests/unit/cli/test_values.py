@@ -10,8 +10,8 @@ from understudy.cli import main
 
 pytest.importorskip("torch")
 
-from understudy.training.rlpd import RLPDConfig
-from understudy.training.run import Run
+from understudy.training.offpolicy.rlpd import RLPDConfig
+from understudy.training.runs.run import Run
 
 ENV = "toy:touch_purple?cameras=false"
 SHORT = ("--env", ENV, "--steps", "30", "--evaluation.episodes", "1", "--batch-size", "8")
@@ -35,9 +35,7 @@ def test_a_gripper_is_given_as_json_and_used(tmp_path: Path) -> None:
         ("open", "sac.actor.gripper"),
     ],
 )
-def test_a_wrong_one_is_explained(
-    given: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:  # fmt: skip
+def test_a_wrong_one_is_explained(given: str, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["train", "rlpd", str(tmp_path / "run"), *SHORT, "--sac.actor.gripper", given])
     said = capsys.readouterr()

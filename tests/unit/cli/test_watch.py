@@ -42,9 +42,11 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def watching(*arguments: str | Path, **environment: str) -> Iterator[tuple[str, list[str]]]:
     """The command at work: its address, and what it said before."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "understudy", "watch", *map(str, arguments)], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-m", "understudy", "watch", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, **environment},
-    )  # fmt: skip
+    )
     try:
         assert process.stdout is not None
         said = []

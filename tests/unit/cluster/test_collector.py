@@ -19,8 +19,8 @@ from tests.unit.training.onpolicy.making import make_config, save_policy
 
 from understudy.cluster.collector import ClusterCollector
 from understudy.cluster.config import ClusterConfig, InferenceConfig, RolloutConfig
-from understudy.cluster.engine import ClusterError, connected
-from understudy.cluster.inference import InferenceWorker
+from understudy.cluster.ray_session import ClusterError, connected
+from understudy.cluster.roles.inference_worker import InferenceWorker
 from understudy.core import UnderstudyError
 from understudy.policies import Sampling
 from understudy.training.collection import Collector, Plan, PlannedTask, Rollout, Ticket
@@ -197,9 +197,7 @@ def test_roles_stand_where_they_are_put(stand: Stand, tmp_path: Path, ray_cluste
     config = make_config(policy, env="tests.unit.cluster.worlds:Named")
     place = ClusterConfig(rollout=rollout, apart=True)
     try:
-        collector = ClusterCollector(
-            config, place, policy, rank=0, num_ranks=1, device="cpu", learner_nodes=[head]
-        )  # fmt: skip
+        collector = ClusterCollector(config, place, policy, rank=0, num_ranks=1, device="cpu", learner_nodes=[head])
         try:
             assert collector.roles()[0].node not in (None, head)
             assert collector.suite.name == "other sides"

@@ -14,9 +14,20 @@ from understudy.cli import main
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 SMALL = (
-    "--policy", "start.safetensors", "--env", "tests.sides:SidesWorld?tasks=2", "--plan.data-batch-size", "16",
-    "--plan.n-samples", "4", "--evaluation.episodes", "4", "--iterations", "1", "--filters.no-filter-accuracy",
-)  # fmt: skip
+    "--policy",
+    "start.safetensors",
+    "--env",
+    "tests.sides:SidesWorld?tasks=2",
+    "--plan.data-batch-size",
+    "16",
+    "--plan.n-samples",
+    "4",
+    "--evaluation.episodes",
+    "4",
+    "--iterations",
+    "1",
+    "--filters.no-filter-accuracy",
+)
 
 
 @pytest.fixture
@@ -57,9 +68,17 @@ def test_a_run_on_a_cluster(here: Path, address: str, capsys: pytest.CaptureFixt
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     options = (
-        "--place.rollout.num", "1", "--place.shards.num", "2", "--place.shard-dir", str(here / "disks"),
-        "--place.token-file", str(here / "token"), "--place.shards.port", str(port),
-    )  # fmt: skip
+        "--place.rollout.num",
+        "1",
+        "--place.shards.num",
+        "2",
+        "--place.shard-dir",
+        str(here / "disks"),
+        "--place.token-file",
+        str(here / "token"),
+        "--place.shards.port",
+        str(port),
+    )
     assert main(["train", "grpo", "run", *SMALL, "--cluster", address, *options]) == 0
     assert "of held-out episodes succeed" in capsys.readouterr().out
     assert sorted(path.name for path in (here / "disks" / "run").iterdir()) == ["shard-0", "shard-1"]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from understudy.cluster.config import ClusterConfig, LearnerConfig, RoleConfig, RolloutConfig
-from understudy.cluster.state import Journal, last_place
-from understudy.training.config import ConfigError, to_json
+from understudy.cluster.status import Journal, last_place
+from understudy.training.runs.config import ConfigError, to_json
 
 
 @pytest.mark.parametrize(

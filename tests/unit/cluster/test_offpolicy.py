@@ -18,24 +18,27 @@ from tests.system.train_process import ENV, small_config
 
 from understudy.cli import main
 from understudy.cluster.config import ClusterConfig, InferenceConfig, LearnerConfig, RolloutConfig, ShardsConfig
-from understudy.cluster.crew import run_rlpd
-from understudy.cluster.state import EVENTS, NOW
+from understudy.cluster.rlpd_supervisor import run_rlpd
+from understudy.cluster.status import EVENTS, NOW
 from understudy.core import UnderstudyError
 from understudy.replay import Reader, verify
-from understudy.training.config import ConfigError
-from understudy.training.learner import Moment
-from understudy.training.local import LocalRun
-from understudy.training.metrics import read_metrics
-from understudy.training.run import Run, RunError
+from understudy.training.offpolicy.learner import Moment
+from understudy.training.offpolicy.local import LocalRun
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run, RunError
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 CPUS = {"cpus": 0.5}
 IN_STEP = ClusterConfig(rollout=RolloutConfig(**CPUS), learner=LearnerConfig(**CPUS), silent_s=60.0)
 BESIDE = ClusterConfig(
-    rollout=RolloutConfig(num=2, **CPUS), learner=LearnerConfig(**CPUS), shards=ShardsConfig(num=2), max_lag=1,
+    rollout=RolloutConfig(num=2, **CPUS),
+    learner=LearnerConfig(**CPUS),
+    shards=ShardsConfig(num=2),
+    max_lag=1,
     silent_s=60.0,
-)  # fmt: skip
+)
 
 
 @pytest.fixture(autouse=True)
@@ -292,9 +295,14 @@ def test_what_cannot_be_is_refused(tmp_path: Path, demos: str, address: str) -> 
 def test_actors_join_and_leave_with_their_nodes(tmp_path: Path, demos: str, address: str, ray_cluster: Any) -> None:
     path = tmp_path / "run"
     config = small_config(
-        demos, steps=100_000, eval_every=10**6, checkpoint_every=500, publish_every=20, max_behind=200,
+        demos,
+        steps=100_000,
+        eval_every=10**6,
+        checkpoint_every=500,
+        publish_every=20,
+        max_behind=200,
         cloning_updates=0,
-    )  # fmt: skip
+    )
     run = Run.create(path, "rlpd", config)
     arms = {"num_cpus": 1, "object_store_memory": 80 * 2**20, "resources": {"arm": 1}}
     nodes = [ray_cluster.add_node(**arms)]

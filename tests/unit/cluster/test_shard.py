@@ -14,8 +14,8 @@ from tests.unit.cluster.conftest import MEMORY
 from tests.writing import write_episode
 
 from understudy.cluster.config import ClusterConfig, ShardsConfig
-from understudy.cluster.engine import ClusterError, connected
-from understudy.cluster.shard import BOOK, ShardKeeper
+from understudy.cluster.ray_session import ClusterError, connected
+from understudy.cluster.shard_supervisor import BOOK, ShardKeeper
 from understudy.core.examples import random_episode, small_spec
 from understudy.service import connect
 

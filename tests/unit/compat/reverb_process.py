@@ -26,12 +26,20 @@ ROWS = (4, 1, 3, 2)
 def episode(number: int, rows: int) -> dict[str, Any]:
     last = np.arange(rows) == rows - 1
     base = 100 * number + np.arange(rows)
-    return {"steps": {
-        "observation": {"arm": {"pose": np.stack([base, -base], 1).astype(np.float32)}, "tick": base.astype(np.int64)},
-        "action": {"arm": base[:, None].astype(np.float32)}, "reward": base.astype(np.float32) / 2,
-        "discount": np.ones(rows, np.float64), "is_first": np.arange(rows) == 0, "is_last": last,
-        "is_terminal": last & (number % 2 == 0),
-    }}  # fmt: skip
+    return {
+        "steps": {
+            "observation": {
+                "arm": {"pose": np.stack([base, -base], 1).astype(np.float32)},
+                "tick": base.astype(np.int64),
+            },
+            "action": {"arm": base[:, None].astype(np.float32)},
+            "reward": base.astype(np.float32) / 2,
+            "discount": np.ones(rows, np.float64),
+            "is_first": np.arange(rows) == 0,
+            "is_last": last,
+            "is_terminal": last & (number % 2 == 0),
+        }
+    }
 
 
 def tensor_specs(nest: Any, outer: bool) -> Any:
@@ -53,9 +61,14 @@ def main() -> None:
     spec = create_trajectory_data_spec(data)
     signature = TheirTrajectory(*(tensor_specs(field, True) for field in spec))
     table = reverb.Table(
-        name="pairs", max_size=1000, sampler=reverb.selectors.Fifo(), remover=reverb.selectors.Fifo(),
-        rate_limiter=reverb.rate_limiters.MinSize(1), signature=signature, max_times_sampled=1,
-    )  # fmt: skip
+        name="pairs",
+        max_size=1000,
+        sampler=reverb.selectors.Fifo(),
+        remover=reverb.selectors.Fifo(),
+        rate_limiter=reverb.rate_limiters.MinSize(1),
+        signature=signature,
+        max_times_sampled=1,
+    )
     server = reverb.Server([table])
     client = reverb.Client(f"localhost:{server.port}")
     observer = reverb_utils.ReverbAddTrajectoryObserver(client, "pairs", sequence_length=2, stride_length=1)

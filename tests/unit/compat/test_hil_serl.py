@@ -230,9 +230,15 @@ def test_the_disk_space_of_old_transitions_comes_back(tmp_path: Path) -> None:
         for t in range(1500):  # 18 MB of frames, of which 2.5 MB are kept
             now, then = frame + np.uint8(t % 251), frame + np.uint8((t + 1) % 251)
             buffer.insert(
-                {"observations": {"image": now}, "actions": np.zeros(2), "next_observations": {"image": then},
-                 "rewards": 0, "masks": 1, "dones": t % 20 == 19}
-            )  # fmt: skip
+                {
+                    "observations": {"image": now},
+                    "actions": np.zeros(2),
+                    "next_observations": {"image": then},
+                    "rewards": 0,
+                    "masks": 1,
+                    "dones": t % 20 == 19,
+                }
+            )
             if t % 100 == 50:
                 batch = buffer.sample(64)
                 shown = batch["observations"]["image"][:, 0, 0, 0, 0].astype(int)
@@ -441,11 +447,13 @@ def test_wrong_options(tmp_path: Path) -> None:
         ({"next_actions": 1}, "next_actions: expected no such field in a transition; leave it out"),
         ({"observations": {"image": 1}}, r"observations/state: expected float32 \[1, 3\], got nothing; add the field"),
         ({"actions": np.zeros(3, np.float32)}, r"actions: expected float32 \[2\], got float32 \[3\]"),
-        ({"next_observations": {**observation(1, 5), "image": np.zeros((1, 4, 4, 3), np.float32)}},
-         r"next_observations/image: expected uint8 \[1, 4, 4, 3\], got float32"),
+        (
+            {"next_observations": {**observation(1, 5), "image": np.zeros((1, 4, 4, 3), np.float32)}},
+            r"next_observations/image: expected uint8 \[1, 4, 4, 3\], got float32",
+        ),
         ({"rewards": float("nan")}, "reward: expected a finite number"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_transition_is_refused_and_changes_nothing(change: dict[str, Any], text: str, tmp_path: Path) -> None:
     with make(tmp_path / "store") as buffer:
         buffer.insert(transition(1, 3))

@@ -40,19 +40,29 @@ REWARDS = np.array([1, 2, 3], np.float32)
 
 def episode(rows: int = 3, *, terminal: bool = True, **others: Any) -> dict[str, Any]:
     last = np.arange(rows) == rows - 1
-    return {"steps": {
-        "observation": OBSERVATIONS[:rows], "action": ACTIONS[:rows], "reward": REWARDS[:rows],
-        "discount": np.ones(rows, np.float32), "is_first": np.arange(rows) == 0, "is_last": last,
-        "is_terminal": last & terminal, **others,
-    }}  # fmt: skip
+    return {
+        "steps": {
+            "observation": OBSERVATIONS[:rows],
+            "action": ACTIONS[:rows],
+            "reward": REWARDS[:rows],
+            "discount": np.ones(rows, np.float32),
+            "is_first": np.arange(rows) == 0,
+            "is_last": last,
+            "is_terminal": last & terminal,
+            **others,
+        }
+    }
 
 
 COMPLETE, TRUNCATED, SINGLE = episode(), episode(terminal=False), episode(1, terminal=False)
 EXTRA = episode(1, terminal=False, extra_param=np.array([True]))
 VALID = {
-    "complete": [COMPLETE], "truncated": [TRUNCATED], "single": [SINGLE], "extra_param": [EXTRA],
+    "complete": [COMPLETE],
+    "truncated": [TRUNCATED],
+    "single": [SINGLE],
+    "extra_param": [EXTRA],
     "multiple": [COMPLETE, SINGLE, TRUNCATED],
-}  # fmt: skip
+}
 # (step type, next step type, row, discount) of each trajectory
 AS_TRAJECTORIES = {
     "complete": [(0, 1, 0, 1.0), (1, 2, 1, 0.0), (2, 0, 2, 0.0)],
@@ -73,13 +83,14 @@ INVALID = {
         "episode 0, step 2: is not the last, and a first step follows",
     ),
     "a terminal step that is not last": (
-        [episode(is_last=np.zeros(3, bool))], "episode 0, step 2: is terminal and not the last",
+        [episode(is_last=np.zeros(3, bool))],
+        "episode 0, step 2: is terminal and not the last",
     ),
     "a last step before one that is not first": (
         [episode(is_last=np.array([False, True, False]), is_terminal=np.array([False, True, False]))],
         "episode 0, step 1: is the last, and no first step follows",
     ),
-}  # fmt: skip
+}
 
 
 def policy_info(step: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
@@ -104,10 +115,14 @@ def assert_trajectories(found: list[Trajectory], case: str) -> None:
 def test_the_data_spec(case: str) -> None:
     kind, number = ArraySpec(shape=(), dtype="int32"), ArraySpec(shape=(), dtype="float32")
     assert create_trajectory_data_spec(VALID[case]) == Trajectory(
-        step_type=kind, observation=ArraySpec(shape=(2,), dtype="float32"),
-        action=ArraySpec(shape=(1,), dtype="float32"), policy_info=(), next_step_type=kind, reward=number,
+        step_type=kind,
+        observation=ArraySpec(shape=(2,), dtype="float32"),
+        action=ArraySpec(shape=(1,), dtype="float32"),
+        policy_info=(),
+        next_step_type=kind,
+        reward=number,
         discount=ArraySpec(shape=(), dtype="float32", low=0, high=1),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("function", [create_trajectory_data_spec, convert_rlds_to_trajectories, replay_spec])
@@ -196,8 +211,9 @@ def test_push_refuses_a_writer_of_another_spec(store: Store) -> None:
 
 
 def test_nested_observations_are_those_of_their_step(store: Store) -> None:
-    nested = episode(observation={"arm": {"pose": OBSERVATIONS}, "image": np.arange(3, dtype=np.uint8)},
-                     action={"arm": ACTIONS})  # fmt: skip
+    nested = episode(
+        observation={"arm": {"pose": OBSERVATIONS}, "image": np.arange(3, dtype=np.uint8)}, action={"arm": ACTIONS}
+    )
     for row, found in enumerate(convert_rlds_to_trajectories([nested])):
         np.testing.assert_array_equal(found.observation["arm"]["pose"], OBSERVATIONS[row])
         assert found.observation["image"] == row
@@ -218,9 +234,15 @@ def test_a_first_step_that_is_not_last_is_not_followed_by_a_first() -> None:
         list(convert_rlds_to_trajectories([unfinished, COMPLETE]))
 
 
-@pytest.mark.parametrize("other", [
-    {"value": np.zeros(2, np.float32)}, {"value": np.float64(0)}, {"other": np.float32(0)}, (),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"value": np.zeros(2, np.float32)},
+        {"value": np.float64(0)},
+        {"other": np.float32(0)},
+        (),
+    ],
+)
 def test_policy_info_is_checked(store: Store, other: Any) -> None:
     infos = iter([{"value": np.float32(1)}, other, other])
     with pytest.raises(SpecError, match="episode 0, step 1: policy_info"):

@@ -14,7 +14,7 @@ import pytest
 from understudy.compat import TrajectoryReplayBuffer
 from understudy.core import SpecError, StoreClosedError, StoreError, StoreFormatError
 from understudy.replay import Reader, verify
-from understudy.replay.store import segment_files
+from understudy.replay.write.store import segment_files
 
 
 def make(path: Path, **options: Any) -> TrajectoryReplayBuffer:
@@ -111,8 +111,10 @@ def test_a_gap_in_a_column_is_cut(tmp_path: Path) -> None:
     """Steps taken out of the middle, as of a trajectory of intervened steps alone."""
     whole = trajectory(1, length=9, batch=1)
     kept = [0, 1, 4, 5, 8]
-    gappy = {name: value[kept] if isinstance(value, np.ndarray) else {k: v[kept] for k, v in value.items()}
-             for name, value in whole.items()}  # fmt: skip
+    gappy = {
+        name: value[kept] if isinstance(value, np.ndarray) else {k: v[kept] for k, v in value.items()}
+        for name, value in whole.items()
+    }
     gappy["intervene_flags"] = np.ones((5, 1, 4), bool)
     with make(tmp_path / "store") as buffer:
         buffer.add_trajectories([gappy])
@@ -135,9 +137,11 @@ def test_samples_come_uniformly_from_the_newest_trajectories(window: int, tmp_pa
         mean = 30_000 / len(expected)
         assert ((counts - mean) ** 2 / mean).sum() < len(expected) + 6 * np.sqrt(2 * len(expected))  # chi squared
         assert buffer.get_stats() == {
-            "num_trajectories": 7, "total_samples": sum(3 * (2 + n) for n in range(7)),
-            "window_trajectories": min(window, 7), "window_samples": len(expected),
-        }  # fmt: skip
+            "num_trajectories": 7,
+            "total_samples": sum(3 * (2 + n) for n in range(7)),
+            "window_trajectories": min(window, 7),
+            "window_samples": len(expected),
+        }
 
 
 def test_rows_between_steps_are_told_from_those_of_steps(tmp_path: Path) -> None:
@@ -187,9 +191,12 @@ class Tensor:
 def test_objects_and_tensors_are_taken(tmp_path: Path) -> None:
     given = trajectory(1)
     rollout = Rollout(
-        actions=Tensor(given["actions"]), rewards=given["rewards"], dones=given["dones"],
-        curr_obs={name: Tensor(value) for name, value in given["curr_obs"].items()}, next_obs=given["next_obs"],
-    )  # fmt: skip
+        actions=Tensor(given["actions"]),
+        rewards=given["rewards"],
+        dones=given["dones"],
+        curr_obs={name: Tensor(value) for name, value in given["curr_obs"].items()},
+        next_obs=given["next_obs"],
+    )
     with make(tmp_path / "store") as buffer:
         buffer.add_trajectories([rollout])
         batch = buffer.sample(50)
@@ -241,8 +248,11 @@ def test_what_was_added_survives_a_kill_and_what_was_torn_is_not_there(commits: 
     root = Path(__file__).parents[3]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(root), str(tmp_path / "store"), str(commits)],
-        env={**os.environ, "PYTHONPATH": str(root / "src")}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stdout.split()) == (9, ["0", "1", "2", "3", "4"]), done.stderr
     with Reader(tmp_path / "store") as reader:
         assert sum(record.num_steps for record in reader.episodes()) > 5 * 18 or not commits  # some of it is there

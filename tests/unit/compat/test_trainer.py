@@ -423,9 +423,13 @@ def test_what_would_change_nothing_is_refused():
 
 def test_a_config_of_agentlace_is_taken():
     theirs = SimpleNamespace(
-        port_number=5488, broadcast_port=5489, request_types=["send-stats"], rate_limit=None, version="0.0.2",
+        port_number=5488,
+        broadcast_port=5489,
+        request_types=["send-stats"],
+        rate_limit=None,
+        version="0.0.2",
         experimental_pipeline_port=None,
-    )  # fmt: skip
+    )
     assert TrainerConfig.of(theirs) == make_trainer_config(5488, 5489)
     theirs.experimental_pipeline_port = 5490
     with pytest.raises(StoreError, match="experimental_pipeline_port"):

@@ -22,10 +22,12 @@ ONE_OR_LAST = "expected one number or one per element of the last dimension of"
         ({"shape": (None,), "high": (1, 2)}, f"high: {ONE_OR_LAST} [None], got 2 numbers"),
         ({"low": 2, "high": 1}, "low: expected no more than high, got 2.0 and 1.0; correct the bounds"),
         ({"high": float("nan")}, "low: expected no more than high, got None and nan; correct the bounds"),
-        ({"shape": (2,), "low": (0, 2), "high": 1},
-         "low: expected no more than high, got (0.0, 2.0) and 1.0; correct the bounds"),
+        (
+            {"shape": (2,), "low": (0, 2), "high": 1},
+            "low: expected no more than high, got (0.0, 2.0) and 1.0; correct the bounds",
+        ),
     ],
-)  # fmt: skip
+)
 def test_bounds_that_make_no_sense_are_refused(fields, said):
     assert complaint(leaf, "float32", **fields) == said
 
@@ -48,10 +50,13 @@ def test_bounds_become_floats():
         (leaf("int64", low=0, high=2), 3, "x: expected a value from 0 to 2, got 3"),
         (leaf("float32", low=-1), float("nan"), "x: expected a value from -1 to inf, got nan"),
         (leaf("float64", (2,), high=1), [0, float("nan")], "x[1]: expected a value from -inf to 1, got nan"),
-        (leaf("float32", high=1), np.nextafter(np.float32(1), np.float32(2)),
-         "x: expected a value from -inf to 1, got 1.0000001"),
+        (
+            leaf("float32", high=1),
+            np.nextafter(np.float32(1), np.float32(2)),
+            "x: expected a value from -inf to 1, got 1.0000001",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_value_out_of_bounds_is_refused_with_its_place(made, value, said):
     assert complaint(made.check, value, "x") == f"{said}; clip it, or widen the bounds of the spec"
 

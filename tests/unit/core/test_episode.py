@@ -32,9 +32,18 @@ def complaint(function, *args, **kwargs):
 
 def test_the_defaults_of_an_episode():
     assert dataclasses.asdict(EpisodeInfo()) == {
-        "task": None, "instruction": None, "init_state": None, "seed": None, "group": None, "actor": None,
-        "operator": None, "success": None, "split": "train", "kind": "practice", "labels": {},
-    }  # fmt: skip
+        "task": None,
+        "instruction": None,
+        "init_state": None,
+        "seed": None,
+        "group": None,
+        "actor": None,
+        "operator": None,
+        "success": None,
+        "split": "train",
+        "kind": "practice",
+        "labels": {},
+    }
 
 
 @pytest.mark.parametrize("name", ["task", "instruction", "group", "actor", "operator"])
@@ -120,9 +129,16 @@ def test_the_columns_of_an_episode():
     assert episode.last_observation.tolist() == [3, 3, 3, 3]
     dtypes = {path: str(column.dtype) for path, column in episode.columns().items()}
     assert dtypes == {
-        "observation": "float32", "action": "float32", "proposal": "float32", "reward": "float32",
-        "terminated": "bool", "truncated": "bool", "source": "uint8", "policy_version": "int64", "has_proposal": "bool",
-    }  # fmt: skip
+        "observation": "float32",
+        "action": "float32",
+        "proposal": "float32",
+        "reward": "float32",
+        "terminated": "bool",
+        "truncated": "bool",
+        "source": "uint8",
+        "policy_version": "int64",
+        "has_proposal": "bool",
+    }
 
 
 def test_a_ragged_field_is_a_list_of_rows():

@@ -8,8 +8,12 @@ import pytest
 from understudy.core import ArraySpec, Spec, SpecError
 from understudy.core.tree import map_with_paths
 
-SPEC = Spec({"arm": {"pose": ArraySpec(shape=(3,), dtype="float32", low=-1, high=1)},
-             "touch": ArraySpec(shape=(), dtype="bool")})  # fmt: skip
+SPEC = Spec(
+    {
+        "arm": {"pose": ArraySpec(shape=(3,), dtype="float32", low=-1, high=1)},
+        "touch": ArraySpec(shape=(), dtype="bool"),
+    }
+)
 
 
 def value(pose):

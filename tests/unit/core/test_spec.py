@@ -128,8 +128,11 @@ def test_python_values_are_converted(made, value, wanted):
     ("made", "value", "said"),
     [
         (leaf("uint8"), 256, "expected uint8 [], got int 256, which does not fit; choose a wider dtype"),
-        (leaf("int8", (2,)), [0, -129],
-         "expected int8 [2], got list [0, -129], which does not fit; choose a wider dtype"),
+        (
+            leaf("int8", (2,)),
+            [0, -129],
+            "expected int8 [2], got list [0, -129], which does not fit; choose a wider dtype",
+        ),
         (leaf("float16"), 1e6, "expected float16 [], got float 1000000.0, which does not fit; choose a wider dtype"),
         (leaf("int64"), 1.5, "expected int64 [], got float 1.5; pass a numpy array"),
         (leaf("bool"), 1, "expected bool [], got int 1; pass a numpy array"),
@@ -137,7 +140,7 @@ def test_python_values_are_converted(made, value, wanted):
         (leaf("float32"), None, "expected float32 [], got None; pass a numpy array"),
         (leaf("float32", (2,)), [[1], [2, 3]], "expected float32 [2], got list [[1], [2, 3]]; pass a numpy array"),
     ],
-)  # fmt: skip
+)
 def test_python_values_that_would_lose_something_are_refused(made, value, said):
     assert complaint(made.check, value, "x") == f"x: {said}"
 
@@ -173,15 +176,19 @@ def test_check_converts_the_leaves_that_need_it():
     [
         (GOOD | {"pose": np.zeros(3)}, "o/pose: expected float32 [3], got float64 [3]; convert it before append"),
         ({"pose": GOOD["pose"]}, "o/cameras/front: expected uint8 [2, 2, 3], got nothing; add the field"),
-        (GOOD | {"cameras": {"fornt": 1, "top": 2}},
-         "o/cameras/front: expected uint8 [2, 2, 3], got nothing (got o/cameras/fornt, o/cameras/top instead); "
-         "add the field"),
-        (GOOD | {"touch": np.zeros(2)},
-         "o/touch: expected no such field, got float64 [2]; "
-         "drop it, or add it to the spec (it has o/cameras/front, o/pose)"),
+        (
+            GOOD | {"cameras": {"fornt": 1, "top": 2}},
+            "o/cameras/front: expected uint8 [2, 2, 3], got nothing (got o/cameras/fornt, o/cameras/top instead); "
+            "add the field",
+        ),
+        (
+            GOOD | {"touch": np.zeros(2)},
+            "o/touch: expected no such field, got float64 [2]; "
+            "drop it, or add it to the spec (it has o/cameras/front, o/pose)",
+        ),
         (GOOD["pose"], "o: expected a dict with cameras/front, pose, got float32 [3]; pass the whole tree"),
     ],
-)  # fmt: skip
+)
 def test_the_first_wrong_field_is_named(value, said):
     assert complaint(ARM.check, value, "o") == said
 

@@ -101,9 +101,14 @@ def test_a_row_holds_every_field():
     assert row.pop("action") is ACTION
     assert row.pop("proposal").tolist() == [-5, -6]
     assert row == {
-        "reward": np.float32(0.5), "terminated": True, "truncated": False, "source": 1, "policy_version": 7,
-        "has_proposal": True, "is_step": True,
-    }  # fmt: skip
+        "reward": np.float32(0.5),
+        "terminated": True,
+        "truncated": False,
+        "source": 1,
+        "policy_version": 7,
+        "has_proposal": True,
+        "is_step": True,
+    }
     assert row["reward"].dtype == np.float32
 
 
@@ -111,8 +116,12 @@ def test_the_defaults_of_a_step():
     row = small_spec().row(step())
     assert row["proposal"].tolist() == [0, 0]
     assert {name: row[name] for name in ("terminated", "truncated", "source", "policy_version", "has_proposal")} == {
-        "terminated": False, "truncated": False, "source": Source.POLICY, "policy_version": -1, "has_proposal": False,
-    }  # fmt: skip
+        "terminated": False,
+        "truncated": False,
+        "source": Source.POLICY,
+        "policy_version": -1,
+        "has_proposal": False,
+    }
 
 
 def test_a_missing_proposal_need_not_fit_the_bounds_of_the_action():
@@ -128,20 +137,23 @@ def test_a_missing_proposal_need_not_fit_the_bounds_of_the_action():
         ({"observation": np.zeros(4)}, "observation: expected float32 [4], got float64 [4]; convert it before append"),
         ({"action": ACTION[:1]}, "action: expected float32 [2], got float32 [1]; convert it before append"),
         ({"proposal": {}}, "proposal: expected float32 [2], got nothing; add the field"),
-        ({"extras": {"value": 1.0}},
-         "extras/value: expected no such field, got float 1.0; drop it, or add it to the spec (it has no fields)"),
+        (
+            {"extras": {"value": 1.0}},
+            "extras/value: expected no such field, got float 1.0; drop it, or add it to the spec (it has no fields)",
+        ),
         ({"reward": np.zeros(1)}, "reward: expected float32 [], got float64 [1]; convert it before append"),
         ({"reward": None}, "reward: expected float32 [], got None; pass a numpy array"),
         ({"reward": float("nan")}, "reward: expected a finite number, got nan; check the environment"),
         ({"reward": -float("inf")}, "reward: expected a finite number, got -inf; check the environment"),
         ({"reward": 1e300}, "reward: expected float32 [], got float 1e+300, which does not fit; choose a wider dtype"),
-        ({"source": 9},
-         "source: expected one of POLICY (0), HUMAN (1), SCRIPT (2), RANDOM (3), got int 9; pass a Source"),
-        ({"policy_version": 1.5},
-         "policy_version: expected an int, got float 1.5; pass NO_VERSION if there is none"),
+        (
+            {"source": 9},
+            "source: expected one of POLICY (0), HUMAN (1), SCRIPT (2), RANDOM (3), got int 9; pass a Source",
+        ),
+        ({"policy_version": 1.5}, "policy_version: expected an int, got float 1.5; pass NO_VERSION if there is none"),
         ({"policy_version": None}, "policy_version: expected an int, got None; pass NO_VERSION if there is none"),
     ],
-)  # fmt: skip
+)
 def test_a_wrong_field_is_named(changes, said):
     assert complaint(small_spec().row, step(**changes)) == said
 

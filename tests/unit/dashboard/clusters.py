@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.state import NOW, Event, Journal, NodeNow, RoleNow, ShardNow
+from understudy.cluster.status import NOW, Event, Journal, NodeNow, RoleNow, ShardNow
 
 HOSTS = ("gpu-a", "gpu-b", "sim-c")
 STACK = 'thread MainThread\n  File "collector.py", line 212, in live\n    outcome = vector.ready(timeout_s=1.0)\n'
@@ -29,26 +29,57 @@ def make_journal(run: Path, *, num_workers: int = 1000) -> Journal:
     journal = Journal(run, asdict(ClusterConfig()), "10.0.0.1:6379")
     now_s = time.time()
     journal.nodes = [
-        NodeNow(id=node_id(index), host=host, address=f"10.0.0.{index + 1}", alive=True, cpus=512.0, free_cpus=150.5,
-                gpus=4.0 * (index < 2), free_gpus=0.0, memory_bytes=256 * 2**30, seen_s=now_s)
+        NodeNow(
+            id=node_id(index),
+            host=host,
+            address=f"10.0.0.{index + 1}",
+            alive=True,
+            cpus=512.0,
+            free_cpus=150.5,
+            gpus=4.0 * (index < 2),
+            free_gpus=0.0,
+            memory_bytes=256 * 2**30,
+            seen_s=now_s,
+        )
         for index, host in enumerate(HOSTS)
-    ]  # fmt: skip
+    ]
     learners = [
-        RoleNow(role="learner", name=f"rank-{rank}", state="up", node=node_id(rank // 4), pid=2000 + rank,
-                doing="iteration 17: update 3 of 8", since_s=now_s - 3600)
+        RoleNow(
+            role="learner",
+            name=f"rank-{rank}",
+            state="up",
+            node=node_id(rank // 4),
+            pid=2000 + rank,
+            doing="iteration 17: update 3 of 8",
+            since_s=now_s - 3600,
+        )
         for rank in range(8)
-    ]  # fmt: skip
+    ]
     workers = [
-        RoleNow(role="rollout", name=f"rollout-{index % 8}-{index // 8}", state="up", node=node_id(index % 3),
-                pid=10_000 + index, doing=f"living ticket {index + 4000}" if index % 9 else "waiting for tickets",
-                since_s=now_s - 3000, restarts=int(index % 250 == 3))
+        RoleNow(
+            role="rollout",
+            name=f"rollout-{index % 8}-{index // 8}",
+            state="up",
+            node=node_id(index % 3),
+            pid=10_000 + index,
+            doing=f"living ticket {index + 4000}" if index % 9 else "waiting for tickets",
+            since_s=now_s - 3000,
+            restarts=int(index % 250 == 3),
+        )
         for index in range(num_workers)
-    ]  # fmt: skip
+    ]
     journal.shards = [
-        ShardNow(name=f"shard-{index}", node=node_id(index % 3), address=f"10.0.0.{index % 3 + 1}:{7447 + index // 3}",
-                 path=f"/data/understudy/press/shard-{index}", state="up", steps=250_000 + index, commit=9_000 + index)
+        ShardNow(
+            name=f"shard-{index}",
+            node=node_id(index % 3),
+            address=f"10.0.0.{index % 3 + 1}:{7447 + index // 3}",
+            path=f"/data/understudy/press/shard-{index}",
+            state="up",
+            steps=250_000 + index,
+            commit=9_000 + index,
+        )
         for index in range(4)
-    ]  # fmt: skip
+    ]
     stores = [
         RoleNow(role="shard", name=shard.name, state="up", node=shard.node, pid=3000, doing=f"serving {shard.address}")
         for shard in journal.shards
@@ -73,13 +104,22 @@ def break_some(journal: Journal) -> None:
         journal.roles[hung], state="stuck", doing="living ticket 4072", stack=STACK, error=None, node=node_id(0)
     )
     journal.counts.nodes_lost, journal.counts.reissued, journal.counts.fenced = 1, 301, 12
-    journal.tell([
-        Event(what="node lost", name="sim-c", text="sim-c (10.0.0.3) is gone", time_s=now_s - 190),
-        Event(what="tickets reissued", name="rank-0", text="301 tickets are lived again by others", time_s=now_s - 189),
-        Event(what="shard lost", name="shard-2", text="shard-2 is lost with 250,002 steps", time_s=now_s - 130),
-        Event(what="stuck", name="rollout-0-9", text="rollout-0-9 got nothing done for 300 s", stack=STACK,
-              time_s=now_s - 20),
-    ])  # fmt: skip
+    journal.tell(
+        [
+            Event(what="node lost", name="sim-c", text="sim-c (10.0.0.3) is gone", time_s=now_s - 190),
+            Event(
+                what="tickets reissued", name="rank-0", text="301 tickets are lived again by others", time_s=now_s - 189
+            ),
+            Event(what="shard lost", name="shard-2", text="shard-2 is lost with 250,002 steps", time_s=now_s - 130),
+            Event(
+                what="stuck",
+                name="rollout-0-9",
+                text="rollout-0-9 got nothing done for 300 s",
+                stack=STACK,
+                time_s=now_s - 20,
+            ),
+        ]
+    )
 
 
 def _after(role: RoleNow, gone: str, now_s: float) -> RoleNow:

@@ -11,7 +11,7 @@ pytest.importorskip("PIL")
 
 from tests.unit.dashboard.stores import copy_of, make_store
 
-from understudy.dashboard.places import Place
+from understudy.dashboard.api.targets import Place
 
 
 @pytest.fixture(scope="session")

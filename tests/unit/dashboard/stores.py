@@ -11,12 +11,15 @@ from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec
 from understudy.replay import Store, Writer
 
 SPEC = StepSpec(
-    observation=Spec({
-        "front": ArraySpec(shape=(48, 64, 3), dtype="uint8"), "state": ArraySpec(shape=(3,), dtype="float32"),
-    }),
+    observation=Spec(
+        {
+            "front": ArraySpec(shape=(48, 64, 3), dtype="uint8"),
+            "state": ArraySpec(shape=(3,), dtype="float32"),
+        }
+    ),
     action=Spec(ArraySpec(shape=(4,), dtype="float32")),
     extras=Spec({"value": ArraySpec(shape=(), dtype="float32")}),
-)  # fmt: skip
+)
 TASKS = ("press", "pick", None)
 ACTORS = ("local", "arm-1")
 
@@ -31,9 +34,15 @@ def step(number: int, index: int, source: Source, *, last: bool) -> Step:
     action = np.float32([np.sin(index), index / 10, number, 1])
     proposal = action + np.float32(0.5) if source == Source.HUMAN else None
     return Step(
-        observation=observation(number, index), action=action, reward=float(index), source=source,
-        policy_version=number, proposal=proposal, extras={"value": np.float32(-index)}, terminated=last,
-    )  # fmt: skip
+        observation=observation(number, index),
+        action=action,
+        reward=float(index),
+        source=source,
+        policy_version=number,
+        proposal=proposal,
+        extras={"value": np.float32(-index)},
+        terminated=last,
+    )
 
 
 def info(number: int) -> EpisodeInfo:
@@ -44,10 +53,16 @@ def info(number: int) -> EpisodeInfo:
     if number % 5 == 0:
         labels["look"] = "again"
     return EpisodeInfo(
-        task=TASKS[number % 3], instruction=f"do number {number}", actor=ACTORS[number % 2], seed=number,
-        operator="ada" if number % 4 == 1 else None, success=(True, False, None)[number % 3 - 1],
-        kind="demonstration" if number < 3 else "practice", split="eval" if number == 7 else "train", labels=labels,
-    )  # fmt: skip
+        task=TASKS[number % 3],
+        instruction=f"do number {number}",
+        actor=ACTORS[number % 2],
+        seed=number,
+        operator="ada" if number % 4 == 1 else None,
+        success=(True, False, None)[number % 3 - 1],
+        kind="demonstration" if number < 3 else "practice",
+        split="eval" if number == 7 else "train",
+        labels=labels,
+    )
 
 
 def live(writer: Writer, number: int, *, num_steps: int = 6, end: bool = True) -> None:

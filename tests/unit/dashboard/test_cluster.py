@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from tests.unit.dashboard.clusters import STACK, break_some, change, make_journal, node_id
 
-from understudy.cluster.state import EVENTS, NOW, Event
-from understudy.dashboard import cluster, cluster_file
-from understudy.dashboard.app import overview
-from understudy.dashboard.cluster import cluster_view, in_a_line, lost_shards, members, troubles
-from understudy.dashboard.cluster_file import Cluster, ClusterFile
-from understudy.dashboard.live import look
-from understudy.dashboard.places import Place
+from understudy.cluster.status import EVENTS, NOW, Event
+from understudy.dashboard.api import cluster, cluster_file
+from understudy.dashboard.api.app import overview
+from understudy.dashboard.api.cluster import cluster_view, in_a_line, lost_shards, members, troubles
+from understudy.dashboard.api.cluster_file import Cluster, ClusterFile
+from understudy.dashboard.api.live import look
+from understudy.dashboard.api.targets import Place
 
 
 @pytest.fixture
@@ -60,9 +60,17 @@ def test_a_healthy_cluster_is_told_in_groups(run: Path) -> None:
     assert (rollout["total"], rollout["states"], rollout["restarts"]) == (334, [("up", 334)], 2)
     assert rollout["doing"] == [("living ticket …", 222), ("waiting for tickets", 112)]
     assert said["totals"] == {
-        "nodes": 3, "alive": 3, "cpus": 1536.0, "gpus": 8.0, "used_cpus": 1084.5, "used_gpus": 8.0, "roles": 1012,
-        "memory_bytes": 3 * 256 * 2**30, "steps": 1_000_006, "lost_steps": 0,
-    }  # fmt: skip
+        "nodes": 3,
+        "alive": 3,
+        "cpus": 1536.0,
+        "gpus": 8.0,
+        "used_cpus": 1084.5,
+        "used_gpus": 8.0,
+        "roles": 1012,
+        "memory_bytes": 3 * 256 * 2**30,
+        "steps": 1_000_006,
+        "lost_steps": 0,
+    }
     assert len(json.dumps(said)) < 20_000  # a thousand workers, every two seconds, to every page
 
 
@@ -232,9 +240,22 @@ def test_no_file_is_no_cluster(run: Path) -> None:
 @pytest.mark.parametrize(
     "value", [None, 7, "text", [], {}, [None, 3, "x", [], {"name": {}}], {"a": 1}, float("nan"), True]
 )
-@pytest.mark.parametrize("name", [
-    "updated_s", "pid", "host", "address", "state", "error", "config", "nodes", "roles", "shards", "counts",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "updated_s",
+        "pid",
+        "host",
+        "address",
+        "state",
+        "error",
+        "config",
+        "nodes",
+        "roles",
+        "shards",
+        "counts",
+    ],
+)
 def test_every_field_may_be_anything(run: Path, name: str, value: Any) -> None:
     journal = make_journal(run, num_workers=4)
     break_some_of_few(journal)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from understudy.dashboard import curves
-from understudy.dashboard.curves import Bins, MetricsFollower
-from understudy.training.metrics import MetricLog, rewind
+from understudy.dashboard.api import curves
+from understudy.dashboard.api.curves import Bins, MetricsFollower
+from understudy.training.runs.metrics import MetricLog, rewind
 
 
 def test_lines_are_taken_in_as_they_come(tmp_path: Path) -> None:
@@ -67,9 +67,7 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(curves, "BLOCK_BYTES", 300)
     path = tmp_path / "metrics.jsonl"
     good = json.dumps({"kind": "train", "step": 5, "update": 5, "loss": math.nan, "q": 2})
-    path.write_bytes(
-        b'[1]\n{"kind": "train"}\n\xff\xfe\n' + b'"' + b"x" * 5000 + b'"\n' + good.encode() + b"\n"
-    )  # fmt: skip
+    path.write_bytes(b'[1]\n{"kind": "train"}\n\xff\xfe\n' + b'"' + b"x" * 5000 + b'"\n' + good.encode() + b"\n")
     found = MetricsFollower(path).follow()
     assert found["num_damaged"] == 4
     assert found["curves"]["train"] == {"step": [5], "update": [5], "values": {"q": [2.0]}}

@@ -11,15 +11,24 @@ from typing import Any
 import pytest
 
 from understudy.core import UnderstudyError
-from understudy.dashboard.app import PAGE
+from understudy.dashboard.api.app import PAGE
 from understudy.dashboard.server import WatchServer
 
 TOKEN = "abcdef0123456789abcdef"
 PATHS = (
-    "/api/places", "/api/live", "/api/runs", "/api/0/overview", "/api/0/episodes", "/api/0/facets", "/api/0/episode/1",
-    "/api/0/thumb/1", "/api/0/frames/1?camera=observation/front", "/api/0/interventions", "/api/0/replay",
+    "/api/places",
+    "/api/live",
+    "/api/runs",
+    "/api/0/overview",
+    "/api/0/episodes",
+    "/api/0/facets",
+    "/api/0/episode/1",
+    "/api/0/thumb/1",
+    "/api/0/frames/1?camera=observation/front",
+    "/api/0/interventions",
+    "/api/0/replay",
     "/api/0/health",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -117,14 +126,22 @@ def test_a_change_needs_an_origin_and_a_post(open_server: WatchServer) -> None:
 @pytest.mark.parametrize(
     "wish",
     [
-        {}, [], {"action": "purge", "episodes": [1]}, {"action": "delete", "episodes": []},
-        {"action": "delete", "episodes": [999]}, {"action": "delete", "episodes": ["1"]},
-        {"action": "delete", "episodes": [True]}, {"action": "delete", "episodes": [1], "more": 1},
-        {"action": "label", "episodes": [1]}, {"action": "label", "episodes": [1], "labels": {"a": 1}},
+        {},
+        [],
+        {"action": "purge", "episodes": [1]},
+        {"action": "delete", "episodes": []},
+        {"action": "delete", "episodes": [999]},
+        {"action": "delete", "episodes": ["1"]},
+        {"action": "delete", "episodes": [True]},
+        {"action": "delete", "episodes": [1], "more": 1},
+        {"action": "label", "episodes": [1]},
+        {"action": "label", "episodes": [1], "labels": {"a": 1}},
         {"action": "label", "episodes": [1], "labels": {"": "x"}},
-        {"action": "label", "episodes": [1], "labels": {"a": "x" * 300}}, b"{", b"\xff",
+        {"action": "label", "episodes": [1], "labels": {"a": "x" * 300}},
+        b"{",
+        b"\xff",
     ],
-)  # fmt: skip
+)
 def test_a_wish_that_makes_no_sense_is_refused_in_words(wish: Any, open_server: WatchServer) -> None:
     status, _, body = ask(open_server, "/api/0/ask", "POST", wish, origin(open_server))
     assert status in (400, 409, 422)
@@ -140,11 +157,22 @@ def test_a_body_that_is_too_large_is_refused(open_server: WatchServer) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        "/../places.py", "/..%2fplaces.py", "/%2e%2e/app.py", "/page/../../app.py", "//etc/passwd", "/app.py",
-        "/api/9/overview", "/api/-1/overview", "/api/..%2f/overview", "/api/0/episode/99999", "/api/0/thumb/x",
-        "/api/0/frames/1?camera=../../catalog.sqlite", "/api/0/episodes?sort=x", "/api/0/thumb/99",
+        "/../places.py",
+        "/..%2fplaces.py",
+        "/%2e%2e/app.py",
+        "/page/../../app.py",
+        "//etc/passwd",
+        "/app.py",
+        "/api/9/overview",
+        "/api/-1/overview",
+        "/api/..%2f/overview",
+        "/api/0/episode/99999",
+        "/api/0/thumb/x",
+        "/api/0/frames/1?camera=../../catalog.sqlite",
+        "/api/0/episodes?sort=x",
+        "/api/0/thumb/99",
     ],
-)  # fmt: skip
+)
 def test_there_is_nothing_behind_other_paths(path: str, open_server: WatchServer) -> None:
     status, headers, body = ask(open_server, path)
     assert 400 <= status < 500

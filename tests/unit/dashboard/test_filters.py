@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 
 from understudy.core import StoreError
-from understudy.dashboard.filters import Filter, Overlay
-from understudy.dashboard.library import list_episodes
-from understudy.dashboard.places import Place
+from understudy.dashboard.api.episode_queries import list_episodes
+from understudy.dashboard.api.filters import Filter, Overlay
+from understudy.dashboard.api.targets import Place
 from understudy.replay import EpisodeRecord, Reader, Store
-from understudy.replay.inbox import Request
+from understudy.replay.write.edit_requests import Request
 
 CASES: list[tuple[dict[str, str], Callable[[EpisodeRecord], bool]]] = [
     ({"task": "pick"}, lambda e: e.info.task == "pick"),
@@ -35,9 +35,11 @@ CASES: list[tuple[dict[str, str], Callable[[EpisodeRecord], bool]]] = [
     ({"upto": "4"}, lambda e: e.id <= 4),
     ({"state": "ended"}, lambda e: e.state == "ended"),
     ({"state": "cut"}, lambda e: False),
-    ({"task": "press", "success": "no", "actor": "local"},
-     lambda e: e.info.task == "press" and e.info.success is False and e.info.actor == "local"),
-]  # fmt: skip
+    (
+        {"task": "press", "success": "no", "actor": "local"},
+        lambda e: e.info.task == "press" and e.info.success is False and e.info.actor == "local",
+    ),
+]
 
 
 @pytest.fixture
@@ -66,11 +68,14 @@ def test_times(place: Place, records: list[EpisodeRecord]) -> None:
 @pytest.mark.parametrize(
     ("sort", "key"),
     [
-        ("newest", lambda e: -e.id), ("oldest", lambda e: e.id), ("longest", lambda e: (-e.num_steps, -e.id)),
-        ("shortest", lambda e: (e.num_steps, -e.id)), ("reward", lambda e: (-e.total_reward, -e.id)),
+        ("newest", lambda e: -e.id),
+        ("oldest", lambda e: e.id),
+        ("longest", lambda e: (-e.num_steps, -e.id)),
+        ("shortest", lambda e: (e.num_steps, -e.id)),
+        ("reward", lambda e: (-e.total_reward, -e.id)),
         ("human", lambda e: (-e.num_human, -e.id)),
     ],
-)  # fmt: skip
+)
 def test_orders(
     sort: str, key: Callable[[EpisodeRecord], tuple[int, ...]], place: Place, records: list[EpisodeRecord]
 ) -> None:
@@ -88,8 +93,11 @@ def test_deleted_ones(place: Place, store: Path) -> None:
 def test_what_waits_in_the_inbox_counts(place: Place, store: Path) -> None:
     with Store.open(store) as opened:
         opened.delete([2, 3])
-    requests = [Request(action="restore", episodes=(2,)), Request(action="delete", episodes=(5, 6)),
-                Request(action="restore", episodes=(6,))]  # fmt: skip
+    requests = [
+        Request(action="restore", episodes=(2,)),
+        Request(action="delete", episodes=(5, 6)),
+        Request(action="restore", episodes=(6,)),
+    ]
     overlay = Overlay.of(requests)
     with place.catalog().reader() as reader:
         for deleted, wanted in (("only", [3, 5]), ("no", [1, 2, 4, *range(6, 13)])):

@@ -23,20 +23,20 @@ from tests.unit.dashboard.stores import copy_of
 from understudy.cli import main
 from understudy.core import Source
 from understudy.core.examples import random_episode, small_spec
-from understudy.dashboard import report as reports
-from understudy.dashboard.report import Report, write_report
-from understudy.dashboard.report_data import read_run
-from understudy.dashboard.report_repeat import command_of
+from understudy.dashboard.report import report as reports
+from understudy.dashboard.report.repeat_command import command_of
+from understudy.dashboard.report.report import Report, write_report
+from understudy.dashboard.report.run_data import read_run
 from understudy.policies import ActorConfig, EncoderConfig
 from understudy.replay import Store
-from understudy.training.cloning import CloningRunConfig
-from understudy.training.config import to_json
-from understudy.training.evaluate import EvaluationConfig
-from understudy.training.health import HEALTH, Health
-from understudy.training.local import LocalRun
-from understudy.training.metrics import read_metrics
-from understudy.training.rlpd import HumanConfig, RLPDConfig, small_sac
-from understudy.training.run import Run
+from understudy.training.offpolicy.cloning import CloningRunConfig
+from understudy.training.offpolicy.local import LocalRun
+from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig, small_sac
+from understudy.training.runs.config import to_json
+from understudy.training.runs.evaluate import EvaluationConfig
+from understudy.training.runs.health import HEALTH, Health
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 ENV = "toy:touch_purple?size=16"
 FIGURES = {"learning", "intervention", "lengths", "age", "losses"}
@@ -50,10 +50,18 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert main(["record", str(path / "store"), "--env", ENV, "--successes", "2"]) == 0
     state_only = ActorConfig(hidden=(16,), encoder=EncoderConfig(inputs=("state",)))
     config = small_config(
-        None, env=ENV, steps=120, start_steps=0, batch_size=16, cloning_updates=0, updates_per_step=1, eval_every=60,
-        evaluation=EvaluationConfig(episodes=2, videos=1), sac=small_config(None).sac.__class__(actor=state_only),
+        None,
+        env=ENV,
+        steps=120,
+        start_steps=0,
+        batch_size=16,
+        cloning_updates=0,
+        updates_per_step=1,
+        eval_every=60,
+        evaluation=EvaluationConfig(episodes=2, videos=1),
+        sac=small_config(None).sac.__class__(actor=state_only),
         human=HumanConfig(by="script", patience_steps=5),
-    )  # fmt: skip
+    )
     with LocalRun(Run.create(path, "rlpd", config)) as local:
         local.go()
     return path
@@ -187,7 +195,7 @@ def test_a_machine_without_torch_can_write_it(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", "rlpd", RLPDConfig(seed=3))
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from pathlib import Path; from understudy.dashboard.report import write_report\n"
+        "from pathlib import Path; from understudy.dashboard.report.report import write_report\n"
         f"write_report(Path({str(run.path)!r}))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -204,10 +212,17 @@ def test_a_machine_without_torch_can_write_it(tmp_path: Path) -> None:
         (
             "rlpd",
             RLPDConfig(
-                env="toy:press_button?cameras=false&state=task", demos="a b/store", steps=7, max_behind=100, seed=3,
-                sinks=("tensorboard", "wandb"), human=HumanConfig(by="script", burst_steps=4),
+                env="toy:press_button?cameras=false&state=task",
+                demos="a b/store",
+                steps=7,
+                max_behind=100,
+                seed=3,
+                sinks=("tensorboard", "wandb"),
+                human=HumanConfig(by="script", burst_steps=4),
                 sac=small_sac().__class__(
-                    layer_norm=False, backup_entropy=True, critic_hidden=(8, 9),
+                    layer_norm=False,
+                    backup_entropy=True,
+                    critic_hidden=(8, 9),
                     actor=ActorConfig(encoder=EncoderConfig(inputs=("state",))),
                 ),
             ),
@@ -215,7 +230,7 @@ def test_a_machine_without_torch_can_write_it(tmp_path: Path) -> None:
         ("cloning", CloningRunConfig(updates=5, evaluation=EvaluationConfig(episodes=3, split="train"))),
     ],
     ids=["defaults", "everything", "cloning"],
-)  # fmt: skip
+)
 def test_the_command_asks_for_the_same(kind: str, config: RLPDConfig | CloningRunConfig) -> None:
     name, verb, which, place, *options = shlex.split(command_of(kind, to_json(config)))
     assert (name, verb, place) == ("understudy", "train", "again")

@@ -17,23 +17,23 @@ pytest.importorskip("transformers")
 
 from tests.unit.training.onpolicy.making import make_config, save_policy
 
-from understudy.algorithms.policy_gradient import PolicyGradientConfig
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main
-from understudy.dashboard.app import overview
-from understudy.dashboard.curves import MetricsFollower
-from understudy.dashboard.places import Place
-from understudy.dashboard.practice import Practice
-from understudy.dashboard.report import Report, write_report
-from understudy.dashboard.report_data import read_run
-from understudy.dashboard.report_repeat import command_of, evaluation_of
+from understudy.dashboard.api.app import overview
+from understudy.dashboard.api.curves import MetricsFollower
+from understudy.dashboard.api.rollout_groups import Practice
+from understudy.dashboard.api.targets import Place
+from understudy.dashboard.report.repeat_command import command_of, evaluation_of
+from understudy.dashboard.report.report import Report, write_report
+from understudy.dashboard.report.run_data import read_run
 from understudy.dashboard.server import WatchServer
-from understudy.training.config import to_json
-from understudy.training.metrics import read_metrics
 from understudy.training.onpolicy.config import ESTIMATORS, OnPolicyConfig, default_config
 from understudy.training.onpolicy.run import OnPolicyRun
-from understudy.training.run import Run
-from understudy.training.score import wilson
-from understudy.training.sft import SFTConfig
+from understudy.training.onpolicy.sft import SFTConfig
+from understudy.training.runs.config import to_json
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
+from understudy.training.runs.score import wilson
 
 FIGURES = {"learning", "groups", "lengths", "by_task", "losses"}
 
@@ -44,10 +44,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("groups")
     config = make_config(
-        save_policy(place / "policy.safetensors"), iterations=3, eval_every=2, plan={"n_samples": 4, "max_waves": 2},
+        save_policy(place / "policy.safetensors"),
+        iterations=3,
+        eval_every=2,
+        plan={"n_samples": 4, "max_waves": 2},
         filters={"accuracy_lower_bound": 0.3, "accuracy_upper_bound": 0.7},
         evaluation={"episodes": 8, "temperature": 1.5, "videos": 1},
-    )  # fmt: skip
+    )
     with OnPolicyRun(Run.create(place / "grpo", "grpo", config)) as run:
         run.go()
     return place / "grpo"
@@ -118,8 +121,23 @@ def test_a_benchmark_score_is_not_called_held_out(finished: Path, tmp_path: Path
     run = Run.create(tmp_path / "run", "rloo", default_config("rloo", policy="somewhere"))
     (run.path / "evaluations").mkdir()
     (finished / "evaluations").mkdir(exist_ok=True)
-    assert main(["evaluate", str(finished), "--split", "all", "--episodes", "4", "--workers", "1", "--out",
-                 str(run.path / "evaluations")]) == 0  # fmt: skip
+    assert (
+        main(
+            [
+                "evaluate",
+                str(finished),
+                "--split",
+                "all",
+                "--episodes",
+                "4",
+                "--workers",
+                "1",
+                "--out",
+                str(run.path / "evaluations"),
+            ]
+        )
+        == 0
+    )
     text = write_report(run.path).html.read_text()
     assert "of 4 benchmark episodes, most likely actions" in text
     assert "benchmark: all starts, as in published scores" in text
@@ -221,8 +239,10 @@ def test_the_page_is_told_of_practice(finished: Path) -> None:
         assert (task["all"]["successes"], task["all"]["episodes"]) == (won, lived)
         assert (task["all"]["low"], task["all"]["high"]) == wilson(won, lived)
     curve = said["metrics"]["curves"]["collection"]
-    shares = [sum(t["successes"] for t in line["tasks"].values()) / sum(t["episodes"] for t in line["tasks"].values())
-              for line in told]  # fmt: skip
+    shares = [
+        sum(t["successes"] for t in line["tasks"].values()) / sum(t["episodes"] for t in line["tasks"].values())
+        for line in told
+    ]
     assert curve["values"]["success"] == shares
     assert [one["iteration"] for one in said["metrics"]["evaluations"]] == [0, 2, 3]
     assert said["metrics"]["evaluations"][-1]["sampling"] == "sampled"
@@ -275,10 +295,14 @@ def test_a_browser_shows_every_view_of_it(page: Any, finished: Path) -> None:
     page.on("console", lambda message: wrong.append(message.text))
     with WatchServer([finished]) as server:
         for view, words in (
-            ("overview", "policy alone, held-out starts, drawn at temperature 1.5"), ("episodes", "left-0"),
-            ("episode/1", "0: 0"), ("interventions", "Nobody takes over here"), ("replay", "a row each"),
-            ("health", "grpo"), ("runs", "drawn at temperature 1.5"),
-        ):  # fmt: skip
+            ("overview", "policy alone, held-out starts, drawn at temperature 1.5"),
+            ("episodes", "left-0"),
+            ("episode/1", "0: 0"),
+            ("interventions", "Nobody takes over here"),
+            ("replay", "a row each"),
+            ("health", "grpo"),
+            ("runs", "drawn at temperature 1.5"),
+        ):
             page.goto(f"{server.url}#/0/{view}")
             page.get_by_text(words).locator("visible=true").first.wait_for()  # not one in a closed list
             if view == "overview":

@@ -10,10 +10,10 @@ from PIL import Image
 from tests.unit.dashboard.stores import SPEC, live, make_store
 
 from understudy.core import DamageError, StoreError
-from understudy.dashboard.places import Place
-from understudy.dashboard.rows import Pictures, read_rows, steps_of
+from understudy.dashboard.api.episode_rows import Pictures, read_rows, steps_of
+from understudy.dashboard.api.targets import Place
 from understudy.replay import Store
-from understudy.replay.store import segment_files
+from understudy.replay.write.store import segment_files
 
 CAMERA = "observation/front"
 

@@ -17,16 +17,20 @@ from tests.unit.dashboard.stores import SPEC, live
 from tests.waiting import wait_for
 
 from understudy.core import StoreError
-from understudy.dashboard import library, places, tallies, vitals
-from understudy.dashboard.app import _finite, overview, replay
-from understudy.dashboard.compare import compare
-from understudy.dashboard.live import look
-from understudy.dashboard.places import Place, make_places
-from understudy.replay import Reader, Store, inbox, verify
-from understudy.replay.inbox import Request
-from understudy.training.health import HEALTH, Health
-from understudy.training.metrics import MetricLog
-from understudy.training.run import Run
+from understudy.dashboard.api import alarms as vitals
+from understudy.dashboard.api import episode_queries as library
+from understudy.dashboard.api import store_stats as tallies
+from understudy.dashboard.api import targets as places
+from understudy.dashboard.api.app import _finite, overview, replay
+from understudy.dashboard.api.compare import compare
+from understudy.dashboard.api.live import look
+from understudy.dashboard.api.targets import Place, make_places
+from understudy.replay import Reader, Store, verify
+from understudy.replay.write import edit_requests as inbox
+from understudy.replay.write.edit_requests import Request
+from understudy.training.runs.health import HEALTH, Health
+from understudy.training.runs.metrics import MetricLog
+from understudy.training.runs.run import Run
 
 
 @pytest.fixture(autouse=True)
@@ -81,10 +85,14 @@ def test_totals_and_groups_add_up(place: Place, store: Path) -> None:
     ("damage", "lost", "duplicates"),
     [
         ("update episodes set num_rows = num_rows + 2 where id = 3", 2, 0),
-        ("insert into spans select null, commit_id, episode, first_index, segment, first_row, num_rows, row_check"
-         " from spans where episode = 4", 0, 7),
+        (
+            "insert into spans select null, commit_id, episode, first_index, segment, first_row, num_rows, row_check"
+            " from spans where episode = 4",
+            0,
+            7,
+        ),
     ],
-)  # fmt: skip
+)
 def test_lost_and_doubled_rows_are_counted(damage: str, lost: int, duplicates: int, store: Path) -> None:
     (store / "catalog.seal").unlink()
     with sqlite3.connect(store / "catalog.sqlite") as db:

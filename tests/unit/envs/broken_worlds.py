@@ -18,9 +18,9 @@ import numpy as np
 
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core.spec import text
-from understudy.envs.source import WorldSource
 from understudy.envs.suite import Suite, Task
 from understudy.envs.world import World
+from understudy.envs.world_factory import WorldSource
 
 ROOT = Path(__file__).resolve().parents[3]
 EPISODE_STEPS = 20
@@ -46,15 +46,17 @@ class Numbers(World):
     """A good one: counts, draws and remembers; an action of 1 succeeds."""
 
     step_spec = StepSpec(
-        observation=Spec({
-            "state": ArraySpec(shape=(4,), dtype="float64"),
-            "camera": {"front": ArraySpec(shape=(8, 8, 3), dtype="uint8")},
-            "touch": ArraySpec(shape=(), dtype="bool"),
-            "prompt": text(),
-            "points": ArraySpec(shape=(None, 2), dtype="float32"),
-        }),
+        observation=Spec(
+            {
+                "state": ArraySpec(shape=(4,), dtype="float64"),
+                "camera": {"front": ArraySpec(shape=(8, 8, 3), dtype="uint8")},
+                "touch": ArraySpec(shape=(), dtype="bool"),
+                "prompt": text(),
+                "points": ArraySpec(shape=(None, 2), dtype="float32"),
+            }
+        ),
         action=Spec(ArraySpec(shape=(2,), dtype="float32", low=-1.0, high=1.0)),
-    )  # fmt: skip
+    )
     suite = Suite(
         name="numbers",
         tasks=(
@@ -172,9 +174,13 @@ class Broken(Numbers):
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if how in ("garbage", "text", "lie", "number"):
             self.write_to_channel(
-                {"garbage": os.urandom(2000) + b"\n", "text": b"Hello, I am a simulator!\n", "number": b"7\n",
-                 "lie": b'{"id": 1000000, "ragged": {}}\n'}[how]
-            )  # fmt: skip
+                {
+                    "garbage": os.urandom(2000) + b"\n",
+                    "text": b"Hello, I am a simulator!\n",
+                    "number": b"7\n",
+                    "lie": b'{"id": 1000000, "ragged": {}}\n',
+                }[how]
+            )
         if how == "close_channel":
             os.close(channel_descriptor())
             time.sleep(10_000)

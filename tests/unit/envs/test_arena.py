@@ -13,7 +13,6 @@ import pytest
 from understudy.core import StepSpec
 from understudy.core import tree as trees
 from understudy.core.examples import nested_spec, random_tree, robot_spec, small_spec, text_spec
-from understudy.envs.workers.arena import Arena, Layout, create_memory, size_memory
 from understudy.envs.workers.channel import (
     Channel,
     ChannelClosed,
@@ -22,6 +21,7 @@ from understudy.envs.workers.channel import (
     decode_leaf,
     encode_leaf,
 )
+from understudy.envs.workers.shared_memory import Arena, Layout, create_memory, size_memory
 
 SPECS: list[Callable[[], StepSpec]] = [nested_spec, text_spec, small_spec, lambda: robot_spec(16)]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.envs.known import KNOWN
+from understudy.envs.registry import KNOWN
 from understudy.envs.simulators.camera import fewer_faces
 
 SOURCES = Path(__file__).resolve().parents[3] / "src"
@@ -109,8 +109,11 @@ def run(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(METAWORLD.python), "-c", script],
         env={**os.environ, **METAWORLD.variables, "PYTHONPATH": str(SOURCES), **variables},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
 
 
 needs_mujoco = pytest.mark.skipif(not METAWORLD.ready, reason="run `understudy env setup metaworld` first")

@@ -305,8 +305,11 @@ def test_all_problems_are_listed() -> None:
     with pytest.raises(CheckError) as caught:
         check_env(Twice())
     assert [problem.split(":")[0] for problem in caught.value.report.problems] == [
-        "success", "determinism", "observing", "looking",
-    ]  # fmt: skip
+        "success",
+        "determinism",
+        "observing",
+        "looking",
+    ]
     assert "description" in caught.value.report.passed
 
 

@@ -12,7 +12,7 @@ from tests.docs.pages import DOCS, blocks
 from understudy.core import SpecError
 from understudy.core import tree as trees
 from understudy.envs import WorldError, WorldSource, check_env
-from understudy.envs.known import KNOWN
+from understudy.envs.registry import KNOWN
 from understudy.envs.simulators.gym import GymWorld, scaled
 from understudy.envs.workers.isolated import IsolatedWorld
 from understudy.envs.workers.outcomes import WorkerRaised
@@ -25,16 +25,22 @@ class Rooms(gymnasium.Env):  # type: ignore[misc]
     """Every kind of space; says of success what it is told to, and has a picture that is red on the left."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (gymnasium's own name and kind)
-    observation_space = spaces.Dict({
-        "place": spaces.Box(-1.0, 1.0, (2, 3), np.float64),
-        "room": spaces.Discrete(5, start=2),
-        "pair": spaces.Tuple((spaces.MultiBinary(3), spaces.MultiDiscrete([2, 4]))),
-        "sign": spaces.Text(10),
-    })  # fmt: skip
-    action_space = spaces.Dict({
-        "go": spaces.Box(np.array([[-1.0, -2.0], [-3.0, -2.0]]), np.array([[1.0, 2.0], [3.0, 2.0]]), dtype=np.float64),
-        "door": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]))),
-    })  # fmt: skip
+    observation_space = spaces.Dict(
+        {
+            "place": spaces.Box(-1.0, 1.0, (2, 3), np.float64),
+            "room": spaces.Discrete(5, start=2),
+            "pair": spaces.Tuple((spaces.MultiBinary(3), spaces.MultiDiscrete([2, 4]))),
+            "sign": spaces.Text(10),
+        }
+    )
+    action_space = spaces.Dict(
+        {
+            "go": spaces.Box(
+                np.array([[-1.0, -2.0], [-3.0, -2.0]]), np.array([[1.0, 2.0], [3.0, 2.0]]), dtype=np.float64
+            ),
+            "door": spaces.Tuple((spaces.Discrete(3, start=1), spaces.MultiDiscrete([2, 3]))),
+        }
+    )
 
     def __init__(self, key: str | None = "success", tells: int = 99, render_mode: str | None = None):
         self.key, self.tells, self.render_mode = key, tells, render_mode
@@ -222,8 +228,11 @@ def test_each_space_becomes_arrays_and_back() -> None:
         observation, _ = world.reset(seed=0)
         flat = {path: (str(leaf.dtype), leaf.shape) for path, leaf in trees.leaves(observation) if path != "sign"}
         assert flat == {
-            "place": ("float64", (2, 3)), "room": ("int64", ()), "pair/0": ("int8", (3,)), "pair/1": ("int64", (2,)),
-        }  # fmt: skip
+            "place": ("float64", (2, 3)),
+            "room": ("int64", ()),
+            "pair/0": ("int8", (3,)),
+            "pair/1": ("int64", (2,)),
+        }
         assert observation["sign"] == "door 1"
         world.step(act(2))
         done = world._env.unwrapped.actions[-1]  # `contains` was asked there, too
@@ -315,9 +324,11 @@ def test_it_works_in_a_process_of_its_own() -> None:
 def test_it_works_in_another_virtual_environment() -> None:
     """With mujoco, which is not asked for here."""
     source = WorldSource(
-        factory="understudy.envs.simulators.gym:GymWorld", options={"id": "InvertedPendulum-v5", "size": 24},
-        python=str(KNOWN["metaworld"].python), env=dict(KNOWN["metaworld"].variables),
-    )  # fmt: skip
+        factory="understudy.envs.simulators.gym:GymWorld",
+        options={"id": "InvertedPendulum-v5", "size": 24},
+        python=str(KNOWN["metaworld"].python),
+        env=dict(KNOWN["metaworld"].variables),
+    )
     with IsolatedWorld(source) as world:
         first, _ = world.reset(seed=0, options={"start": 1})
         for _ in range(2):

@@ -12,7 +12,7 @@ import pytest
 
 from understudy.core import SpecError
 from understudy.envs.install import install, missing_libraries
-from understudy.envs.known import KNOWN, MARK, Known, find_world, home, open_world
+from understudy.envs.registry import KNOWN, MARK, Known, find_world, home, open_world
 from understudy.envs.suite import SuiteError
 from understudy.envs.toy import ToyTable
 from understudy.envs.world import WorldError
@@ -96,9 +96,14 @@ def test_home_is_where_the_variables_say(tmp_path: Path, monkeypatch: pytest.Mon
 # --- virtual environments, really made ---
 
 SMALL = Known(
-    name="small", about="", form="small", example="small", factory="tests.worlds:CountingWorld",
-    rest=KNOWN["toy"].rest, packages=("six==1.16.0", "packaging"),
-)  # fmt: skip
+    name="small",
+    about="",
+    form="small",
+    example="small",
+    factory="tests.worlds:CountingWorld",
+    rest=KNOWN["toy"].rest,
+    packages=("six==1.16.0", "packaging"),
+)
 
 
 def test_an_environment_is_made_whole_and_is_known_by_what_is_in_it() -> None:
@@ -148,6 +153,6 @@ def test_a_home_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pyte
 
 
 def test_importing_the_names_needs_no_simulator() -> None:
-    code = "import understudy.envs.known, sys; print(*sys.modules)"
+    code = "import understudy.envs.registry, sys; print(*sys.modules)"
     loaded = subprocess.check_output([sys.executable, "-c", code], text=True)
     assert not {"mujoco", "gymnasium", "metaworld", "fastapi", "torch"} & set(loaded.split())

@@ -14,13 +14,13 @@ import pytest
 
 import understudy
 from understudy.envs.check import check_env
-from understudy.envs.known import KNOWN
+from understudy.envs.registry import KNOWN
 from understudy.envs.simulators.libero import LiberoWorld
 from understudy.envs.simulators.simplify import only_drawn
-from understudy.envs.source import WorldSource
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.workers.outcomes import WorkerRaised
 from understudy.envs.world import WorldError
+from understudy.envs.world_factory import WorldSource
 
 LIBERO = KNOWN["libero"]
 WORLDS = Path(__file__).parents[3] / "benchmarks" / "worlds"
@@ -68,12 +68,13 @@ def test_without_libero_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> 
         ('<geom mesh="a" contype="0" conaffinity="0" group="1"/>', "", False),
         (
             '<geom mesh="a" contype="0" conaffinity="0" group="1"/><geom mesh="a" group="0"/>',
-            'inertiagrouprange="0 0"', False,
+            'inertiagrouprange="0 0"',
+            False,
         ),
         ("", 'inertiagrouprange="0 0"', True),
     ],
     ids=["drawn", "touched", "silent", "weighed", "all weighed", "both", "unused"],
-)  # fmt: skip
+)
 def test_only_meshes_without_weight_and_contact_are_thinned(geoms: str, compiler: str, drawn: bool) -> None:
     xml = f'<mujoco><compiler {compiler}/><asset><mesh name="a"/></asset><worldbody>{geoms}</worldbody></mujoco>'
     assert only_drawn(ET.fromstring(xml)) == ({"a"} if drawn else set())

@@ -17,7 +17,7 @@ from tests.docs.pages import DOCS, blocks
 
 from understudy.core import tree as trees
 from understudy.envs import SuiteError, WorldError, WorldSource, check_env
-from understudy.envs.known import KNOWN
+from understudy.envs.registry import KNOWN
 from understudy.envs.simulators.metaworld import HAND_NAMES, STATE_NAMES, TASKS, MetaworldWorld
 from understudy.envs.workers.isolated import IsolatedWorld
 
@@ -335,13 +335,21 @@ print(json.dumps({"kept": kept, "same": same, "closed": closed}))
 """
     sources = Path(__file__).resolve().parents[3] / "src"
     done = subprocess.run(
-        [str(METAWORLD.python), "-c", script], env={**os.environ, **METAWORLD.variables, "PYTHONPATH": str(sources)},
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+        [str(METAWORLD.python), "-c", script],
+        env={**os.environ, **METAWORLD.variables, "PYTHONPATH": str(sources)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["kept"] == [
-        ["push-v3"], ["push-v3", "reach-v3"], ["reach-v3", "push-v3"], ["push-v3", "sweep-v3"], ["sweep-v3", "push-v3"],
-    ]  # fmt: skip
+        ["push-v3"],
+        ["push-v3", "reach-v3"],
+        ["reach-v3", "push-v3"],
+        ["push-v3", "sweep-v3"],
+        ["sweep-v3", "push-v3"],
+    ]
     assert found["same"]
     assert found["closed"] == [True, True]

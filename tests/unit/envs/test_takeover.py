@@ -10,7 +10,7 @@ import pytest
 from tests.worlds import CountingWorld
 
 from understudy.core import Source
-from understudy.envs.people.takeover import AlwaysScript, Reading, ScriptedHuman, Takeover, TakeoverError, TakeoverWorld
+from understudy.envs.teleop.takeover import AlwaysScript, Reading, ScriptedHuman, Takeover, TakeoverError, TakeoverWorld
 
 POLICY, HUMAN = np.float32([0.0]), np.float32([1.0])
 

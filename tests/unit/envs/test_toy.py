@@ -14,9 +14,12 @@ from understudy.envs.toy.world import BLUE, NUM_STARTS, PURPLE, RED, STATE_NAMES
 
 def make_table(**changes: object) -> Table:
     fields: dict[str, object] = {
-        "gripper": [0.0, 0.0, 0.2], "blocks": [[0.0, 0.0, 0.03], [0.15, 0.0, 0.03], [-0.15, 0.1, 0.03]],
-        "plate": (0.1, -0.15), "zone": (-0.1, -0.15), "button": (0.2, 0.15),
-    }  # fmt: skip
+        "gripper": [0.0, 0.0, 0.2],
+        "blocks": [[0.0, 0.0, 0.03], [0.15, 0.0, 0.03], [-0.15, 0.1, 0.03]],
+        "plate": (0.1, -0.15),
+        "zone": (-0.1, -0.15),
+        "button": (0.2, 0.15),
+    }
     return Table(**{**fields, **changes})  # type: ignore[arg-type]
 
 

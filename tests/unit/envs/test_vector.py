@@ -12,7 +12,6 @@ from tests.processes import children, dies, num_descriptors
 from tests.unit.envs.broken_worlds import EPISODE_STEPS, Numbers, action, break_down, source
 
 from understudy.core import tree as trees
-from understudy.envs.source import WorldSource
 from understudy.envs.workers.outcomes import (
     Observe,
     Observed,
@@ -27,6 +26,7 @@ from understudy.envs.workers.outcomes import (
 from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.worker import Limits
 from understudy.envs.world import WorldError
+from understudy.envs.world_factory import WorldSource
 
 GO_ON = action(0.25)
 

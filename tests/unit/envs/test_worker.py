@@ -18,7 +18,6 @@ from tests.unit.envs.broken_worlds import EPISODE_STEPS, ROOT, Numbers, action, 
 
 from understudy.core import SpecError
 from understudy.core import tree as trees
-from understudy.envs.source import WorldSource
 from understudy.envs.suite import SuiteError
 from understudy.envs.toy import ToyTable
 from understudy.envs.workers.isolated import IsolatedWorld
@@ -37,6 +36,7 @@ from understudy.envs.workers.outcomes import (
 )
 from understudy.envs.workers.worker import Limits, Worker
 from understudy.envs.world import WorldError
+from understudy.envs.world_factory import WorldSource
 
 QUICK = Limits(step_s=0.4, reset_s=20.0, start_s=60.0, close_s=0.4, stack_s=10.0)
 GO_ON = action(0.25)
@@ -378,9 +378,11 @@ time.sleep(10_000)
 def test_a_worker_does_not_outlive_its_caller(how: str, tmp_path: Path) -> None:
     file = tmp_path / "pids"
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, how, str(file)], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", PARENT, how, str(file)],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}"},
-    ) as parent:  # fmt: skip
+    ) as parent:
         assert parent.stdout
         pid = int(parent.stdout.readline())
         time.sleep(0.1)
@@ -413,17 +415,22 @@ def test_a_worker_needs_numpy_and_nothing_else() -> None:
     """Of all that the worker's side imports, only numpy is not in the standard library."""
     code = """
 import sys, json
-import understudy.envs.workers.process
+import understudy.envs.workers.child_main
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True,
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
-    )  # fmt: skip
+    )
     bare = subprocess.run(
         [sys.executable, "-c", "import sys, json; print(json.dumps(sorted(sys.modules)))"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     known = sys.stdlib_module_names | set(json.loads(bare.stdout)) | {"numpy", "understudy"}
     assert [name for name in json.loads(done.stdout) if name not in known] == []
 

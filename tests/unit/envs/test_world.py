@@ -22,8 +22,10 @@ class Line(World):
             observation=Spec({"at": ArraySpec(shape=(), dtype="float64"), "seen": ArraySpec(shape=(2,), dtype="bool")}),
             action=Spec({"move": ArraySpec(shape=(1,), dtype="float32", low=-1.0, high=1.0)}),
         )
-        tasks = (Task(name="walk", instruction="walk to three", num_starts=10, max_steps=5),
-                 Task(name="rest", instruction="stay where you are", num_starts=1, max_steps=2))  # fmt: skip
+        tasks = (
+            Task(name="walk", instruction="walk to three", num_starts=10, max_steps=5),
+            Task(name="rest", instruction="stay where you are", num_starts=1, max_steps=2),
+        )
         self.suite = Suite(name="line", tasks=tasks)
         self.num_looks = 0
         self.closed = False

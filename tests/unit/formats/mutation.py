@@ -158,9 +158,15 @@ def survive(case: Case, folder: Path, *, num: int, seed: int = 0) -> Counter[str
 
 
 def survive_in(
-    name: str, places: Sequence[Path], file: str, read: Callable[[Path], EpisodeSource], folder: Path, *, num: int,
+    name: str,
+    places: Sequence[Path],
+    file: str,
+    read: Callable[[Path], EpisodeSource],
+    folder: Path,
+    *,
+    num: int,
     seed: int = 0,
-) -> Counter[str]:  # fmt: skip
+) -> Counter[str]:
     """As `survive`, of data sets that are there: each of `places` holds one, called `file`; `read` is given a place."""
     base = _peak_bytes()
     outcomes: Counter[str] = Counter()

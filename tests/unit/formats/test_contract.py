@@ -184,6 +184,10 @@ def test_damage_is_refused(case: Case) -> None:
     """In a process of its own, which may not crash, hang, or take much memory."""
     done = subprocess.run(
         [sys.executable, "-W", "error", "benchmarks/mutate.py", "--only", str(case), "--num", "60"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -34,8 +34,15 @@ def transition(time: int, *, last: bool = False, **more: Any) -> dict[str, Any]:
     def see(at: int) -> dict[str, Any]:
         return {"state": np.full((1, 3), at, np.float32)}
 
-    return {"observations": see(time), "actions": np.full(2, time, np.float32), "next_observations": see(time + 1),
-            "rewards": 0.0, "masks": 1.0 - last, "dones": last, **more}  # fmt: skip
+    return {
+        "observations": see(time),
+        "actions": np.full(2, time, np.float32),
+        "next_observations": see(time + 1),
+        "rewards": 0.0,
+        "masks": 1.0 - last,
+        "dones": last,
+        **more,
+    }
 
 
 def dumped(path: Path, transitions: list[dict[str, Any]]) -> Path:
@@ -155,8 +162,14 @@ def test_masks_of_one_with_dones_are_time_outs(tmp_path: Path) -> None:
 
 def test_fields_with_slashes_extras_and_what_is_left_out(tmp_path: Path) -> None:
     arms = {"state": {"left/pose": np.zeros((1, 2), np.float32), "right/pose": np.ones((1, 2), np.float32)}}
-    path = dumped(tmp_path / "a.pkl", [transition(0, last=True, observations=arms, next_observations=arms, labels=3,
-                                                  infos={"left": True, "odd": {"x": 2}})])  # fmt: skip
+    path = dumped(
+        tmp_path / "a.pkl",
+        [
+            transition(
+                0, last=True, observations=arms, next_observations=arms, labels=3, infos={"left": True, "odd": {"x": 2}}
+            )
+        ],
+    )
     source = FORMAT.read(path, {})
     (episode,) = dict(source.episodes()).values()
     assert episode.observation["state"]["right"]["pose"].shape == (2, 1, 2)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from understudy.formats import KNOWN, FormatError, find_format, find_place
-from understudy.formats.known import check_options
+from understudy.formats.registry import check_options
 
 
 @pytest.mark.parametrize(

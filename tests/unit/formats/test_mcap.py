@@ -106,9 +106,10 @@ def test_a_directory_has_a_file_for_each_episode_and_one_file_has_them_in_a_row(
 def test_times_that_were_recorded_are_kept(tmp_path: Path) -> None:
     clock = ArraySpec(shape=(), dtype="float64")
     spec = StepSpec(
-        observation=Spec({"x": clock}), action=Spec(clock),
+        observation=Spec({"x": clock}),
+        action=Spec(clock),
         extras=Spec({"time": clock, "clock_ns": ArraySpec(shape=(), dtype="int64")}),
-    )  # fmt: skip
+    )
     steps = [
         Step(
             observation={"x": 0.0},

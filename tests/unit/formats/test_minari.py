@@ -54,8 +54,9 @@ def test_it_reads_what_minari_reads(golden: Path) -> None:
         assert episode.extras["contact"]["force"].tolist() == theirs["force"][1:]  # the first is of the reset
     infos = [episode.info for episode in found.values()]
     assert [(info.seed, info.success, info.actor, info.task) for info in infos] == [
-        (7, True, "random", "toy/hdf5-v0"), (8, False, "random", "toy/hdf5-v0"),
-    ]  # fmt: skip
+        (7, True, "random", "toy/hdf5-v0"),
+        (8, False, "random", "toy/hdf5-v0"),
+    ]
     assert list(read(golden / "hdf5-v0" / "data")) == list(found)
 
 

@@ -221,8 +221,9 @@ BOMBS: dict[str, bytes] = {
     "deep dicts": b"\x80\x04](" + b"}K\x01" * 50 + b"N" + b"s" * 50 + b"e.",
     "inside itself": b"\x80\x04](}\x94X\x01\x00\x00\x00xh\x00se.",
     "list inside itself": b"\x80\x04](}X\x01\x00\x00\x00x]\x94h\x00ase.",
-    "doubled forty times": b"\x80\x04](}X\x01\x00\x00\x00x]\x94" + b"".join(
-        b"](h" + bytes([n]) + b"h" + bytes([n]) + b"e\x94" for n in range(40)) + b"se.",
+    "doubled forty times": b"\x80\x04](}X\x01\x00\x00\x00x]\x94"
+    + b"".join(b"](h" + bytes([n]) + b"h" + bytes([n]) + b"e\x94" for n in range(40))
+    + b"se.",
     "many operations": b"\x80\x04](" + b"N0" * 40_000 + b"e.",
     "tuple as a key": b"\x80\x04](}" + b")" + b"\x85" * 1000 + b"Nse.",
     "pops what is not there": b"\x80\x040.",
@@ -231,7 +232,7 @@ BOMBS: dict[str, bytes] = {
     "no list": pickle.dumps({"a": 1}),
     "nothing": b"",
     "no pickle": b"PK\x03\x04 zip",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BOMBS)

@@ -18,19 +18,43 @@ DINO, SIGLIP, HIDDEN = 32, 48, 32
 VOCABULARY, PADDING, BINS = 320, 64, 256
 KEY = "libero_spatial_no_noops"
 WORDS = (
-    "In", "Out", "What", "action", "should", "the", "robot", "take", "to", "pick", "up", "bowl", "and", "put", "it",
-    "on", "plate", "open", "drawer", "of", ":", "?", "\n", "\u2581",
-)  # fmt: skip
+    "In",
+    "Out",
+    "What",
+    "action",
+    "should",
+    "the",
+    "robot",
+    "take",
+    "to",
+    "pick",
+    "up",
+    "bowl",
+    "and",
+    "put",
+    "it",
+    "on",
+    "plate",
+    "open",
+    "drawer",
+    "of",
+    ":",
+    "?",
+    "\n",
+    "\u2581",
+)
 
 SPEC = StepSpec(
-    observation=Spec({
-        "image": ArraySpec(shape=(20, 20, 3), dtype="uint8"),
-        "wrist": ArraySpec(shape=(20, 20, 3), dtype="uint8"),
-        "hand": ArraySpec(shape=(3,), dtype="float32"),
-        "grip": ArraySpec(shape=(2,), dtype="float32"),
-    }),
+    observation=Spec(
+        {
+            "image": ArraySpec(shape=(20, 20, 3), dtype="uint8"),
+            "wrist": ArraySpec(shape=(20, 20, 3), dtype="uint8"),
+            "hand": ArraySpec(shape=(3,), dtype="float32"),
+            "grip": ArraySpec(shape=(2,), dtype="float32"),
+        }
+    ),
     action=Spec(ArraySpec(shape=(7,), dtype="float32", low=-1.0, high=1.0)),
-)  # fmt: skip
+)
 
 
 def statistics(scale: float = 1.0) -> dict[str, Any]:
@@ -39,50 +63,73 @@ def statistics(scale: float = 1.0) -> dict[str, Any]:
     high = [0.05 * scale * (2 + n) for n in range(size)]
     return {
         "action": {
-            "mean": [0.0] * size, "std": [1.0] * size, "min": [-9.0] * size, "max": [9.0] * size, "q01": low,
-            "q99": high, "mask": [True] * (size - 1) + [False],
+            "mean": [0.0] * size,
+            "std": [1.0] * size,
+            "min": [-9.0] * size,
+            "max": [9.0] * size,
+            "q01": low,
+            "q99": high,
+            "mask": [True] * (size - 1) + [False],
         },
         "proprio": {"q01": [-1.0, -2.0, 0.0, 0.0, -0.5], "q99": [1.0, 2.0, 4.0, 0.5, 0.5]},
         "num_trajectories": 3,
-    }  # fmt: skip
+    }
 
 
 def config() -> dict[str, Any]:
     return {
-        "architectures": ["OpenVLAForActionPrediction"], "model_type": "openvla",
+        "architectures": ["OpenVLAForActionPrediction"],
+        "model_type": "openvla",
         "arch_specifier": "no-align+fused-gelu-mlp",
-        "auto_map": {"AutoConfig": "configuration_prismatic.OpenVLAConfig"}, "hf_llm_id": "meta-llama/Llama-2-7b-hf",
-        "image_resize_strategy": "resize-naive", "image_sizes": [PICTURE, PICTURE], "llm_backbone_id": "llama2-7b-pure",
-        "norm_stats": {"bridge_orig": statistics(0.5), KEY: statistics(9.0)}, "n_action_bins": BINS,
+        "auto_map": {"AutoConfig": "configuration_prismatic.OpenVLAConfig"},
+        "hf_llm_id": "meta-llama/Llama-2-7b-hf",
+        "image_resize_strategy": "resize-naive",
+        "image_sizes": [PICTURE, PICTURE],
+        "llm_backbone_id": "llama2-7b-pure",
+        "norm_stats": {"bridge_orig": statistics(0.5), KEY: statistics(9.0)},
+        "n_action_bins": BINS,
         "pad_to_multiple_of": PADDING,
-        "pad_token_id": VOCABULARY, "timm_model_ids": [
-            "vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"
-        ],
-        "timm_override_act_layers": [None, None], "torch_dtype": "bfloat16", "transformers_version": "4.40.1",
-        "use_fused_vision_backbone": True, "vision_backbone_id": "dinosiglip-vit-so-224px",
+        "pad_token_id": VOCABULARY,
+        "timm_model_ids": ["vit_large_patch14_reg4_dinov2.lvd142m", "vit_so400m_patch14_siglip_224"],
+        "timm_override_act_layers": [None, None],
+        "torch_dtype": "bfloat16",
+        "transformers_version": "4.40.1",
+        "use_fused_vision_backbone": True,
+        "vision_backbone_id": "dinosiglip-vit-so-224px",
         "text_config": {
-            "model_type": "llama", "pad_token_id": VOCABULARY, "torch_dtype": "bfloat16",
+            "model_type": "llama",
+            "pad_token_id": VOCABULARY,
+            "torch_dtype": "bfloat16",
             "vocab_size": VOCABULARY + PADDING,
-            "hidden_size": HIDDEN, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
         },
-    }  # fmt: skip
+    }
 
 
 def preprocessor() -> dict[str, Any]:
     return {
-        "image_processor_type": "PrismaticImageProcessor", "image_resize_strategy": "resize-naive",
-        "input_sizes": [[3, PICTURE, PICTURE]] * 2, "interpolations": ["bicubic", "bicubic"],
-        "means": [[0.485, 0.456, 0.406], [0.5, 0.5, 0.5]], "stds": [[0.229, 0.224, 0.225], [0.5, 0.5, 0.5]],
+        "image_processor_type": "PrismaticImageProcessor",
+        "image_resize_strategy": "resize-naive",
+        "input_sizes": [[3, PICTURE, PICTURE]] * 2,
+        "interpolations": ["bicubic", "bicubic"],
+        "means": [[0.485, 0.456, 0.406], [0.5, 0.5, 0.5]],
+        "stds": [[0.229, 0.224, 0.225], [0.5, 0.5, 0.5]],
         "use_fused_vision_backbone": True,
-    }  # fmt: skip
+    }
 
 
 def tower(prefix: str, width: int, *, dino: bool) -> dict[str, tuple[int, ...]]:
     """Three blocks, of which two are used, and the parts that are in the files and not used."""
     shapes: dict[str, tuple[int, ...]] = {
-        "patch_embed.proj.weight": (width, 3, PATCH, PATCH), "patch_embed.proj.bias": (width,),
-        "pos_embed": (1, (PICTURE // PATCH) ** 2, width), "norm.weight": (width,), "norm.bias": (width,),
-    }  # fmt: skip
+        "patch_embed.proj.weight": (width, 3, PATCH, PATCH),
+        "patch_embed.proj.bias": (width,),
+        "pos_embed": (1, (PICTURE // PATCH) ** 2, width),
+        "norm.weight": (width,),
+        "norm.bias": (width,),
+    }
     if dino:
         shapes |= {"cls_token": (1, 1, width), "reg_token": (1, 4, width)}
     else:
@@ -91,9 +138,11 @@ def tower(prefix: str, width: int, *, dino: bool) -> dict[str, tuple[int, ...]]:
         for norm in ("norm1", "norm2"):
             shapes |= {f"blocks.{n}.{norm}.weight": (width,), f"blocks.{n}.{norm}.bias": (width,)}
         for name, out, into in (
-            ("attn.qkv", 3 * width, width), ("attn.proj", width, width), ("mlp.fc1", 2 * width, width),
+            ("attn.qkv", 3 * width, width),
+            ("attn.proj", width, width),
+            ("mlp.fc1", 2 * width, width),
             ("mlp.fc2", width, 2 * width),
-        ):  # fmt: skip
+        ):
             shapes |= {f"blocks.{n}.{name}.weight": (out, into), f"blocks.{n}.{name}.bias": (out,)}
         if dino:
             shapes |= {f"blocks.{n}.ls1.scale_factor": (width,), f"blocks.{n}.ls2.scale_factor": (width,)}
@@ -104,8 +153,10 @@ def weight_shapes() -> dict[str, tuple[int, ...]]:
     vision = DINO + SIGLIP
     shapes = tower("featurizer", DINO, dino=True) | tower("fused_featurizer", SIGLIP, dino=False)
     for name, out, into in (
-        ("fc1", 4 * vision, vision), ("fc2", HIDDEN, 4 * vision), ("fc3", HIDDEN, HIDDEN),
-    ):  # fmt: skip
+        ("fc1", 4 * vision, vision),
+        ("fc2", HIDDEN, 4 * vision),
+        ("fc3", HIDDEN, HIDDEN),
+    ):
         shapes |= {f"projector.{name}.weight": (out, into), f"projector.{name}.bias": (out,)}
     shapes |= {
         "language_model.lm_head.weight": (VOCABULARY + PADDING, HIDDEN),

@@ -12,8 +12,8 @@ from tests.unit.policies.openvla_checkpoint import KEY, SPEC, instructions, obse
 from understudy.policies import Sampling
 from understudy.policies.lora import LoraConfig, add_lora
 from understudy.policies.openvla import OpenVLAPolicy
-from understudy.training.ranks.engine import Engine, EngineConfig
-from understudy.training.ranks.ranks import Ranks, join
+from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.ranks import Ranks, join
 
 ROWS = 4
 

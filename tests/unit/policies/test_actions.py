@@ -13,10 +13,12 @@ from understudy.policies import PolicyError
 from understudy.policies.actions import Actions
 
 CPU = torch.device("cpu")
-TREE = Spec({
-    "arm": ArraySpec(shape=(2,), dtype="float32", low=(-0.1, 0.3), high=(0.7, 0.9)),
-    "hand": ArraySpec(shape=(), dtype="float64", low=0.0, high=0.08),
-})  # fmt: skip
+TREE = Spec(
+    {
+        "arm": ArraySpec(shape=(2,), dtype="float32", low=(-0.1, 0.3), high=(0.7, 0.9)),
+        "hand": ArraySpec(shape=(), dtype="float64", low=0.0, high=0.08),
+    }
+)
 
 
 def test_the_bounds_are_minus_one_and_one() -> None:

@@ -23,7 +23,7 @@ import understudy
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.core import tree as trees
 from understudy.policies import PolicyError, Sampling
-from understudy.policies.elsewhere import (
+from understudy.policies.subprocess import (
     ElsewherePolicy,
     Limits,
     PolicyProcessDied,
@@ -32,17 +32,19 @@ from understudy.policies.elsewhere import (
     PolicyProcessRaised,
     PolicySource,
 )
-from understudy.policies.elsewhere.process import generator_of, generator_state
+from understudy.policies.subprocess.child_main import generator_of, generator_state
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 SPEC = StepSpec(
-    observation=Spec({
-        "camera": {"front": ArraySpec(shape=(4, 4, 3), dtype="uint8")},
-        "hand": ArraySpec(shape=(3,), dtype="float32"),
-    }),
+    observation=Spec(
+        {
+            "camera": {"front": ArraySpec(shape=(4, 4, 3), dtype="uint8")},
+            "hand": ArraySpec(shape=(3,), dtype="float32"),
+        }
+    ),
     action=Spec(ArraySpec(shape=(3,), dtype="float32", low=-1.0, high=1.0)),
-)  # fmt: skip
+)
 SAID = ["pick", "place", "pick", "push", "open"]
 
 
@@ -113,7 +115,7 @@ def test_the_interpreter_options_and_variables_are_those_named(
     with pytest.raises(PolicyProcessRaised, match="RuntimeError: /") as raised:
         act(policy, "interpreter")
     assert python in str(raised.value)
-    shared = ["understudy", "understudy.processes", "understudy.processes.inside", "understudy.processes.messages"]
+    shared = ["understudy", "understudy.processes", "understudy.processes.child_main", "understudy.processes.messages"]
     assert str([*shared, "understudy_process"]) in str(raised.value)  # and nothing else of ours
     assert repr(str(Path(understudy.__file__).parents[1])) not in str(raised.value)  # on the path
     with pytest.raises(PolicyProcessRaised, match="No module named 'torch'"):

@@ -12,12 +12,14 @@ from understudy.core import ArraySpec, Spec, SpecError, text
 from understudy.policies import Inputs, PolicyError
 
 CPU = torch.device("cpu")
-SPEC = Spec({
-    "images": {"front": ArraySpec(shape=(8, 8, 3), dtype="uint8")},
-    "pose": ArraySpec(shape=(2, 3), dtype="float64"),
-    "held": ArraySpec(shape=(), dtype="bool"),
-    "code": ArraySpec(shape=(4,), dtype="uint8"),
-})  # fmt: skip
+SPEC = Spec(
+    {
+        "images": {"front": ArraySpec(shape=(8, 8, 3), dtype="uint8")},
+        "pose": ArraySpec(shape=(2, 3), dtype="float64"),
+        "held": ArraySpec(shape=(), dtype="bool"),
+        "code": ArraySpec(shape=(4,), dtype="uint8"),
+    }
+)
 
 
 def observation(size: int = 2) -> dict[str, Any]:
@@ -37,8 +39,10 @@ def test_pictures_are_cameras_and_all_else_is_state() -> None:
     tensors = inputs.tensors(observation(), CPU)
     assert tensors["images/front"].dtype == torch.uint8
     assert {path: (tensors[path].dtype, tuple(tensors[path].shape)) for path in inputs.states} == {
-        "pose": (torch.float32, (2, 6)), "held": (torch.float32, (2, 1)), "code": (torch.float32, (2, 4)),
-    }  # fmt: skip
+        "pose": (torch.float32, (2, 6)),
+        "held": (torch.float32, (2, 1)),
+        "code": (torch.float32, (2, 4)),
+    }
     assert tensors["held"].tolist() == [[1.0], [0.0]]
     assert tensors["pose"][1].tolist() == [6, 7, 8, 9, 10, 11]
 

@@ -30,8 +30,8 @@ from understudy.policies import PolicyError, Sampling
 from understudy.policies.lora import LoraConfig, add_lora, has_lora, load_adapter, merged_state, save_adapter
 from understudy.policies.openvla import OpenVLAPolicy
 from understudy.policies.vla import VLAConfig, VLAPolicy
-from understudy.training.ranks.launch import launch_function
-from understudy.training.ranks.ranks import alone
+from understudy.training.distributed.launch import launch_function
+from understudy.training.distributed.ranks import alone
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
 
@@ -132,9 +132,10 @@ def test_rank_alpha_dropout_and_targets(directory: Path) -> None:
     queries = adapted(LoraConfig(rank=2, targets=("q_proj", "projector.fc1")))
     names = {name for name, layer in queries.model.named_modules() if hasattr(layer, "lora_A")}
     assert names == {
-        "language_model.model.layers.0.self_attn.q_proj", "language_model.model.layers.1.self_attn.q_proj",
+        "language_model.model.layers.0.self_attn.q_proj",
+        "language_model.model.layers.1.self_attn.q_proj",
         "projector.fc1",
-    }  # fmt: skip
+    }
     shapes = {weight.shape[0] for name, weight in queries.model.named_parameters() if "lora_A" in name}
     assert shapes == {2}
     weak, strong = (adapted(LoraConfig(rank=2, alpha=alpha, targets=("q_proj",))) for alpha in (0.01, 40.0))
@@ -213,8 +214,9 @@ def test_peft_itself_loads_the_files(directory: Path, tmp_path: Path) -> None:
     train(policy)
     save_adapter(policy.model, tmp_path / "adapter")
     assert {file.name for file in (tmp_path / "adapter").iterdir()} == {
-        "adapter_config.json", "adapter_model.safetensors"
-    }  # fmt: skip
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     fresh = load(directory)
     fresh.model.load_state_dict({n: w for n, w in policy.model.state_dict().items() if "value" in n}, strict=False)
     wrapped = peft.PeftModel.from_pretrained(fresh.model, str(tmp_path / "adapter"))

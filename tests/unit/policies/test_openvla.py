@@ -30,22 +30,28 @@ from tests.unit.policies.openvla_checkpoint import (
 
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.policies import PolicyError, Sampling
-from understudy.policies.elsewhere import Limits, PolicySource
 from understudy.policies.lora import LoraConfig
 from understudy.policies.openvla import OpenVLAConfig, OpenVLAPolicy
+from understudy.policies.subprocess import Limits, PolicySource
 
 CASES: dict[str, dict[str, Any]] = {
     "parallel": {"cameras": ("image",)},
     "two cameras, proprioception, value": {
-        "cameras": ("image", "wrist"), "use_proprio": ("hand", "grip"), "value_head": True, "act_rows": 4,
+        "cameras": ("image", "wrist"),
+        "use_proprio": ("hand", "grip"),
+        "value_head": True,
+        "act_rows": 4,
         "block_steps": 3,
     },
     "causal": {"cameras": ("wrist",), "attention": "causal", "center_crop": True, "mirror": True},
     "autoregressive": {"cameras": ("image",), "decoding": "autoregressive", "block_steps": 1, "value_head": True},
     "autoregressive, many rows": {
-        "cameras": ("image",), "decoding": "autoregressive", "block_steps": 1, "act_rows": 3,
+        "cameras": ("image",),
+        "decoding": "autoregressive",
+        "block_steps": 1,
+        "act_rows": 3,
     },
-}  # fmt: skip
+}
 NUM = 5
 PAGE = DOCS / "openvla.md"
 
@@ -222,9 +228,11 @@ def test_padding_is_not_seen(directory: Path) -> None:
         both = policy.evaluate(observations(2), said, {"tokens": tokens}, sampling=Sampling()).log_prob
         for row in range(2):
             alone = policy.evaluate(
-                contract.rows(observations(2), [row]), said[row : row + 1], {"tokens": tokens[row : row + 1]},
+                contract.rows(observations(2), [row]),
+                said[row : row + 1],
+                {"tokens": tokens[row : row + 1]},
                 sampling=Sampling(),
-            ).log_prob  # fmt: skip
+            ).log_prob
             torch.testing.assert_close(both[row : row + 1], alone, rtol=0, atol=3e-5)
 
 

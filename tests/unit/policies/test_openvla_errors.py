@@ -102,13 +102,15 @@ def test_broken_files_are_named(original: Path, tmp_path: Path) -> None:
 
 def test_weights_that_do_not_fit_are_named(original: Path, tmp_path: Path) -> None:
     name, second = "language_model.model.layers.1.mlp.up_proj.weight", "vision_backbone.fused_featurizer"
-    for number, (change, message) in enumerate((
-        (lambda weights: weights.pop(name), rf"weights: {name}: expected \[48, 32\], got nothing"),
-        (lambda weights: weights.update({name: torch.zeros(3, 3)}), rf"{name}: expected \[48, 32\], got \[3, 3\]"),
-        (lambda weights: weights.update({"queries.weight": torch.zeros(3)}), "queries.weight: expected no such"),
-        (lambda weights: weights.pop(f"{second}.pos_embed"), "fused_featurizer.pos_embed, got nothing"),
-        (lambda weights: weights.pop(f"{second}.blocks.1.norm1.bias"), "blocks.1.norm1.bias: expected"),
-    )):  # fmt: skip
+    for number, (change, message) in enumerate(
+        (
+            (lambda weights: weights.pop(name), rf"weights: {name}: expected \[48, 32\], got nothing"),
+            (lambda weights: weights.update({name: torch.zeros(3, 3)}), rf"{name}: expected \[48, 32\], got \[3, 3\]"),
+            (lambda weights: weights.update({"queries.weight": torch.zeros(3)}), "queries.weight: expected no such"),
+            (lambda weights: weights.pop(f"{second}.pos_embed"), "fused_featurizer.pos_embed, got nothing"),
+            (lambda weights: weights.pop(f"{second}.blocks.1.norm1.bias"), "blocks.1.norm1.bias: expected"),
+        )
+    ):
         directory = Path(shutil.copytree(original, tmp_path / str(number)))
         edit_weights(directory, change)
         with pytest.raises(PolicyError, match=message):
@@ -122,16 +124,26 @@ def test_old_rotary_tables_in_the_files_are_left_alone(directory: Path) -> None:
 
 
 def test_other_models_are_refused(original: Path, tmp_path: Path) -> None:
-    for number, (file, change, message) in enumerate((
-        ("config.json", lambda x: x.update(model_type="llava"), "model_type: expected 'openvla', got 'llava'"),
-        ("config.json", lambda x: x["text_config"].update(model_type="qwen2"), "expected model_type 'llama'"),
-        ("config.json", lambda x: x.update(timm_model_ids=["vit_tiny", "vit_tiny"]), "timm_model_ids: expected one of"),
-        ("config.json", lambda x: x.update(timm_model_ids=["a"]), "timm_model_ids: expected 2"),
-        ("preprocessor_config.json", lambda x: x.update(image_resize_strategy="letterbox"), "expected 'resize-naive'"),
-        ("preprocessor_config.json", lambda x: x.pop("means"), "expected how pictures are prepared, got KeyError"),
-        ("dataset_statistics.json", lambda x: x[KEY]["action"].pop("q99"), "expected q01, q99 and mask"),
-        ("dataset_statistics.json", lambda x: x[KEY].pop("action"), f"norm_stats/{KEY}: expected action"),
-    )):  # fmt: skip
+    for number, (file, change, message) in enumerate(
+        (
+            ("config.json", lambda x: x.update(model_type="llava"), "model_type: expected 'openvla', got 'llava'"),
+            ("config.json", lambda x: x["text_config"].update(model_type="qwen2"), "expected model_type 'llama'"),
+            (
+                "config.json",
+                lambda x: x.update(timm_model_ids=["vit_tiny", "vit_tiny"]),
+                "timm_model_ids: expected one of",
+            ),
+            ("config.json", lambda x: x.update(timm_model_ids=["a"]), "timm_model_ids: expected 2"),
+            (
+                "preprocessor_config.json",
+                lambda x: x.update(image_resize_strategy="letterbox"),
+                "expected 'resize-naive'",
+            ),
+            ("preprocessor_config.json", lambda x: x.pop("means"), "expected how pictures are prepared, got KeyError"),
+            ("dataset_statistics.json", lambda x: x[KEY]["action"].pop("q99"), "expected q01, q99 and mask"),
+            ("dataset_statistics.json", lambda x: x[KEY].pop("action"), f"norm_stats/{KEY}: expected action"),
+        )
+    ):
         directory = Path(shutil.copytree(original, tmp_path / str(number)))
         edit(directory / file, change)
         with pytest.raises(PolicyError, match=message):

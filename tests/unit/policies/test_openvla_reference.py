@@ -73,10 +73,17 @@ def dino_features(weights: dict[str, torch.Tensor], pictures: torch.Tensor) -> t
     """DINOv2 of transformers, with registers, filled by its own names, behind the block before the last."""
     model = Dinov2WithRegistersModel(
         Dinov2WithRegistersConfig(
-            hidden_size=DINO, num_hidden_layers=3, num_attention_heads=16, mlp_ratio=2, image_size=PICTURE,
-            patch_size=PATCH, num_register_tokens=4, layer_norm_eps=1e-6, hidden_act="gelu",
+            hidden_size=DINO,
+            num_hidden_layers=3,
+            num_attention_heads=16,
+            mlp_ratio=2,
+            image_size=PICTURE,
+            patch_size=PATCH,
+            num_register_tokens=4,
+            layer_norm_eps=1e-6,
+            hidden_act="gelu",
         )
-    ).eval()  # fmt: skip
+    ).eval()
     place = torch.cat([torch.zeros(1, 1, DINO), weights["pos_embed"]], dim=1)  # the class token has none
     state = {
         "embeddings.cls_token": weights["cls_token"],
@@ -107,10 +114,17 @@ def siglip_features(weights: dict[str, torch.Tensor], pictures: torch.Tensor) ->
     """The same of SigLIP; OpenVLA's has the exact GELU, as timm's has."""
     model = SiglipVisionModel(
         SiglipVisionConfig(
-            hidden_size=SIGLIP, intermediate_size=2 * SIGLIP, num_hidden_layers=3, num_attention_heads=16,
-            image_size=PICTURE, patch_size=PATCH, layer_norm_eps=1e-6, hidden_act="gelu", vision_use_head=False,
+            hidden_size=SIGLIP,
+            intermediate_size=2 * SIGLIP,
+            num_hidden_layers=3,
+            num_attention_heads=16,
+            image_size=PICTURE,
+            patch_size=PATCH,
+            layer_norm_eps=1e-6,
+            hidden_act="gelu",
+            vision_use_head=False,
         )
-    ).eval()  # fmt: skip
+    ).eval()
     prefix = "vision_model." if any(name.startswith("vision_model.") for name in model.state_dict()) else ""
     state = {
         "embeddings.position_embedding.weight": weights["pos_embed"][0],
@@ -154,10 +168,14 @@ class Reference:
         self.bidirectional = bidirectional
         self.llama = LlamaForCausalLM(
             LlamaConfig(
-                vocab_size=VOCABULARY + PADDING, hidden_size=HIDDEN, intermediate_size=48, num_hidden_layers=2,
-                num_attention_heads=2, pad_token_id=VOCABULARY,
+                vocab_size=VOCABULARY + PADDING,
+                hidden_size=HIDDEN,
+                intermediate_size=48,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+                pad_token_id=VOCABULARY,
             )
-        ).eval()  # fmt: skip
+        ).eval()
         self.llama.load_state_dict(below(weights, "language_model."))
 
     def patches(self, picture: Any) -> torch.Tensor:
@@ -235,15 +253,29 @@ def test_timms_own_transformers_give_the_same_features(weights: dict[str, torch.
     timm = pytest.importorskip("timm.models.vision_transformer", reason="timm is not installed")
     pictures = torch.randn(2, 3, PICTURE, PICTURE, generator=torch.Generator().manual_seed(0))
     for prefix, width, special, timm_id in (
-        ("vision_backbone.featurizer.", DINO, {"reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5},
-         "vit_large_patch14_reg4_dinov2.lvd142m"),
-        ("vision_backbone.fused_featurizer.", SIGLIP, {"class_token": False, "global_pool": ""},
-         "vit_so400m_patch14_siglip_224"),
-    ):  # fmt: skip
+        (
+            "vision_backbone.featurizer.",
+            DINO,
+            {"reg_tokens": 4, "no_embed_class": True, "init_values": 1e-5},
+            "vit_large_patch14_reg4_dinov2.lvd142m",
+        ),
+        (
+            "vision_backbone.fused_featurizer.",
+            SIGLIP,
+            {"class_token": False, "global_pool": ""},
+            "vit_so400m_patch14_siglip_224",
+        ),
+    ):
         theirs = timm.VisionTransformer(
-            img_size=PICTURE, patch_size=PATCH, embed_dim=width, depth=3, num_heads=16, mlp_ratio=2, num_classes=0,
+            img_size=PICTURE,
+            patch_size=PATCH,
+            embed_dim=width,
+            depth=3,
+            num_heads=16,
+            mlp_ratio=2,
+            num_classes=0,
             **special,
-        ).eval()  # fmt: skip
+        ).eval()
         given = {name.replace("scale_factor", "gamma"): w for name, w in below(weights, prefix).items()}
         theirs.load_state_dict({name: weight for name, weight in given.items() if "attn_pool" not in name})
         shapes = {name: tuple(weight.shape) for name, weight in weights.items()}
@@ -270,25 +302,41 @@ def test_a_crop_is_bilinear_from_corner_to_corner() -> None:
 def test_at_its_real_size_it_has_the_published_weights() -> None:
     """As openvla-7b has: 685, 6 and 291 of 7,541,237,184 numbers, those that are not used here among them."""
     dino = VitShape(
-        width=1024, num_blocks=23, num_heads=16, mlp_width=4096, patch_size=14, num_patches=256, num_registers=4,
-        class_token=True, layer_scale=True,
-    )  # fmt: skip
+        width=1024,
+        num_blocks=23,
+        num_heads=16,
+        mlp_width=4096,
+        patch_size=14,
+        num_patches=256,
+        num_registers=4,
+        class_token=True,
+        layer_scale=True,
+    )
     siglip = replace(
         dino, width=1152, num_blocks=26, mlp_width=4304, num_registers=0, class_token=False, layer_scale=False
     )
     with torch.device("meta"):
         network = OpenVLANetwork(
-            [dino, siglip], LlamaConfig(vocab_size=32064, pad_token_id=32000), action_ids=(31744, 32000),
-            bidirectional=True, proprio_size=None, value_head=False,
-        )  # fmt: skip
+            [dino, siglip],
+            LlamaConfig(vocab_size=32064, pad_token_id=32000),
+            action_ids=(31744, 32000),
+            bidirectional=True,
+            proprio_size=None,
+            value_head=False,
+        )
     sizes = {name: weight.numel() for name, weight in network.state_dict().items()}
     for prefix, shape in (("vision_backbone.featurizer.", dino), ("vision_backbone.fused_featurizer.", siglip)):
         last = {name: size for name, size in sizes.items() if name.startswith(f"{prefix}blocks.0.")}
         sizes |= {name.replace("blocks.0.", f"blocks.{shape.num_blocks}."): size for name, size in last.items()}
         sizes |= {f"{prefix}norm.weight": shape.width, f"{prefix}norm.bias": shape.width}
     width, wide = siglip.width, siglip.mlp_width
-    for name, out, into in (("q", width, width), ("kv", 2 * width, width), ("proj", width, width),
-                            ("mlp.fc1", wide, width), ("mlp.fc2", width, wide)):  # fmt: skip
+    for name, out, into in (
+        ("q", width, width),
+        ("kv", 2 * width, width),
+        ("proj", width, width),
+        ("mlp.fc1", wide, width),
+        ("mlp.fc2", width, wide),
+    ):
         sizes |= {f"vision_backbone.fused_featurizer.attn_pool.{name}.weight": out * into}
         sizes |= {f"vision_backbone.fused_featurizer.attn_pool.{name}.bias": out}
     for name in ("latent", "norm.weight", "norm.bias"):

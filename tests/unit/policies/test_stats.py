@@ -10,10 +10,12 @@ from understudy.core import ArraySpec, Spec
 from understudy.policies import EncoderConfig, Inputs, PolicyError, Stats
 from understudy.policies.encoder import LARGEST_STATE, Encoder
 
-SPEC = Spec({
-    "a": ArraySpec(shape=(3,), dtype="float32", low=(-1.0, 0.0, 2.0), high=(1.0, 4.0, 4.0)),
-    "b": ArraySpec(shape=(), dtype="float64"),
-})  # fmt: skip
+SPEC = Spec(
+    {
+        "a": ArraySpec(shape=(3,), dtype="float32", low=(-1.0, 0.0, 2.0), high=(1.0, 4.0, 4.0)),
+        "b": ArraySpec(shape=(), dtype="float64"),
+    }
+)
 INPUTS = Inputs(SPEC)
 
 

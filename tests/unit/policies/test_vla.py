@@ -28,9 +28,19 @@ SPEC = StepSpec(
 )
 INSTRUCTIONS = ("open the red door", "close the red door", "press it")
 TINY = VLAConfig(
-    cameras=("front",), use_proprio=("state",), block_steps=3, num_bins=16, vision_hidden=16, vision_layers=1,
-    vision_heads=2, hidden=16, layers=1, heads=2, max_words=6, act_rows=4,
-)  # fmt: skip
+    cameras=("front",),
+    use_proprio=("state",),
+    block_steps=3,
+    num_bins=16,
+    vision_hidden=16,
+    vision_layers=1,
+    vision_heads=2,
+    hidden=16,
+    layers=1,
+    heads=2,
+    max_words=6,
+    act_rows=4,
+)
 SAMPLED, GREEDY = Sampling(), Sampling(greedy=True)
 
 
@@ -282,8 +292,10 @@ def test_newer_parameters_give_another_policy() -> None:
         old.model.queries += 1.0
     assert not trees.equal(old.parameters(), before)  # and nothing with what was taken earlier
     assert not trees.equal(made.parameters(), new.parameters())
-    wrong = trees.unflatten({f"weights/{name}": array for name, array in trees.flatten(before["weights"]).items()
-                             if name != "queries"} | trees.flatten(before["stats"], "stats"))  # fmt: skip
+    wrong = trees.unflatten(
+        {f"weights/{name}": array for name, array in trees.flatten(before["weights"]).items() if name != "queries"}
+        | trees.flatten(before["stats"], "stats")
+    )
     with pytest.raises(PolicyError, match=r"weights/queries: expected shape \[6, 16\], got nothing"):
         old.with_parameters(wrong, version=5)
 
@@ -394,8 +406,10 @@ def other(**fields: ArraySpec) -> StepSpec:
             r"cameras: expected square pictures of one size in three colours, got front uint8 \[32, 32, 3\]",
         ),
         (
-            lambda: policy_of(replace(TINY, cameras=None), StepSpec(
-                observation=Spec({"state": ArraySpec(shape=(3,), dtype="float32")}), action=SPEC.action)),
+            lambda: policy_of(
+                replace(TINY, cameras=None),
+                StepSpec(observation=Spec({"state": ArraySpec(shape=(3,), dtype="float32")}), action=SPEC.action),
+            ),
             "cameras: expected a world with one to three, got 0",
         ),
         (lambda: act(policy_of(), observations(2), ["open it for me please my friend"] * 2), "expected 1 to 6 words"),
@@ -418,7 +432,7 @@ def other(**fields: ArraySpec) -> StepSpec:
             r"observation/front: it was made for uint8 \[32, 32, 3\], the world has uint8 \[64, 64, 3\]",
         ),
     ],
-)  # fmt: skip
+)
 def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
     with pytest.raises((PolicyError, SpecError), match=said):
         make()

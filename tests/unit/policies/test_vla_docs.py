@@ -14,7 +14,7 @@ from tests.docs.pages import DOCS, run_page
 
 from understudy.algorithms.sft import SFTUpdateConfig
 from understudy.policies.vla import VLAConfig
-from understudy.training.sft import SFTConfig
+from understudy.training.onpolicy.sft import SFTConfig
 
 PAGE = DOCS / "vla.md"
 

@@ -28,9 +28,11 @@ FULL = VLAConfig(use_proprio=("state",), value_head=True)  # of the size that is
 def row(acted: Acted, number: int) -> dict[str, Any]:
     assert acted.value is not None
     return {
-        "action": acted.action[number], "tokens": acted.replay["tokens"][number], "log_prob": acted.log_prob[number],
+        "action": acted.action[number],
+        "tokens": acted.replay["tokens"][number],
+        "log_prob": acted.log_prob[number],
         "value": acted.value[number],
-    }  # fmt: skip
+    }
 
 
 def among(policy: VLAPolicy, place: int, num: int) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from understudy.envs.workers.outcomes import WorkerFailure, WorkerRaised
-from understudy.policies.elsewhere import PolicyProcessError, PolicyProcessRaised
+from understudy.policies.subprocess import PolicyProcessError, PolicyProcessRaised
 from understudy.processes.failures import how_ended
 
 

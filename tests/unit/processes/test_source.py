@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from understudy.core import SpecError
-from understudy.envs.source import MAX_OPTIONS_BYTES, WorldSource
-from understudy.policies.elsewhere import PolicySource
+from understudy.envs.world_factory import MAX_OPTIONS_BYTES, WorldSource
 from understudy.policies.protocol import PolicyError
-from understudy.processes.source import Source
+from understudy.policies.subprocess import PolicySource
+from understudy.processes.factory import Source
 
 
 @pytest.mark.parametrize(

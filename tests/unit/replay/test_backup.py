@@ -9,14 +9,14 @@ from tests.writing import write_episode
 from understudy.core import StoreError
 from understudy.core.examples import CANONICAL
 from understudy.replay import Reader, Store, verify
-from understudy.replay.backup import backup
+from understudy.replay.maintain.backup import backup
 
 
 @pytest.mark.parametrize("linked", [True, False])
 @pytest.mark.parametrize("name", CANONICAL)
 def test_a_backup_is_a_store_of_its_own(name: str, linked: bool, tmp_path: Path, monkeypatch) -> None:
     if not linked:  # as across file systems
-        monkeypatch.setattr(sys.modules["understudy.replay.backup"], "_link", lambda source, copy: False)
+        monkeypatch.setattr(sys.modules["understudy.replay.maintain.backup"], "_link", lambda source, copy: False)
     spec, episode = CANONICAL[name]()
 
     def write(store: Store) -> None:

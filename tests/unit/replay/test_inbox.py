@@ -12,8 +12,9 @@ import pytest
 
 from understudy.core import StoreError, StoreFormatError, StoreLockedError
 from understudy.core.examples import random_episode, small_spec
-from understudy.replay import EpisodeRecord, Reader, Store, inbox, verify
-from understudy.replay.inbox import Request, pending, put
+from understudy.replay import EpisodeRecord, Reader, Store, verify
+from understudy.replay.write import edit_requests as inbox
+from understudy.replay.write.edit_requests import Request, pending, put
 
 
 def live(store: Store, number: int = 1) -> None:

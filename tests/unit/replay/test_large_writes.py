@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from understudy.core import StoreFailedError
-from understudy.replay import files
+from understudy.durable import files
 
 
 @pytest.mark.parametrize("offset", [0, 1, files.PIECE_BYTES - 1, files.PIECE_BYTES, 12345])

@@ -25,10 +25,10 @@ from understudy.core import (
     StoreLockedError,
 )
 from understudy.core.examples import CANONICAL, random_episode, random_steps, robot_spec, small_spec
+from understudy.durable.files import refuse_network_file_system
 from understudy.replay import Budget, Reader, Retention, Store, verify
-from understudy.replay.chunk import Chunk, Part
-from understudy.replay.files import refuse_network_file_system
-from understudy.replay.store import segment_files
+from understudy.replay.format.chunk import Chunk, Part
+from understudy.replay.write.store import segment_files
 
 
 def write(store: Store, name: str, spec, *episodes) -> None:
@@ -64,9 +64,17 @@ def test_attributes_sources_and_totals_are_kept(tmp_path: Path) -> None:
     spec = small_spec()
     steps, last = random_steps(spec, 12, 1)
     info = EpisodeInfo(
-        task="pick", instruction="pflücke", init_state=3, seed=9, group="g", actor="a", operator="ada", success=False,
-        split="eval", labels={"x": "1"},
-    )  # fmt: skip
+        task="pick",
+        instruction="pflücke",
+        init_state=3,
+        seed=9,
+        group="g",
+        actor="a",
+        operator="ada",
+        success=False,
+        split="eval",
+        labels={"x": "1"},
+    )
     with Store.open(tmp_path / "store") as store:
         writer = store.writer("w", spec)
         writer.begin(info)

@@ -10,8 +10,8 @@ import pytest
 from understudy.core import EpisodeError, StoreFailedError
 from understudy.core.examples import random_steps, small_spec
 from understudy.replay import Reader, Store, verify
-from understudy.replay.chunk import Chunk
-from understudy.replay.writer import Writer
+from understudy.replay.format.chunk import Chunk
+from understudy.replay.write.writer import Writer
 
 SPEC = small_spec()
 STEPS, LAST = random_steps(SPEC, 9, 1)
@@ -58,8 +58,10 @@ def test_short_episodes_share_a_chunk_when_asked() -> None:
         writer.end(LAST)
     assert [chunk.num_rows for chunk in taker.chunks] == [25]
     assert [(p.episode, p.num_rows, p.state) for p in taker.chunks[0].parts] == [
-        (0, 10, "ended"), (1, 10, "ended"), (2, 5, "open"),
-    ]  # fmt: skip
+        (0, 10, "ended"),
+        (1, 10, "ended"),
+        (2, 5, "open"),
+    ]
     writer.flush()
     assert [(p.episode, p.first_index, p.num_rows) for p in taker.chunks[1].parts] == [(2, 5, 5)]
 
@@ -197,10 +199,14 @@ def test_the_first_steps_of_an_episode_may_be_the_ones_that_are_missing() -> Non
     append_all(writer, range(4, 9))
     writer.end(LAST)
     assert parts_of(taker) == [
-        (0, 0, 2, "open", {}), (0, 2, 0, "cut", {}), (1, 0, 2, "open", {}), (1, 2, 0, "cut", {}),
-        (2, 0, 2, "open", {"steps_missing_before": "2"}), (2, 2, 2, "open", {"steps_missing_before": "2"}),
+        (0, 0, 2, "open", {}),
+        (0, 2, 0, "cut", {}),
+        (1, 0, 2, "open", {}),
+        (1, 2, 0, "cut", {}),
+        (2, 0, 2, "open", {"steps_missing_before": "2"}),
+        (2, 2, 2, "open", {"steps_missing_before": "2"}),
         (2, 4, 2, "ended", {"steps_missing_before": "2"}),
-    ]  # fmt: skip
+    ]
 
 
 def test_two_gaps_in_one_episode_are_counted_apart() -> None:
@@ -256,8 +262,11 @@ def test_an_episode_of_which_every_step_was_refused_never_was() -> None:
     taker.broken = False
     writer.end(LAST)
     assert [part[:4] for part in parts_of(taker)] == [
-        (0, 0, 1, "open"), (0, 1, 0, "cut"), (1, 0, 1, "open"), (1, 1, 0, "cut"),
-    ]  # fmt: skip
+        (0, 0, 1, "open"),
+        (0, 1, 0, "cut"),
+        (1, 0, 1, "open"),
+        (1, 1, 0, "cut"),
+    ]
 
 
 @pytest.mark.parametrize("last", [None, LAST], ids=["without", "with"])

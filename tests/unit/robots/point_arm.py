@@ -25,9 +25,15 @@ class PointArm(Arm):
         if self.broken:
             raise OSError("the cable is out")
         return ArmState(
-            pose=self.pose.copy(), vel=self.vel.copy(), force=np.array([1.0, 2.0, 3.0]), torque=np.zeros(3),
-            q=np.arange(7.0), dq=np.zeros(7), jacobian=np.ones((6, 7)), gripper=self.opening,
-        )  # fmt: skip
+            pose=self.pose.copy(),
+            vel=self.vel.copy(),
+            force=np.array([1.0, 2.0, 3.0]),
+            torque=np.zeros(3),
+            q=np.arange(7.0),
+            dq=np.zeros(7),
+            jacobian=np.ones((6, 7)),
+            gripper=self.opening,
+        )
 
     def move(self, pose: np.ndarray) -> None:
         self.pose = pose.copy()

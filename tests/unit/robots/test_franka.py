@@ -34,9 +34,14 @@ def chain(q: np.ndarray) -> np.ndarray:
     frame = np.eye(4)
     for a, d, alpha, theta in zip(A, D, ALPHA, [*q, 0.0], strict=True):
         ca, sa, ct, st = math.cos(alpha), math.sin(alpha), math.cos(theta), math.sin(theta)
-        frame = frame @ np.array([
-            [ct, -st, 0, a], [st * ca, ct * ca, -sa, -d * sa], [st * sa, ct * sa, ca, d * ca], [0, 0, 0, 1],
-        ])  # fmt: skip
+        frame = frame @ np.array(
+            [
+                [ct, -st, 0, a],
+                [st * ca, ct * ca, -sa, -d * sa],
+                [st * sa, ct * sa, ca, d * ca],
+                [0, 0, 0, 1],
+            ]
+        )
     c, s = math.cos(-math.pi / 4), math.sin(-math.pi / 4)
     return frame @ np.array([[c, -s, 0, 0], [s, c, 0, 0], [0, 0, 1, 0.1034], [0, 0, 0, 1]])
 

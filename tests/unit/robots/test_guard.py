@@ -16,9 +16,15 @@ GUARD = Guard(LIMITS, HOME)
 
 def state(pose: np.ndarray, vel: np.ndarray) -> ArmState:
     return ArmState(
-        pose=pose, vel=vel, force=np.zeros(3), torque=np.zeros(3), q=np.zeros(7), dq=np.zeros(7),
-        jacobian=np.zeros((6, 7)), gripper=1.0,
-    )  # fmt: skip
+        pose=pose,
+        vel=vel,
+        force=np.zeros(3),
+        torque=np.zeros(3),
+        q=np.zeros(7),
+        dq=np.zeros(7),
+        jacobian=np.zeros((6, 7)),
+        gripper=1.0,
+    )
 
 
 def test_a_wish_outside_is_clamped() -> None:

@@ -61,10 +61,15 @@ def test_readings_have_the_names_that_clients_know(post: Client, arm: PointArm) 
     assert state["pose"] == pytest.approx(arm.home.tolist())
     assert np.shape(state["jacobian"]) == (6, 7)
     for path, key, wanted in (
-        ("/getpos", "pose", state["pose"]), ("/getvel", "vel", [0.0] * 6), ("/getforce", "force", [1.0, 2.0, 3.0]),
-        ("/gettorque", "torque", [0.0] * 3), ("/getq", "q", list(range(7))), ("/getdq", "dq", [0.0] * 7),
-        ("/getjacobian", "jacobian", state["jacobian"]), ("/get_gripper", "gripper", 1.0),
-    ):  # fmt: skip
+        ("/getpos", "pose", state["pose"]),
+        ("/getvel", "vel", [0.0] * 6),
+        ("/getforce", "force", [1.0, 2.0, 3.0]),
+        ("/gettorque", "torque", [0.0] * 3),
+        ("/getq", "q", list(range(7))),
+        ("/getdq", "dq", [0.0] * 7),
+        ("/getjacobian", "jacobian", state["jacobian"]),
+        ("/get_gripper", "gripper", 1.0),
+    ):
         assert post(path) == (200, {key: wanted})
     status, euler = post("/getpos_euler")
     assert status == 200
@@ -141,8 +146,9 @@ def test_anyone_may_stop_it(post: Client, server: ArmServer) -> None:
     mine.connection.close()
     assert post("/stopimp") == (200, "Stopped impedance")
     assert post("/pose", {"arr": [0.5, 0.0, 0.3, *DOWN]}) == (
-        409, {"detail": "the arm is stopped; POST /startimp first"},
-    )  # fmt: skip
+        409,
+        {"detail": "the arm is stopped; POST /startimp first"},
+    )
     assert post("/startimp") == (200, "Started impedance")
     assert post("/pose", {"arr": [0.5, 0.0, 0.3, *DOWN]})[0] == 200
 
@@ -252,7 +258,7 @@ def test_a_port_that_is_taken(server: ArmServer, arm: PointArm) -> None:
 
 
 def test_a_backend_is_found_by_its_name() -> None:
-    from understudy.cli.robot import _build
+    from understudy.cli.tools.robot import _build
 
     assert isinstance(_build("tests.unit.robots.point_arm:PointArm"), PointArm)
     for wrong, said in (

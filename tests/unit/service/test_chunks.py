@@ -26,9 +26,9 @@ from understudy.core import (
 from understudy.core.examples import CANONICAL, nested_spec, random_steps, robot_spec, small_spec, text_spec
 from understudy.core.tree import equal_leaf
 from understudy.replay import Store, Writer, verify
-from understudy.replay.chunk import Chunk, Part
-from understudy.service.chunks import decode_chunk, encode_chunk
-from understudy.service.wire import pack, unpack
+from understudy.replay.format.chunk import Chunk, Part
+from understudy.service.wire.chunks import decode_chunk, encode_chunk
+from understudy.service.wire.message import pack, unpack
 
 
 def chunks_of(spec: StepSpec, steps: list[Step], last: Any, info: EpisodeInfo, commit_steps: int) -> list[Chunk]:
@@ -65,8 +65,9 @@ def test_canonical_episodes_come_back(name: str, commit_steps: int) -> None:
 def test_a_part_without_rows_and_text_of_all_kinds_come_back() -> None:
     spec = text_spec()
     info = EpisodeInfo(task='å猫🤖\0"\\', success=False, split="eval", labels={"": "\n"}, kind="demonstration")
-    columns = {path: [] if leaf.ragged else np.zeros((0, *leaf.shape), leaf.dtype)
-               for path, leaf in spec.columns.items()}  # fmt: skip
+    columns = {
+        path: [] if leaf.ragged else np.zeros((0, *leaf.shape), leaf.dtype) for path, leaf in spec.columns.items()
+    }
     parts = (Part(episode=3, first_index=5, num_rows=0, state="cut", info=info),)
     found = decode(b"".join(encode_chunk(9, columns, parts)), spec)
     assert (found.seq, found.parts, found.num_rows) == (9, parts, 0)
@@ -76,9 +77,11 @@ def test_a_part_without_rows_and_text_of_all_kinds_come_back() -> None:
 
 
 def altered(
-    spec: StepSpec, columns: dict[str, Any] | None = None, metadata: dict[str, str] | None = None,
+    spec: StepSpec,
+    columns: dict[str, Any] | None = None,
+    metadata: dict[str, str] | None = None,
     drop: tuple[str, ...] = (),
-) -> bytes:  # fmt: skip
+) -> bytes:
     """The message of a good chunk of 4 rows, with some arrays or metadata exchanged."""
     steps, last = random_steps(spec, 3, 1)
     (chunk,) = chunks_of(spec, steps, last, EpisodeInfo(), 50)
@@ -104,37 +107,85 @@ def parts(*entries: Any) -> dict[str, str]:
 SMALL, ROBOT, NESTED, TEXT = small_spec(), robot_spec(4), nested_spec(), text_spec()
 GOOD: list[Any] = [0, 0, 4, "ended", {}]
 WRONG: dict[str, tuple[StepSpec, bytes, type[UnderstudyError], str]] = {
-    "above a bound": (ROBOT, altered(ROBOT, {"action": with_value(1.5)}), SpecError,
-                      r"^action: expected values from -1.0 to 1.0; clip them before append"),
-    "below a bound": (NESTED, altered(NESTED, {"action/gripper": with_value(-1)}), SpecError,
-                      r"^action/gripper: expected values from 0.0 to 2.0"),
+    "above a bound": (
+        ROBOT,
+        altered(ROBOT, {"action": with_value(1.5)}),
+        SpecError,
+        r"^action: expected values from -1.0 to 1.0; clip them before append",
+    ),
+    "below a bound": (
+        NESTED,
+        altered(NESTED, {"action/gripper": with_value(-1)}),
+        SpecError,
+        r"^action/gripper: expected values from 0.0 to 2.0",
+    ),
     "not a number where bounded": (ROBOT, altered(ROBOT, {"action": with_value(np.nan)}), SpecError, r"^action: "),
     "proposal above a bound": (ROBOT, altered(ROBOT, {"proposal": with_value(9)}), SpecError, r"^proposal: "),
-    "source 4": (SMALL, altered(SMALL, {"source": with_value(4)}), SpecError,
-                 r"^source: expected numbers below 4, got 4; pass a Source"),
+    "source 4": (
+        SMALL,
+        altered(SMALL, {"source": with_value(4)}),
+        SpecError,
+        r"^source: expected numbers below 4, got 4; pass a Source",
+    ),
     "source 255": (SMALL, altered(SMALL, {"source": with_value(255)}), SpecError, r"^source: .* got 255"),
-    "reward nan": (SMALL, altered(SMALL, {"reward": with_value(np.nan)}), SpecError,
-                   r"^reward: expected finite numbers; check the environment"),
+    "reward nan": (
+        SMALL,
+        altered(SMALL, {"reward": with_value(np.nan)}),
+        SpecError,
+        r"^reward: expected finite numbers; check the environment",
+    ),
     "reward inf": (SMALL, altered(SMALL, {"reward": with_value(-np.inf, 3)}), SpecError, r"^reward: expected finite"),
-    "missing field": (SMALL, altered(SMALL, drop=("observation",)), SpecError,
-                      r"^observation: expected float32 \[4\], got nothing; send all fields of the spec"),
+    "missing field": (
+        SMALL,
+        altered(SMALL, drop=("observation",)),
+        SpecError,
+        r"^observation: expected float32 \[4\], got nothing; send all fields of the spec",
+    ),
     "missing flag": (SMALL, altered(SMALL, drop=("is_step",)), SpecError, r"^is_step: expected bool \[\], got nothing"),
-    "surplus field": (SMALL, altered(SMALL, {"observation/x": np.zeros(4)}), SpecError,
-                      r"^observation/x: expected no such field; send what the spec says"),
-    "missing lengths": (TEXT, altered(TEXT, drop=("length/observation/prompt",)), SpecError,
-                        r"^observation/prompt: expected text, got something else; send all fields"),
-    "lengths of another dtype": (TEXT, altered(TEXT, {"length/action": lambda a: a.astype(np.int64)}), SpecError,
-                                 r"^action: expected int32 \[\?, 4\], got something else"),
+    "surplus field": (
+        SMALL,
+        altered(SMALL, {"observation/x": np.zeros(4)}),
+        SpecError,
+        r"^observation/x: expected no such field; send what the spec says",
+    ),
+    "missing lengths": (
+        TEXT,
+        altered(TEXT, drop=("length/observation/prompt",)),
+        SpecError,
+        r"^observation/prompt: expected text, got something else; send all fields",
+    ),
+    "lengths of another dtype": (
+        TEXT,
+        altered(TEXT, {"length/action": lambda a: a.astype(np.int64)}),
+        SpecError,
+        r"^action: expected int32 \[\?, 4\], got something else",
+    ),
     "lengths in two dimensions": (TEXT, altered(TEXT, {"length/action": lambda a: a[None]}), SpecError, r"^action: "),
-    "lengths that are too long": (TEXT, altered(TEXT, {"length/action": with_value(2**32 - 1)}), WireError,
-                                  r"^action: values of \d+ bytes in \d+; send them end to end"),
+    "lengths that are too long": (
+        TEXT,
+        altered(TEXT, {"length/action": with_value(2**32 - 1)}),
+        WireError,
+        r"^action: values of \d+ bytes in \d+; send them end to end",
+    ),
     "bytes in two dimensions": (TEXT, altered(TEXT, {"ragged/action": lambda a: a[None]}), WireError, r"^action: "),
-    "not UTF-8": (TEXT, altered(TEXT, {"ragged/observation/prompt": np.full(3, 0xFF, np.uint8),
-                                       "length/observation/prompt": np.array([3, 0, 0, 0], np.uint32)}), WireError,
-                  r"^observation/prompt: expected text, got bytes that are not; check the sender"),
-    "half an element": (TEXT, altered(TEXT, {"ragged/action": np.zeros(18, np.uint8),
-                                             "length/action": np.array([18, 0, 0, 0], np.uint32)}), WireError,
-                        r"^action: expected int32 \[\?, 4\], got bytes that are not"),
+    "not UTF-8": (
+        TEXT,
+        altered(
+            TEXT,
+            {
+                "ragged/observation/prompt": np.full(3, 0xFF, np.uint8),
+                "length/observation/prompt": np.array([3, 0, 0, 0], np.uint32),
+            },
+        ),
+        WireError,
+        r"^observation/prompt: expected text, got bytes that are not; check the sender",
+    ),
+    "half an element": (
+        TEXT,
+        altered(TEXT, {"ragged/action": np.zeros(18, np.uint8), "length/action": np.array([18, 0, 0, 0], np.uint32)}),
+        WireError,
+        r"^action: expected int32 \[\?, 4\], got bytes that are not",
+    ),
     "seq that is no number": (SMALL, altered(SMALL, metadata={"seq": "x"}), WireError, r"^not the parts of a chunk: "),
     "parts that are no JSON": (SMALL, altered(SMALL, metadata={"parts": "["}), WireError, r"^not the parts of a chunk"),
     "parts that are a number": (SMALL, altered(SMALL, metadata={"parts": "3"}), WireError, r"^not the parts"),
@@ -142,25 +193,49 @@ WRONG: dict[str, tuple[StepSpec, bytes, type[UnderstudyError], str]] = {
     "deep parts": (SMALL, altered(SMALL, metadata={"parts": "[" * 100_000}), WireError, r"^not the parts"),
     "a part of four": (SMALL, altered(SMALL, metadata=parts(GOOD[:4])), WireError, r"^not the parts"),
     "a part that is a dict": (SMALL, altered(SMALL, metadata=parts({"a": 1})), WireError, r"^not the parts"),
-    "negative episode": (SMALL, altered(SMALL, metadata=parts([-1, *GOOD[1:]])), WireError,
-                         r"^not the numbers of a part: \(-1, 0, 4\)"),
+    "negative episode": (
+        SMALL,
+        altered(SMALL, metadata=parts([-1, *GOOD[1:]])),
+        WireError,
+        r"^not the numbers of a part: \(-1, 0, 4\)",
+    ),
     "huge episode": (SMALL, altered(SMALL, metadata=parts([2**31, *GOOD[1:]])), WireError, r"^not the numbers"),
-    "negative rows": (SMALL, altered(SMALL, metadata=parts([0, 0, 8, "open", {}], [0, 8, -4, "ended", {}])), WireError,
-                      r"^not the numbers of a part: \(0, 8, -4\)"),
+    "negative rows": (
+        SMALL,
+        altered(SMALL, metadata=parts([0, 0, 8, "open", {}], [0, 8, -4, "ended", {}])),
+        WireError,
+        r"^not the numbers of a part: \(0, 8, -4\)",
+    ),
     "float index": (SMALL, altered(SMALL, metadata=parts([0, 0.0, *GOOD[2:]])), WireError, r"^not the numbers"),
     "bool episode": (SMALL, altered(SMALL, metadata=parts([True, *GOOD[1:]])), WireError, r"^not the numbers"),
-    "unknown state": (SMALL, altered(SMALL, metadata=parts([0, 0, 4, "done", {}])), WireError,
-                      r"^not the state of an episode: done"),
+    "unknown state": (
+        SMALL,
+        altered(SMALL, metadata=parts([0, 0, 4, "done", {}])),
+        WireError,
+        r"^not the state of an episode: done",
+    ),
     "state that is a list": (SMALL, altered(SMALL, metadata=parts([0, 0, 4, [], {}])), WireError, r"^not the state"),
-    "too few rows": (SMALL, altered(SMALL, metadata=parts([0, 0, 3, "ended", {}])), WireError,
-                     r"^parts of 3 rows, and 4 rows were sent"),
+    "too few rows": (
+        SMALL,
+        altered(SMALL, metadata=parts([0, 0, 3, "ended", {}])),
+        WireError,
+        r"^parts of 3 rows, and 4 rows were sent",
+    ),
     "no parts": (SMALL, altered(SMALL, metadata=parts()), WireError, r"^parts of 0 rows, and 4 rows were sent"),
     "unknown attribute": (SMALL, altered(SMALL, metadata=parts([*GOOD[:4], {"tusk": 1}])), WireError, r"^not the"),
-    "attribute of another type": (SMALL, altered(SMALL, metadata=parts([*GOOD[:4], {"task": 1}])), EpisodeError,
-                                  r"^task: expected str or None, got int 1"),
-    "labels that are numbers": (SMALL, altered(SMALL, metadata=parts([*GOOD[:4], {"labels": {"a": 1}}])), EpisodeError,
-                                r"^labels: expected names and values that are text"),
-}  # fmt: skip
+    "attribute of another type": (
+        SMALL,
+        altered(SMALL, metadata=parts([*GOOD[:4], {"task": 1}])),
+        EpisodeError,
+        r"^task: expected str or None, got int 1",
+    ),
+    "labels that are numbers": (
+        SMALL,
+        altered(SMALL, metadata=parts([*GOOD[:4], {"labels": {"a": 1}}])),
+        EpisodeError,
+        r"^labels: expected names and values that are text",
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", WRONG)
@@ -188,14 +263,15 @@ ODD: dict[str, tuple[StepSpec, bytes]] = {
     "half a character in a label": (SMALL, altered(SMALL, metadata=parts([*GOOD[:4], {"labels": {"\udfff": ""}}]))),
     "a seed that SQLite cannot hold": (SMALL, altered(SMALL, metadata=parts([*GOOD[:4], {"seed": 2**63}]))),
     "a start state that SQLite cannot hold": (
-        SMALL, altered(SMALL, metadata=parts([*GOOD[:4], {"init_state": -(2**70)}]))),
+        SMALL,
+        altered(SMALL, metadata=parts([*GOOD[:4], {"init_state": -(2**70)}])),
+    ),
     "the end of an episode that never was": (SMALL, altered(SMALL, metadata=parts(GOOD, [1, 0, 0, "cut", {}]))),
-    "an episode that goes on after it ended": (
-        SMALL, altered(SMALL, {"terminated": np.array([1, 1, 1, 0], bool)})),
+    "an episode that goes on after it ended": (SMALL, altered(SMALL, {"terminated": np.array([1, 1, 1, 0], bool)})),
     "ended, and the last row is a step": (SMALL, altered(SMALL, {"is_step": np.ones(4, bool)})),
     "a last observation in the middle": (SMALL, altered(SMALL, {"is_step": np.array([1, 0, 1, 0], bool)})),
     "open, and the last row is no step": (SMALL, altered(SMALL, metadata=parts([0, 0, 4, "open", {}]))),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", ODD)

@@ -11,13 +11,11 @@ from tests.writing import write_episode
 
 from understudy.core.examples import random_episode, small_spec
 from understudy.service import Remote, Server
-from understudy.service import heard as hearing
-from understudy.service.heard import Heard
+from understudy.service.server import writer_stats as hearing
+from understudy.service.server.writer_stats import Heard
 
 
-def test_a_writer_is_heard_and_its_end_too(
-    serve: Callable[..., Server], remote_to: Callable[..., Remote]
-) -> None:  # fmt: skip
+def test_a_writer_is_heard_and_its_end_too(serve: Callable[..., Server], remote_to: Callable[..., Remote]) -> None:
     server = serve()
     assert server.heard.to_json() == {"writers": [], "oldest_s": 0.0}
     episode = random_episode(small_spec(), 12, 1)

@@ -31,8 +31,9 @@ from understudy.core import (
 )
 from understudy.core.examples import CANONICAL, robot_spec, small_spec
 from understudy.replay import Reader, Store, Writer, verify
-from understudy.service import OutboxConfig, Remote, RemoteWriter, Server, ServerConfig, connect, session
-from understudy.service.proxy import Proxy, free_port
+from understudy.selftest.faulty_proxy import Proxy, free_port
+from understudy.service import OutboxConfig, Remote, RemoteWriter, Server, ServerConfig, connect
+from understudy.service.client import write_stream as session
 
 SPEC = small_spec()
 Serve = Callable[..., Server]
@@ -125,7 +126,7 @@ def test_what_arrives_is_what_a_local_writer_stores(
         use(store.writer("actor", spec, commit_steps=commit_steps))
     with remote_to(server).writer(
         "actor", spec, commit_steps=commit_steps, spool=tmp_path / "spool" if spooled else None
-    ) as writer:  # fmt: skip
+    ) as writer:
         use(writer)
         assert writer.wait_delivered(20)
     with Reader(tmp_path / "local") as local, Reader(tmp_path / "store") as remote:
@@ -244,8 +245,10 @@ def test_what_a_spool_holds_the_next_writer_delivers_first(serve: Serve, remote_
         writer.end(row(3, 1))
         assert writer.wait_delivered(20)
     assert stored_rows(tmp_path / "store") == [
-        *((life, index) for life in range(3) for index in range(10)), (3, 0), (3, 1),
-    ]  # fmt: skip
+        *((life, index) for life in range(3) for index in range(10)),
+        (3, 0),
+        (3, 1),
+    ]
     with Reader(tmp_path / "store") as reader:
         assert [record.state for record in reader.episodes()] == ["cut", "cut", "cut", "ended"]
     assert len(list((tmp_path / "spool").glob("*/*.safetensors"))) == 0
@@ -291,8 +294,9 @@ def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_p
     assert stored_rows(tmp_path / "store") == [(0, index) for index in range(31) if index not in (20, 21)]
     with Reader(tmp_path / "store") as reader:
         assert [(r.state, r.info.labels) for r in reader.episodes()] == [
-            ("cut", {}), ("ended", {"steps_missing_before": "2"}),
-        ]  # fmt: skip
+            ("cut", {}),
+            ("ended", {"steps_missing_before": "2"}),
+        ]
 
 
 def test_block_goes_on_as_soon_as_there_is_room(serve: Serve, remote_to: To, tmp_path: Path) -> None:
@@ -333,8 +337,9 @@ def test_what_is_dropped_is_counted_and_said(
     assert stored_rows(tmp_path / "store") == [(0, index) for index in range(46) if index not in lost]
     with Reader(tmp_path / "store") as reader:
         assert [(r.state, r.info.labels) for r in reader.episodes()] == [
-            ("cut", {}), ("ended", {"steps_missing_before": "25"}),
-        ]  # fmt: skip
+            ("cut", {}),
+            ("ended", {"steps_missing_before": "25"}),
+        ]
 
 
 # ---- each option changes something
@@ -454,8 +459,11 @@ def test_a_process_that_was_replaced_is_told_and_loses_nothing_it_recorded(
         assert third.wait_delivered(10)
         assert third.delivery.delivered == recorded
     assert stored_rows(tmp_path / "store") == [
-        *((0, index) for index in range(5)), (1, 0), (1, 1), *((0, index) for index in range(5, 5 + recorded)),
-    ]  # fmt: skip
+        *((0, index) for index in range(5)),
+        (1, 0),
+        (1, 1),
+        *((0, index) for index in range(5, 5 + recorded)),
+    ]
     names = {writer.name for writer in server.store.state.writers.values()}
     assert names == {"arm", f"arm~{old.incarnation[:8]}"}
 
@@ -503,8 +511,11 @@ def test_a_chunk_that_the_server_does_not_take_is_an_error_of_append(serve: Serv
     server = serve(max_message_bytes=100_000)
     writer = remote_to(server).writer("actor", spec, commit_steps=20)
     writer.begin()
-    images = {"wrist_1": np.zeros((64, 64, 3), np.uint8), "wrist_2": np.zeros((64, 64, 3), np.uint8),
-              "state": np.zeros(20, np.float32)}  # fmt: skip
+    images = {
+        "wrist_1": np.zeros((64, 64, 3), np.uint8),
+        "wrist_2": np.zeros((64, 64, 3), np.uint8),
+        "state": np.zeros(20, np.float32),
+    }
     each = Step(observation=images, action=np.zeros(7, np.float32), reward=0.0)
     error = error_of_append(writer, (each for _ in range(2000)))
     assert isinstance(error, RefusedError)
@@ -590,8 +601,9 @@ def test_another_store_at_the_same_address_gets_nothing_until_somebody_says_so(
     else:
         second.stop(0.0)
         second.store.close()
-        serve("first" if then == "the right one" else "second", port=port,
-              replaces=(store,) if then == "replaces" else ())  # fmt: skip
+        serve(
+            "first" if then == "the right one" else "second", port=port, replaces=(store,) if then == "replaces" else ()
+        )
     assert writer.wait_delivered(10)
     writer.close()
     if then == "the right one":

@@ -13,8 +13,8 @@ from understudy.core import RefusedError, StoreError, WireError
 from understudy.core import tree as trees
 from understudy.replay import Store
 from understudy.service import Remote, Server, ServerConfig, connect
-from understudy.service.protocol import PUBLISH, to_json
-from understudy.service.wire import pieces
+from understudy.service.wire.message import pieces
+from understudy.service.wire.protocol import PUBLISH, to_json
 
 
 def weights(seed: int, size: int = 1000) -> dict[str, object]:

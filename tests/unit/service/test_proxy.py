@@ -5,7 +5,7 @@ import time
 import pytest
 from tests.waiting import wait_for
 
-from understudy.service.proxy import MAX_RUN_BYTES, Proxy, free_port
+from understudy.selftest.faulty_proxy import MAX_RUN_BYTES, Proxy, free_port
 
 
 @pytest.fixture

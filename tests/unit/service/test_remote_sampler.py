@@ -32,8 +32,8 @@ from understudy.replay import (
     View,
 )
 from understudy.service import Remote, RemoteSampler, Server, ServerConfig, connect
-from understudy.service.batches import view_from_json, view_to_json
-from understudy.service.protocol import SAMPLE, to_json
+from understudy.service.wire.batches import view_from_json, view_to_json
+from understudy.service.wire.protocol import SAMPLE, to_json
 
 
 def fill(store: Store, spec: StepSpec, *, episodes: int = 5, steps: int = 20, name: str = "a") -> None:
@@ -284,9 +284,17 @@ def test_ordinary_conditions_pass() -> None:
 
 
 HELLO = {
-    "version": 1, "view": view_to_json(EVERYTHING), "shape": {"kind": "transitions"}, "selector": {"kind": "uniform"},
-    "batch_size": 4, "seed": 0, "spec": None, "rank": 0, "world_size": 1, "state": None,
-}  # fmt: skip
+    "version": 1,
+    "view": view_to_json(EVERYTHING),
+    "shape": {"kind": "transitions"},
+    "selector": {"kind": "uniform"},
+    "batch_size": 4,
+    "seed": 0,
+    "spec": None,
+    "rank": 0,
+    "world_size": 1,
+    "state": None,
+}
 
 
 @pytest.mark.parametrize(

@@ -17,12 +17,13 @@ import pytest
 from tests.writing import write_episode
 
 from understudy.core import ArraySpec, DeliveryError, RefusedError, Spec, StepSpec, UnavailableError, WireError
-from understudy.core.access import is_loopback
 from understudy.core.examples import CANONICAL, random_episode, random_steps, small_spec
-from understudy.replay import Reader, Store, layout
+from understudy.replay import Reader, Store
+from understudy.replay.format import layout
+from understudy.selftest.faulty_proxy import Proxy
 from understudy.service import Remote, Server, ServerConfig, connect
-from understudy.service.protocol import ERROR_KEY, STATUS, TOKEN_KEY, VERSION, WRITE, method, to_json
-from understudy.service.proxy import Proxy
+from understudy.service.wire.protocol import ERROR_KEY, STATUS, TOKEN_KEY, VERSION, WRITE, method, to_json
+from understudy.web.access import is_loopback
 
 SPEC = small_spec()
 TOKEN = "0123456789abcdef"
@@ -163,10 +164,27 @@ def test_a_server_with_another_certificate_is_not_believed(
     openssl = shutil.which("openssl")
     assert openssl is not None
     subprocess.run(
-        [openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost",
-         "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", tmp_path / "k", "-out", other],
-        check=True, capture_output=True,
-    )  # fmt: skip
+        [
+            openssl,
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-addext",
+            "subjectAltName=IP:127.0.0.1",
+            "-keyout",
+            tmp_path / "k",
+            "-out",
+            other,
+        ],
+        check=True,
+        capture_output=True,
+    )
     with pytest.raises(UnavailableError):
         remote_to(server, tls_cert=other).status(timeout_s=1.0)
 
@@ -234,7 +252,9 @@ WRONG_HELLOS: dict[str, tuple[bytes, str]] = {
     "an unknown dtype": (hello(spec=spec_with(shape=[], dtype="complex64")), "dtype: expected one of bool, uint8,"),
     "half a character in a dtype": (hello(spec=spec_with(shape=[], dtype="\ud800")), "spec: not the spec of a step"),
     "half a character in a name": (
-        hello(spec={**SPEC.to_json(), "observation": {"\ud800": {"$array": {"shape": [], "dtype": "bool"}}}}), "spec"),
+        hello(spec={**SPEC.to_json(), "observation": {"\ud800": {"$array": {"shape": [], "dtype": "bool"}}}}),
+        "spec",
+    ),
     "a negative shape": (hello(spec=spec_with(shape=[-1], dtype="uint8")), "shape: dimensions are not negative"),
     "a float shape": (hello(spec=spec_with(shape=[1.5], dtype="uint8")), "spec: not the spec of a step (TypeError"),
     "rows of a petabyte": (hello(spec=spec_with(**LONG)), "spec: a row of 1000000000000"),
@@ -244,7 +264,7 @@ WRONG_HELLOS: dict[str, tuple[bytes, str]] = {
     "more dimensions than arrays have": (hello(spec=spec_with(shape=[1] * 70, dtype="uint8")), "dimensions"),
     "a reward that is text": (hello(spec={**SPEC.to_json(), "reward": {"shape": [], "dtype": "str"}}), "reward: "),
     "too many bounds": (hello(spec=spec_with(shape=[2], dtype="float32", low=[0.0] * 200_000)), "low: expected"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", WRONG_HELLOS)
@@ -275,7 +295,7 @@ def peak_bytes() -> int:
 
 
 def test_too_many_specs_are_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.service.server.MAX_SPECS", 1)
+    monkeypatch.setattr("understudy.service.server.server.MAX_SPECS", 1)
     server = serve()
     with connect(server.address) as remote:
         deliver_episode(remote, "w")
@@ -323,8 +343,10 @@ def test_what_is_no_chunk_ends_its_stream_and_says_why(serve: Serve) -> None:
 def test_a_stream_that_says_nothing_is_refused(serve: Serve) -> None:
     server = serve()
     assert talk(server)[1:] == (
-        grpc.StatusCode.INVALID_ARGUMENT, "the stream ended before it said anything", "WireError",
-    )  # fmt: skip
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "the stream ended before it said anything",
+        "WireError",
+    )
 
 
 def test_what_goes_wrong_is_counted(serve: Serve, remote_to: To) -> None:

@@ -16,7 +16,7 @@ from understudy.core import RefusedError, StoreError
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import EVERYTHING, Reader, Store
 from understudy.service import OutboxConfig, RemoteWriter, Server, ServerConfig, connect
-from understudy.service.shards import split
+from understudy.service.client.sharded_sampler import split
 
 SPEC = small_spec()
 

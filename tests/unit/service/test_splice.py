@@ -16,8 +16,8 @@ from tests.writing import Collector
 from understudy.core import EpisodeInfo, Step
 from understudy.core.examples import small_spec
 from understudy.replay import Reader, Store, Writer, verify
-from understudy.replay.chunk import Chunk, Part
-from understudy.service.splice import Splicer
+from understudy.replay.format.chunk import Chunk, Part
+from understudy.service.client.splice import Splicer
 
 SPEC = small_spec()
 
@@ -25,7 +25,7 @@ SPEC = small_spec()
 def part(episode: int, first_index: int, num_rows: int, state: Any = "open", **attributes: Any) -> Part:
     return Part(
         episode=episode, first_index=first_index, num_rows=num_rows, state=state, info=EpisodeInfo(**attributes)
-    )  # fmt: skip
+    )
 
 
 # ---- by hand
@@ -90,10 +90,12 @@ def chunks_of(episodes: list[tuple[int, str]], commit_steps: int, flush_each_epi
         for index in range(num_steps):
             writer.append(
                 Step(
-                    observation=row(number, index), action=np.zeros(2, np.float32), reward=0.0,
+                    observation=row(number, index),
+                    action=np.zeros(2, np.float32),
+                    reward=0.0,
                     terminated=ending == "end" and index == num_steps - 1,
                 )
-            )  # fmt: skip
+            )
         if ending == "end":
             writer.end(row(number, num_steps), success=True)
         elif ending == "cut with last":

@@ -12,9 +12,9 @@ from tests.writing import write_episode
 from understudy.core import DamageError, StepSpec, StoreFormatError, StoreLockedError
 from understudy.core.examples import CANONICAL, random_episode, small_spec, text_spec
 from understudy.replay import Reader, Store, Writer
-from understudy.replay.chunk import Chunk
-from understudy.service.chunks import decode_chunk, encode_chunk
-from understudy.service.spool import Spool, Stretch
+from understudy.replay.format.chunk import Chunk
+from understudy.service.client.spool import Spool, Stretch
+from understudy.service.wire.chunks import decode_chunk, encode_chunk
 
 SPEC = small_spec()
 
@@ -118,7 +118,11 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     with pytest.raises(StoreLockedError, match=r"spool: another process is writing.*pid \d+ on .*; stop it"):
         Spool(tmp_path / "spool")
-    lines = ("import sys, pathlib", "from understudy.service.spool import Spool", "Spool(pathlib.Path(sys.argv[1]))")
+    lines = (
+        "import sys, pathlib",
+        "from understudy.service.client.spool import Spool",
+        "Spool(pathlib.Path(sys.argv[1]))",
+    )
     command = [sys.executable, "-c", "; ".join(lines), str(tmp_path / "spool")]
     other = subprocess.run(command, capture_output=True, text=True, check=False)
     assert other.returncode == 1
@@ -134,8 +138,9 @@ def test_acknowledged_chunks_are_gone(tmp_path: Path) -> None:
     assert stretch.acknowledge(1) == 6
     assert (stretch.first, len(stretch), stretch.num_rows, 1 in stretch, 2 in stretch) == (2, 2, 4, False, True)
     assert sorted(p.name for p in stretch.directory.glob("*.safetensors")) == [
-        "00000002.safetensors", "00000003.safetensors",
-    ]  # fmt: skip
+        "00000002.safetensors",
+        "00000003.safetensors",
+    ]
     assert stretch.acknowledge(1) == 0
     spool = Spool(tmp_path / "spool")
     (again,) = spool.stretches

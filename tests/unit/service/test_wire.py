@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.core import WireError
-from understudy.replay.layout import SAFETENSORS_DTYPES
-from understudy.service.wire import (
+from understudy.replay.format.layout import SAFETENSORS_DTYPES
+from understudy.service.wire.message import (
     MAX_HEADER_BYTES,
     PIECE_BYTES,
     Assembly,

@@ -14,10 +14,10 @@ from understudy.envs import IsolatedWorld, ToyTable, WorldSource
 from understudy.envs.workers.outcomes import WorkerDied
 from understudy.replay import Reader, Store
 from understudy.service import Server, ServerConfig
-from understudy.training.actor import TRIES, Actor, run_actor
-from understudy.training.health import Health
-from understudy.training.rlpd import RLPDConfig
-from understudy.training.rollout import Rolled
+from understudy.training.data.run_episode import Rolled
+from understudy.training.offpolicy.actor import TRIES, Actor, run_actor
+from understudy.training.offpolicy.rlpd import RLPDConfig
+from understudy.training.runs.health import Health
 
 TOY = WorldSource(factory="understudy.envs.toy:ToyTable", options={"cameras": False})
 
@@ -42,9 +42,7 @@ def test_an_episode_is_decided_by_seed_name_and_number(tmp_path: Path) -> None:
     (again,) = lived(tmp_path, config, "a", [1])
     assert again.action.tolist() == second.action.tolist()
     assert again.info.init_state == second.info.init_state
-    others = [
-        second, *lived(tmp_path, config, "b", [0]), *lived(tmp_path, RLPDConfig(seed=1), "a", [0])
-    ]  # fmt: skip
+    others = [second, *lived(tmp_path, config, "b", [0]), *lived(tmp_path, RLPDConfig(seed=1), "a", [0])]
     assert all(other.action.tolist() != first.action.tolist() for other in others)
 
 
@@ -84,9 +82,14 @@ def test_actors_share_what_the_learner_may_be_behind_and_end_when_told(tmp_path:
                 return bool(health.now()["doing"] == "waiting for the learner")
 
             run_actor(
-                config, server.address, name="a", health=health, watch=watch, num_actors=lambda n=num_actors: n,  # type: ignore[misc]
+                config,
+                server.address,
+                name="a",
+                health=health,
+                watch=watch,
+                num_actors=lambda n=num_actors: n,  # type: ignore[misc]
                 stop=waits,
-            )  # fmt: skip
+            )
             lived.append(sum(steps))
             with Reader(store.path) as reader:
                 assert sum(record.num_steps for record in reader.episodes()) == sum(steps)  # delivered at the end

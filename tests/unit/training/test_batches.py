@@ -11,7 +11,7 @@ from understudy.core import Source, StoreError
 from understudy.core.examples import random_tree, robot_spec, small_spec
 from understudy.core.step import Step
 from understudy.replay import Store, Transitions
-from understudy.training.batches import Batches
+from understudy.training.offpolicy.demo_online_batches import Batches
 
 SPEC = small_spec()
 

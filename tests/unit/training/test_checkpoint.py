@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy.training.checkpoint import (
+from understudy.training.runs.checkpoint import (
     ARRAYS,
     FACTS,
     CheckpointError,
@@ -22,9 +22,11 @@ from understudy.training.checkpoint import (
 )
 
 STATE = {
-    "weights": np.arange(6, dtype=np.float32).reshape(2, 3), "steps": np.array(7, np.int64), "kind": "sac",
+    "weights": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "steps": np.array(7, np.int64),
+    "kind": "sac",
     "turned": np.arange(6.0).reshape(2, 3).T,
-}  # fmt: skip
+}
 
 
 def test_what_was_saved_is_read_and_only_so_many_are_kept(tmp_path: Path) -> None:
@@ -73,7 +75,7 @@ def test_damage_is_refused_in_one_sentence(name: str, how: str, tmp_path: Path) 
 WRITER = """
 import sys, numpy as np
 from pathlib import Path
-from understudy.training.checkpoint import write_checkpoint
+from understudy.training.runs.checkpoint import write_checkpoint
 for number in range(int(sys.argv[2]), 10**6):
     write_checkpoint(Path(sys.argv[1]), number, {"x": np.full(50_000, number)}, {"n": number}, keep=2)
 """

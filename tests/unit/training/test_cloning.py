@@ -14,11 +14,11 @@ from understudy.algorithms import CloningConfig
 from understudy.cli import main
 from understudy.core import StoreError
 from understudy.policies import ActorConfig
-from understudy.training.cloning import CloningRunConfig, run_cloning
-from understudy.training.config import ConfigError
-from understudy.training.evaluate import EvaluationConfig
-from understudy.training.metrics import read_metrics
-from understudy.training.run import Run
+from understudy.training.offpolicy.cloning import CloningRunConfig, run_cloning
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.evaluate import EvaluationConfig
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 ENV = "toy:touch_purple?cameras=false"
 CLONING = CloningConfig(actor=ActorConfig(hidden=(8, 8)))
@@ -43,8 +43,10 @@ def lines(path: Path, config: CloningRunConfig) -> list[dict[str, Any]]:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], Callable[[Any, Any], bool]]] = {
-    "env": ({"env": ENV.replace("touch_purple", "pick_red")},
-            lambda new, old: new[-1]["trials"][0]["task"] == "pick_red"),
+    "env": (
+        {"env": ENV.replace("touch_purple", "pick_red")},
+        lambda new, old: new[-1]["trials"][0]["task"] == "pick_red",
+    ),
     "demos": ({"demos": 1}, lambda new, old: new[0]["step"] > old[0]["step"]),
     "updates": ({"updates": 30}, lambda new, old: new[-1]["update"] == 30),
     "report_every": ({"report_every": 10}, lambda new, old: [line["update"] for line in new] == [10, 20, 20]),
@@ -52,7 +54,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Callable[[Any, Any], bool]]] = {
     "seed": ({"seed": 1}, lambda new, old: new[0]["loss"] != old[0]["loss"]),
     "evaluation": ({"evaluation": EvaluationConfig(episodes=2)}, lambda new, old: new[-1]["episodes"] == 2),
     "cloning": ({"cloning": replace(CLONING, loss="likelihood")}, lambda new, old: new[0]["loss"] != old[0]["loss"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from understudy.training.config import ConfigError, from_json, to_json
+from understudy.training.runs.config import ConfigError, from_json, to_json
 
 
 @dataclass(frozen=True, kw_only=True)

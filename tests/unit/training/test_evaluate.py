@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from understudy.envs import ToyTable
-from understudy.training.config import ConfigError
-from understudy.training.evaluate import EvaluationConfig, Trial, evaluate
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.evaluate import EvaluationConfig, Trial, evaluate
 
 
 def expert(world: ToyTable) -> Any:

@@ -15,7 +15,7 @@ from understudy.core.examples import CANONICAL, random_episode, small_spec
 from understudy.formats import ORIGIN, Field, FormatError, Place, find_place
 from understudy.replay import Reader, Store, verify
 from understudy.service import Server, ServerConfig
-from understudy.training.exchange import (
+from understudy.training.data.dataset_io import (
     ImportReport,
     StoreDestination,
     export_episodes,

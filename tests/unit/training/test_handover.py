@@ -11,13 +11,13 @@ from tests.system.train_process import small_config
 
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig
-from understudy.training.actor import run_actor
-from understudy.training.learner import Moment
-from understudy.training.learning import run_learner
-from understudy.training.local import LocalRun
-from understudy.training.metrics import read_metrics
-from understudy.training.rlpd import RLPDConfig
-from understudy.training.run import Run, RunError
+from understudy.training.offpolicy.actor import run_actor
+from understudy.training.offpolicy.learner import Moment
+from understudy.training.offpolicy.learner_process import run_learner
+from understudy.training.offpolicy.local import LocalRun
+from understudy.training.offpolicy.rlpd import RLPDConfig
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run, RunError
 
 
 def test_a_local_run_goes_on_as_actor_and_learner(tmp_path: Path) -> None:

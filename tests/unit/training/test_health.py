@@ -16,8 +16,8 @@ import pytest
 from tests.waiting import wait_for
 
 from understudy import __version__
-from understudy.training import health as healths
-from understudy.training.health import Health, look, stacks
+from understudy.training.runs import health as healths
+from understudy.training.runs.health import Health, look, stacks
 
 
 def read(health: Health) -> dict[str, Any]:
@@ -39,10 +39,20 @@ def test_the_file_says_who_does_what(tmp_path: Path) -> None:
     assert said["memory_bytes"] > 2**20
     assert began <= said["started_s"] <= said["progress_s"] <= said["beat_s"] <= time.time()
     wanted = {
-        "role": "actor", "name": "arm/1", "state": "running", "pid": os.getpid(), "host": platform.node(),
-        "version": __version__, "doing": "acting", "step": 5, "update": 7, "policy_version": 2, "queue": 3,
-        "page": "http://127.0.0.1:1/", "error": None,
-    }  # fmt: skip
+        "role": "actor",
+        "name": "arm/1",
+        "state": "running",
+        "pid": os.getpid(),
+        "host": platform.node(),
+        "version": __version__,
+        "doing": "acting",
+        "step": 5,
+        "update": 7,
+        "policy_version": 2,
+        "queue": 3,
+        "page": "http://127.0.0.1:1/",
+        "error": None,
+    }
     assert {name: said[name] for name in wanted} == wanted
 
 
@@ -105,7 +115,7 @@ def test_how_it_ended(tmp_path: Path) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from understudy.training.health import Health
+from understudy.training.runs.health import Health
 with Health(Path(sys.argv[1]), role="actor", name="a", beat_s=0.02) as health:
     while True:
         health.progress("acting")

@@ -16,18 +16,18 @@ from tests.unit.service.test_names import Serving
 from tests.waiting import wait_for
 
 from understudy.core import UnderstudyError
-from understudy.envs.known import open_world
+from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
 from understudy.replay import Reader, verify
 from understudy.service import connect
-from understudy.training import supply
-from understudy.training.actor import run_actor
-from understudy.training.evaluate import EvaluationConfig, Judged
-from understudy.training.learner import Moment
-from understudy.training.learning import run_learner
-from understudy.training.metrics import read_metrics
-from understudy.training.rlpd import RLPDConfig, judge_in
-from understudy.training.run import Run
+from understudy.training.offpolicy import sources as supply
+from understudy.training.offpolicy.actor import run_actor
+from understudy.training.offpolicy.learner import Moment
+from understudy.training.offpolicy.learner_process import run_learner
+from understudy.training.offpolicy.rlpd import RLPDConfig, judge_in
+from understudy.training.runs.evaluate import EvaluationConfig, Judged
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 PATIENCE_S = 200.0
 
@@ -72,10 +72,14 @@ class Actors:
     def _act(self, config: RLPDConfig, name: str, spool: Path, remote: Any) -> None:
         try:
             run_actor(
-                config, remote, name=name, spool=spool / name, num_actors=lambda: len(self._threads),
+                config,
+                remote,
+                name=name,
+                spool=spool / name,
+                num_actors=lambda: len(self._threads),
                 stop=lambda: self.enough,
                 watch=lambda number, rolled, version: self.lived.append((name, rolled.num_steps)),
-            )  # fmt: skip
+            )
         except BaseException as error:
             self._failed.append(error)
             raise
@@ -134,9 +138,13 @@ def test_a_shard_is_killed_and_comes_back_elsewhere_while_all_go_on(tmp_path: Pa
         remote = again.enter_context(connect([f"{name}={shard.address}" for name, shard in shards.items()]))
         numbers: list[int] = []
         run_actor(
-            config, remote, name="actor-1", spool=tmp_path / "spool" / "actor-1", stop=lambda: bool(numbers),
+            config,
+            remote,
+            name="actor-1",
+            spool=tmp_path / "spool" / "actor-1",
+            stop=lambda: bool(numbers),
             watch=lambda number, rolled, version: numbers.append(number),
-        )  # fmt: skip
+        )
         assert numbers in ([], [sum(name == "actor-1" for name, _ in actors.lived)])
 
 
@@ -161,9 +169,12 @@ def test_somebody_else_judges_while_learning_goes_on(tmp_path: Path, undo: ExitS
 
     remote = undo.enter_context(connect(f"a={shard.address}"))
     run_learner(
-        run, remote, here={"a": shard.path}, judge=judge,
+        run,
+        remote,
+        here={"a": shard.path},
+        judge=judge,
         watch=lambda moment: updates.append(moment.update),
-    )  # fmt: skip
+    )
     actors.join()
     lines = list(read_metrics(run.metrics, "evaluation"))
     assert len(lines) >= 2

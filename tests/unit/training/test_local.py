@@ -16,21 +16,28 @@ from understudy.cli import main
 from understudy.core import Source
 from understudy.policies import ActorConfig
 from understudy.replay import Reader
-from understudy.training.checkpoint import newest_checkpoint
-from understudy.training.config import ConfigError
-from understudy.training.evaluate import EvaluationConfig
-from understudy.training.learner import Moment
-from understudy.training.local import LocalRun
-from understudy.training.metrics import read_metrics
-from understudy.training.rlpd import HumanConfig, RLPDConfig
-from understudy.training.run import Run
+from understudy.training.offpolicy.learner import Moment
+from understudy.training.offpolicy.local import LocalRun
+from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.runs.checkpoint import newest_checkpoint
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.evaluate import EvaluationConfig
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 ENV = "toy:touch_purple?cameras=false"
 SAC = SACConfig(actor=ActorConfig(hidden=(8, 8)), critic_hidden=(8, 8))
 BASE = RLPDConfig(
-    env=ENV, steps=110, updates_per_step=1, batch_size=16, return_steps=1, eval_every=1000,
-    evaluation=EvaluationConfig(episodes=1), checkpoint_every=1000, sac=SAC,
-)  # fmt: skip
+    env=ENV,
+    steps=110,
+    updates_per_step=1,
+    batch_size=16,
+    return_steps=1,
+    eval_every=1000,
+    evaluation=EvaluationConfig(episodes=1),
+    checkpoint_every=1000,
+    sac=SAC,
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,37 +97,52 @@ def test_a_run_does_what_its_config_says(base: Lived) -> None:
 
 
 CHANGES: dict[str, tuple[dict[str, Any], Callable[[Lived, Lived], bool]]] = {
-    "env": ({"env": ENV.replace("touch_purple", "press_button"), "demos": None, "start_steps": 20},
-            lambda new, old: new.lines["evaluation"][0]["trials"][0]["task"] == "press_button"),
+    "env": (
+        {"env": ENV.replace("touch_purple", "press_button"), "demos": None, "start_steps": 20},
+        lambda new, old: new.lines["evaluation"][0]["trials"][0]["task"] == "press_button",
+    ),
     "demos": ({"demos": None, "start_steps": 20}, lambda new, old: new.last["demo_steps"] == 0),
     "steps": ({"steps": 250}, lambda new, old: new.num_updates >= 250),
-    "start_steps": ({"start_steps": 20, "steps": 150},
-                    lambda new, old: new.sources() == {Source.RANDOM, Source.POLICY}),
+    "start_steps": (
+        {"start_steps": 20, "steps": 150},
+        lambda new, old: new.sources() == {Source.RANDOM, Source.POLICY},
+    ),
     "updates_per_step": ({"updates_per_step": 2}, lambda new, old: new.num_updates == 2 * new.last["online_steps"]),
     "batch_size": ({"batch_size": 32}, lambda new, old: new.last["batch"] != old.last["batch"]),
     "return_steps": ({"return_steps": 3}, lambda new, old: new.last["q_target"] != old.last["q_target"]),
     "demo_weight": ({"demo_weight": 3}, lambda new, old: new.last["batch"] != old.last["batch"]),
     "online_weight": ({"online_weight": 3}, lambda new, old: new.last["batch"] != old.last["batch"]),
     "cloning_updates": ({"cloning_updates": 200}, lambda new, old: new.last["actor_q"] != old.last["actor_q"]),
-    "human.by": ({"human": HumanConfig(by="script", patience_steps=5)},
-                 lambda new, old: Source.HUMAN in new.sources()),
-    "human.patience_steps": ({"human": HumanConfig(by="script", patience_steps=200)},
-                             lambda new, old: Source.HUMAN not in new.sources()),
-    "human.burst_steps": ({"human": HumanConfig(by="script", patience_steps=5, burst_steps=2)},
-                          lambda new, old: max(line["takeovers"] for line in new.lines["episode"]) > 1),
+    "human.by": ({"human": HumanConfig(by="script", patience_steps=5)}, lambda new, old: Source.HUMAN in new.sources()),
+    "human.patience_steps": (
+        {"human": HumanConfig(by="script", patience_steps=200)},
+        lambda new, old: Source.HUMAN not in new.sources(),
+    ),
+    "human.burst_steps": (
+        {"human": HumanConfig(by="script", patience_steps=5, burst_steps=2)},
+        lambda new, old: max(line["takeovers"] for line in new.lines["episode"]) > 1,
+    ),
     "seed": ({"seed": 1}, lambda new, old: new.lines["episode"][0]["start"] != old.lines["episode"][0]["start"]),
     "eval_every": ({"eval_every": 50, "steps": 250}, lambda new, old: len(new.lines["evaluation"]) >= 3),
-    "sinks": ({"sinks": ("tensorboard",)},
-              lambda new, old: len(list((new.run.path / "tensorboard").glob("events*"))) == 1),
-    "evaluation.episodes": ({"evaluation": EvaluationConfig(episodes=2)},
-                            lambda new, old: new.lines["evaluation"][0]["episodes"] == 2),
-    "evaluation.split": ({"evaluation": EvaluationConfig(episodes=1, split="train")},
-                         lambda new, old: new.lines["evaluation"][0]["trials"][0]["start"] == 0),
-    "checkpoint_every": ({"checkpoint_every": 20, "steps": 250, "keep_checkpoints": 9},
-                         lambda new, old: new.num_checkpoints > 2),
+    "sinks": (
+        {"sinks": ("tensorboard",)},
+        lambda new, old: len(list((new.run.path / "tensorboard").glob("events*"))) == 1,
+    ),
+    "evaluation.episodes": (
+        {"evaluation": EvaluationConfig(episodes=2)},
+        lambda new, old: new.lines["evaluation"][0]["episodes"] == 2,
+    ),
+    "evaluation.split": (
+        {"evaluation": EvaluationConfig(episodes=1, split="train")},
+        lambda new, old: new.lines["evaluation"][0]["trials"][0]["start"] == 0,
+    ),
+    "checkpoint_every": (
+        {"checkpoint_every": 20, "steps": 250, "keep_checkpoints": 9},
+        lambda new, old: new.num_checkpoints > 2,
+    ),
     "keep_checkpoints": ({"keep_checkpoints": 1}, lambda new, old: new.num_checkpoints == 1),
     "sac": ({"sac": replace(SAC, actor_lr=1e-2)}, lambda new, old: new.last["actor_q"] != old.last["actor_q"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", CHANGES)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from understudy.core import UnderstudyError
-from understudy.training.metrics import MetricLog, open_sink, read_metrics, rewind
+from understudy.training.runs.metrics import MetricLog, open_sink, read_metrics, rewind
 
 
 class Heard:
@@ -78,7 +78,7 @@ def test_weights_and_biases_hears_the_same_numbers(tmp_path: Path) -> None:
     """The real client, offline: what it would send stands in a file."""
     pytest.importorskip("wandb")
     script = (
-        "import sys; from pathlib import Path; from understudy.training.metrics import MetricLog, open_sink\n"
+        "import sys; from pathlib import Path; from understudy.training.runs.metrics import MetricLog, open_sink\n"
         "place = Path(sys.argv[1]); log = MetricLog(place / 'm', (open_sink('wandb', place, {'seed': 7}),))\n"
         "log.write('train', step=3, update=6, loss=0.5); log.write('evaluation', step=4, update=8, success=1.0)\n"
         "log.close()\n"

@@ -11,8 +11,8 @@ from understudy.core import NO_VERSION
 from understudy.core.examples import random_tree, small_spec
 from understudy.core.step import Step
 from understudy.replay import Store, Transitions
-from understudy.training.batches import Batches
-from understudy.training.replayed import Replayed
+from understudy.training.offpolicy.demo_online_batches import Batches
+from understudy.training.offpolicy.replay_metrics import Replayed
 
 SPEC = small_spec()
 DOC = Path(__file__).parents[3] / "docs" / "training.md"
@@ -26,10 +26,13 @@ def live(store: Store, kind: str, versions: list[int]) -> None:
         last = number == len(versions) - 1
         writer.append(
             Step(
-                observation=random_tree(SPEC.observation, rng), action=random_tree(SPEC.action, rng), reward=0.0,
-                terminated=last, policy_version=version,
+                observation=random_tree(SPEC.observation, rng),
+                action=random_tree(SPEC.action, rng),
+                reward=0.0,
+                terminated=last,
+                policy_version=version,
             )
-        )  # fmt: skip
+        )
     writer.end(random_tree(SPEC.observation, rng), success=True)
 
 

@@ -16,11 +16,12 @@ from tests.worlds import CountingWorld
 from understudy.core import NO_VERSION, EpisodeError, Source
 from understudy.envs import IsolatedWorld, WorldSource
 from understudy.envs.pace import Pace
-from understudy.envs.people.takeover import AlwaysScript, Reading, Takeover
+from understudy.envs.teleop.takeover import AlwaysScript, Reading, Takeover
 from understudy.envs.workers.outcomes import WorkerDied
 from understudy.replay import DEMO, Reader, Sampler, Store, verify
 from understudy.service import Server, ServerConfig
-from understudy.training import RecordConfig, open_target, record, run_episode
+from understudy.training import RecordConfig, open_target, run_episode
+from understudy.training.data.record import record
 
 NUM_EPISODES = 1000
 COUNTING = WorldSource(
@@ -162,9 +163,12 @@ def test_without_a_policy_the_first_act_begins(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
         writer = store.writer("actor", world.step_spec)
         run_episode(
-            world, writer, takeover=Takeover(hands), kind="demonstration",
+            world,
+            writer,
+            takeover=Takeover(hands),
+            kind="demonstration",
             show=lambda observation, seen: shown.append({"at": int(observation["step"]), **seen}),
-        )  # fmt: skip
+        )
     assert world.executed == [0.25, 0.0, 0.5]
     with Reader(tmp_path / "store") as reader:
         assert set(reader.read(1).source.tolist()) == {Source.HUMAN}
@@ -275,8 +279,12 @@ def test_a_simulator_that_dies_costs_its_episode_and_no_more(tmp_path: Path) -> 
     assert shown[-1] == (5, 3)
     with Reader(tmp_path / "store") as reader:
         assert [(r.state, r.num_steps) for r in reader.episodes()] == [
-            ("ended", 10), ("cut", 5), ("ended", 10), ("ended", 10), ("ended", 10),
-        ]  # fmt: skip
+            ("ended", 10),
+            ("cut", 5),
+            ("ended", 10),
+            ("ended", 10),
+            ("ended", 10),
+        ]
     assert verify(tmp_path / "store").problems == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.training.run import Run, RunError
+from understudy.training.runs.run import Run, RunError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ def test_what_is_no_run_is_refused(content: str | None, text: str, tmp_path: Pat
 
 def test_one_process_works_on_a_run(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "run", "rlpd", Config())
-    code = f"from understudy.training.run import Run; Run({str(run.path)!r}).lock()"
+    code = f"from understudy.training.runs.run import Run; Run({str(run.path)!r}).lock()"
     with run:
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
         assert other.returncode != 0

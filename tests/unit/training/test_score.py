@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from understudy.training.score import Score, digest_of_arrays, fingerprint, wilson
+from understudy.training.runs.score import Score, digest_of_arrays, fingerprint, wilson
 
 
 @pytest.mark.parametrize(
@@ -49,8 +49,11 @@ def test_a_digest_sees_names_shapes_types_and_bits() -> None:
     seen = {
         digest_of_arrays(tree)
         for tree in (
-            {"a": np.zeros(4)}, {"b": np.zeros(4)}, {"a": np.zeros((2, 2))}, {"a": np.zeros(4, np.float32)},
+            {"a": np.zeros(4)},
+            {"b": np.zeros(4)},
+            {"a": np.zeros((2, 2))},
+            {"a": np.zeros(4, np.float32)},
             {"a": np.array([0, 0, 0, 1e-300])},
         )
-    }  # fmt: skip
+    }
     assert len(seen) == 5

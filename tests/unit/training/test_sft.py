@@ -17,29 +17,44 @@ import torch
 
 from understudy.algorithms.sft import SFTUpdateConfig
 from understudy.cli import main
-from understudy.cli.sft import command
+from understudy.cli.training.sft import command
 from understudy.core import EpisodeInfo, Step, StoreError
 from understudy.core import tree as trees
 from understudy.envs.toy import ToyTable
 from understudy.policies import PolicyError
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay import Reader, Store
-from understudy.training.config import ConfigError
-from understudy.training.metrics import read_metrics
-from understudy.training.run import Run, RunError
-from understudy.training.sft import KIND, Demonstrations, SFTConfig, run_sft
-from understudy.training.trials import TrialsConfig
+from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
+from understudy.training.onpolicy.sft import KIND, Demonstrations, SFTConfig, run_sft
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run, RunError
 
 ENV = "toy:touch_purple?size=32"
 TASKS = {"touch_purple": "touch the purple block", "press_button": "press the button"}
 TINY = VLAConfig(
-    cameras=("front",), use_proprio=("state",), block_steps=3, num_bins=16, vision_hidden=16, vision_layers=1,
-    vision_heads=2, hidden=16, layers=1, heads=2, max_words=8,
-)  # fmt: skip
+    cameras=("front",),
+    use_proprio=("state",),
+    block_steps=3,
+    num_bins=16,
+    vision_hidden=16,
+    vision_layers=1,
+    vision_heads=2,
+    hidden=16,
+    layers=1,
+    heads=2,
+    max_words=8,
+)
 BASE = SFTConfig(
-    env=ENV, updates=6, batch_size=8, evaluate=False, report_every=3, checkpoint_every=2, vla=TINY,
+    env=ENV,
+    updates=6,
+    batch_size=8,
+    evaluate=False,
+    report_every=3,
+    checkpoint_every=2,
+    vla=TINY,
     sft=SFTUpdateConfig(shift_pixels=2, warmup_updates=1),
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -194,9 +209,12 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(at: str, plain: Run, tm
 
 def test_the_evaluation_at_the_end_is_of_all_tasks(demos: list[str], tmp_path: Path) -> None:
     config = replace(
-        BASE, demos=demos[0], env="toy?size=32", evaluate=True,
+        BASE,
+        demos=demos[0],
+        env="toy?size=32",
+        evaluate=True,
         evaluation=TrialsConfig(episodes=10, sampling="greedy"),
-    )  # fmt: skip
+    )
     run = Run.create(tmp_path / "run", KIND, config)
     _, found = run_sft(run, silent)
     assert found is not None

@@ -14,9 +14,9 @@ from understudy.core import StoreError
 from understudy.core.examples import robot_spec
 from understudy.replay import Store
 from understudy.service import Remote, Server, ServerConfig, connect
-from understudy.training import supply
-from understudy.training.batches import Batches
-from understudy.training.sharded import Shards
+from understudy.training.offpolicy import sources as supply
+from understudy.training.offpolicy.demo_online_batches import Batches
+from understudy.training.offpolicy.sharded_source import Shards
 
 
 class Shard:

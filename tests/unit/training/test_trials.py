@@ -16,9 +16,9 @@ from tests.unit.training.collection.scripted import Scripted
 from understudy.envs import Suite, Task
 from understudy.policies import PolicyError, Sampling
 from understudy.training.collection import Collector
-from understudy.training.config import ConfigError, from_json, to_json
-from understudy.training.score import wilson
-from understudy.training.trials import BlockTrial, Trials, TrialsConfig, run_trials, trial_tickets
+from understudy.training.onpolicy.evaluate_tasks import BlockTrial, Trials, TrialsConfig, run_trials, trial_tickets
+from understudy.training.runs.config import ConfigError, from_json, to_json
+from understudy.training.runs.score import wilson
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,13 @@ def test_all_tasks_are_played_evenly_from_held_out_starts(collector: Collector) 
     assert list(said["tasks"]) == names
     first = [trial for trial in found.trials if trial.task == names[0]]
     assert said["tasks"][names[0]] == {
-        "success": 1.0, "low": wilson(3, 3)[0], "high": wilson(3, 3)[1], "episodes": 3, "starts": 3,
+        "success": 1.0,
+        "low": wilson(3, 3)[0],
+        "high": wilson(3, 3)[1],
+        "episodes": 3,
+        "starts": 3,
         "mean_steps": sum(trial.num_steps for trial in first) / 3,
-    }  # fmt: skip
+    }
     assert (said["protocol"], said["sampling"], said["failed_workers"]) == ("held-out", "greedy", 0)
     assert len(said["trials"]) == 23
     assert said["trials"][0]["total_reward"] == 1.0
@@ -61,12 +65,15 @@ def test_one_task_is_played_if_the_world_names_it() -> None:
 SUITE = Suite(name="small", tasks=(Task(name="a", instruction="do a", num_starts=10, max_steps=9),))
 
 
-@pytest.mark.parametrize(("options", "starts", "words"), [
-    ({}, [8, 9, 8, 9], "held-out: starts of the eval split, which training never sees"),
-    ({"protocol": "benchmark"}, [0, 1, 2, 3], "benchmark: all starts, as in published scores, those included"),
-    ({"protocol": "benchmark", "episodes": 12}, [*range(10), 0, 1], "benchmark: all starts"),
-    ({"protocol": "benchmark", "split": "train", "episodes": 9}, [*range(8), 0], "benchmark: starts of the train"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "starts", "words"),
+    [
+        ({}, [8, 9, 8, 9], "held-out: starts of the eval split, which training never sees"),
+        ({"protocol": "benchmark"}, [0, 1, 2, 3], "benchmark: all starts, as in published scores, those included"),
+        ({"protocol": "benchmark", "episodes": 12}, [*range(10), 0, 1], "benchmark: all starts"),
+        ({"protocol": "benchmark", "split": "train", "episodes": 9}, [*range(8), 0], "benchmark: starts of the train"),
+    ],
+)
 def test_a_protocol_says_which_starts_and_says_so_in_words(
     options: dict[str, Any], starts: list[int], words: str
 ) -> None:

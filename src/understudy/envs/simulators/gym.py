@@ -30,9 +30,16 @@ class GymWorld(World):
     stands_on = ("numpy", "gymnasium", "mujoco")  # the last, if the environment is one of its
 
     def __init__(
-        self, id: str, *, options: Mapping[str, Any] | None = None, instruction: str | None = None,
-        num_starts: int = 500, max_steps: int | None = None, success_return: float | None = None, size: int = 0,
-    ):  # fmt: skip
+        self,
+        id: str,
+        *,
+        options: Mapping[str, Any] | None = None,
+        instruction: str | None = None,
+        num_starts: int = 500,
+        max_steps: int | None = None,
+        success_return: float | None = None,
+        size: int = 0,
+    ):
         """`options` go to gymnasium.make; `max_steps` and `success_return`, from which return on an episode counts as a
         success, are the id's own by default; `size` is the side of a "picture" in pixels, 0 for none."""
         if type(size) is not int or not 0 <= size <= MAX_SIZE:

@@ -29,8 +29,16 @@ MAX_TRIES = 100  # to find places for everything; one nearly always does
 
 STATE_NAMES = (
     *(f"joint_{number}" for number in range(1, 8)),
-    "x", "y", "z", "qx", "qy", "qz", "qw", "finger_1", "finger_2",
-)  # fmt: skip
+    "x",
+    "y",
+    "z",
+    "qx",
+    "qy",
+    "qz",
+    "qw",
+    "finger_1",
+    "finger_2",
+)
 
 
 class SceneCameras(Cameras):
@@ -173,7 +181,13 @@ def _build(bddl_file: Path, simplifier: Simplifier) -> Any:
 
     Simplified.__name__ = problem.__name__  # LIBERO looks whether it fits the task's file
     return Simplified(
-        str(bddl_file), robots=["Panda"], gripper_types="default", initialization_noise=None,
+        str(bddl_file),
+        robots=["Panda"],
+        gripper_types="default",
+        initialization_noise=None,
         controller_configs=robosuite.load_controller_config(default_controller="OSC_POSE"),
-        use_camera_obs=False, has_offscreen_renderer=False, control_freq=20, hard_reset=False,
-    )  # fmt: skip
+        use_camera_obs=False,
+        has_offscreen_renderer=False,
+        control_freq=20,
+        hard_reset=False,
+    )

@@ -85,9 +85,12 @@ CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper"
 UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")  # so they are mounted; their pictures are turned
 
 _SEEN = (
-    "hand_x", "hand_y", "hand_z", "opening",
+    "hand_x",
+    "hand_y",
+    "hand_z",
+    "opening",
     *(f"{thing}_{name}" for thing in ("object", "other") for name in ("x", "y", "z", "qw", "qx", "qy", "qz")),
-)  # fmt: skip
+)
 STATE_NAMES = (*_SEEN, *(f"previous_{name}" for name in _SEEN), "goal_x", "goal_y", "goal_z")
 HAND_NAMES = STATE_NAMES[:4]  # what an arm knows of itself
 

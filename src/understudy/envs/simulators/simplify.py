@@ -138,10 +138,13 @@ def fewer_faces(mesh: Mesh, max_faces: int = MAX_FACES) -> bytes | None:
     used, drawn = np.unique(vertex.reshape(-1, 3)[alive], return_inverse=True)
     counts = np.array([len(used), len(used), len(used) if mesh.places.shape[1] else 0, alive.sum()], np.int32)
     columns = [points[pairs[used, 0]], normal[used], place[used]]
-    return b"".join([
-        counts.tobytes(), *(np.ascontiguousarray(column, np.float32).tobytes() for column in columns),
-        np.ascontiguousarray(drawn, np.int32).tobytes(),
-    ])  # fmt: skip
+    return b"".join(
+        [
+            counts.tobytes(),
+            *(np.ascontiguousarray(column, np.float32).tobytes() for column in columns),
+            np.ascontiguousarray(drawn, np.int32).tobytes(),
+        ]
+    )
 
 
 def _joined(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -37,12 +37,28 @@ LIGHT = (0.3, -0.2)  # how far a shadow moves per height of what throws it
 
 # --- colours: flat things have one number, boxes have three (top, front and back, sides) ---
 
-_FLAT = {"floor": (176, 190, 202), "tile": (222, 209, 188), "other_tile": (214, 199, 175), "edge": (150, 124, 92),
-         "zone": (247, 211, 88), "zone_rim": (214, 165, 32), "plate": (132, 200, 128), "plate_rim": (62, 142, 72),
-         "button_rim": (92, 96, 104), "button": (245, 245, 245), "button_side": (190, 190, 194),
-         "button_down": (255, 150, 60)}  # fmt: skip
-_SOLID = {"red": (222, 58, 50), "blue": (52, 104, 214), "purple": (150, 70, 180), "finger": (86, 92, 104),
-          "palm": (58, 62, 72), "arm": (112, 120, 134)}  # fmt: skip
+_FLAT = {
+    "floor": (176, 190, 202),
+    "tile": (222, 209, 188),
+    "other_tile": (214, 199, 175),
+    "edge": (150, 124, 92),
+    "zone": (247, 211, 88),
+    "zone_rim": (214, 165, 32),
+    "plate": (132, 200, 128),
+    "plate_rim": (62, 142, 72),
+    "button_rim": (92, 96, 104),
+    "button": (245, 245, 245),
+    "button_side": (190, 190, 194),
+    "button_down": (255, 150, 60),
+}
+_SOLID = {
+    "red": (222, 58, 50),
+    "blue": (52, 104, 214),
+    "purple": (150, 70, 180),
+    "finger": (86, 92, 104),
+    "palm": (58, 62, 72),
+    "arm": (112, 120, 134),
+}
 _SHADES = (1.0, 0.8, 0.64)
 _SHADOW = 64  # this bit makes a colour darker
 
@@ -199,13 +215,16 @@ def _rounds(table: Table) -> Shapes:
     """The plate and the button."""
     height = min(BUTTON_TOP, max(BUTTON_PRESSED, table.gripper[2])) if table.pressed else BUTTON_TOP
     plate, button, inner = (*table.plate, 0.0), (*table.button, 0.0), BUTTON_RADIUS - 0.01
-    return _shapes(_CIRCLE, [
-        (plate, PLATE_RADIUS, _FLAT_ID["plate_rim"]),
-        (plate, PLATE_RADIUS - 0.01, _FLAT_ID["plate"]),
-        (button, BUTTON_RADIUS, _FLAT_ID["button_rim"]),
-        ((*table.button, height / 2), inner, _FLAT_ID["button_side"]),
-        ((*table.button, height), inner, _FLAT_ID["button_down" if table.pressed else "button"]),
-    ])  # fmt: skip
+    return _shapes(
+        _CIRCLE,
+        [
+            (plate, PLATE_RADIUS, _FLAT_ID["plate_rim"]),
+            (plate, PLATE_RADIUS - 0.01, _FLAT_ID["plate"]),
+            (button, BUTTON_RADIUS, _FLAT_ID["button_rim"]),
+            ((*table.button, height / 2), inner, _FLAT_ID["button_side"]),
+            ((*table.button, height), inner, _FLAT_ID["button_down" if table.pressed else "button"]),
+        ],
+    )
 
 
 def _squares(table: Table) -> Shapes:

@@ -67,10 +67,14 @@ SUITE = Suite(
 )
 
 STATE_NAMES = (
-    "gripper_x", "gripper_y", "gripper_z", "opening", "held",
+    "gripper_x",
+    "gripper_y",
+    "gripper_z",
+    "opening",
+    "held",
     *(f"{colour}_{axis}" for colour in COLOURS for axis in "xyz"),
     *(f"{target}_{axis}" for target in ("plate", "zone", "button") for axis in "xy"),
-)  # fmt: skip
+)
 
 
 class ToyTable(World):
@@ -188,5 +192,11 @@ def _numbers(table: Table) -> list[float]:
     """The state in the order of STATE_NAMES."""
     blocks = [number for block in table.blocks for number in block]
     return [
-        *table.gripper, table.opening, float(table.held != NOTHING), *blocks, *table.plate, *table.zone, *table.button
-    ]  # fmt: skip
+        *table.gripper,
+        table.opening,
+        float(table.held != NOTHING),
+        *blocks,
+        *table.plate,
+        *table.zone,
+        *table.button,
+    ]

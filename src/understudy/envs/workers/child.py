@@ -6,9 +6,9 @@ import contextlib
 import os
 
 from understudy.core import StepSpec
-from understudy.envs.source import WorldSource
-from understudy.envs.workers.arena import Arena, Layout, create_memory, size_memory
 from understudy.envs.workers.channel import Channel, ChannelClosed
+from understudy.envs.workers.shared_memory import Arena, Layout, create_memory, size_memory
+from understudy.envs.world_factory import WorldSource
 from understudy.processes.child import Child
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -26,7 +26,7 @@ class WorldChild(Child):
         self._memory: int | None = create_memory()
         self._statm: int | None = None
         try:
-            super().__init__("envs/workers/process.py", source, given=(self._memory,), defaults=_ONE_THREAD)
+            super().__init__("envs/workers/child_main.py", source, given=(self._memory,), defaults=_ONE_THREAD)
         except BaseException:
             os.close(self._memory)
             raise

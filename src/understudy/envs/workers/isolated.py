@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from understudy.core import Tree
-from understudy.envs.source import WorldSource
 from understudy.envs.suite import Task
 from understudy.envs.workers.outcomes import Advise, Observe, Observed, Reset, Stepped, Steps
 from understudy.envs.workers.worker import Limits, Worker
 from understudy.envs.world import Advice, World, WorldError
+from understudy.envs.world_factory import WorldSource
 
 
 class IsolatedWorld(World):

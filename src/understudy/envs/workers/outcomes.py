@@ -122,8 +122,9 @@ class WorkerTooLarge(WorkerFailure):
         super().__init__(
             f"expected up to {limit_bytes / 2**20:.0f} MiB of memory, got {rss_bytes / 2**20:.0f} during {doing}; "
             f"raise max_rss_bytes, or look for a leak",
-            name=name, doing=doing,
-        )  # fmt: skip
+            name=name,
+            doing=doing,
+        )
         self.rss_bytes = rss_bytes
         self.limit_bytes = limit_bytes
 

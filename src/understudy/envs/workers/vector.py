@@ -26,10 +26,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from understudy.core.closing import Closes
-from understudy.envs.source import WorldSource
 from understudy.envs.workers.outcomes import Command, Outcome
 from understudy.envs.workers.worker import TICK_S, Limits, Worker
 from understudy.envs.world import WorldError
+from understudy.envs.world_factory import WorldSource
 
 logger = logging.getLogger(__name__)
 

@@ -19,11 +19,9 @@ from typing import Any, Literal, TypeAlias
 
 from understudy.core import SpecError, StepSpec
 from understudy.core.closing import Closes
-from understudy.envs.source import WorldSource
 from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import ChannelClosed, ChannelGarbage, ChannelStuck
 from understudy.envs.workers.child import WorldChild
-from understudy.envs.workers.dialogue import Dialogue, check_reset
 from understudy.envs.workers.outcomes import (
     Advise,
     Answer,
@@ -40,7 +38,9 @@ from understudy.envs.workers.outcomes import (
     WorkerRaised,
     WorkerTooLarge,
 )
+from understudy.envs.workers.protocol import Dialogue, check_reset
 from understudy.envs.world import WorldError
+from understudy.envs.world_factory import WorldSource
 from understudy.processes.child import StartError
 
 logger = logging.getLogger(__name__)
@@ -78,9 +78,13 @@ class Worker(Closes):
     """Keeps a process for one world. `step_spec` and `suite` are known once it has started for the first time."""
 
     def __init__(
-        self, source: WorldSource, *, limits: Limits | None = None, name: str | None = None,
+        self,
+        source: WorldSource,
+        *,
+        limits: Limits | None = None,
+        name: str | None = None,
         watch: Callable[[int, bool], None] | None = None,
-    ):  # fmt: skip
+    ):
         self.source = source
         self.limits = limits or Limits()
         self.name = name or source.label

@@ -116,8 +116,10 @@ class Hdf5Reader(Closes):
         if self._child is None:
             self._child = subprocess.Popen(
                 [sys.executable, str(CHILD), str(self.path)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            )  # fmt: skip
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+            )
         return self._child
 
     def _died(self, path: str) -> FormatError:

@@ -8,10 +8,10 @@ from typing import cast
 
 from understudy.core import KINDS, Kind, Source, StepSpec
 from understudy.formats.hil_serl.files import find_files
-from understudy.formats.hil_serl.source import HilSerlSource, ReadOptions
-from understudy.formats.hil_serl.target import HilSerlTarget
-from understudy.formats.known import check_options
+from understudy.formats.hil_serl.reader import HilSerlSource, ReadOptions
+from understudy.formats.hil_serl.writer import HilSerlTarget
 from understudy.formats.options import number, one_of
+from understudy.formats.registry import check_options
 
 
 class HilSerlFormat:

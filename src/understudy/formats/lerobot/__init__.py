@@ -8,7 +8,7 @@ class MissingError(FormatError, ImportError):
 
 
 try:
-    from understudy.formats.lerobot.both import FORMAT
+    from understudy.formats.lerobot.format import FORMAT
 except ModuleNotFoundError as error:
     raise MissingError(f"lerobot: needs {error.name}; run `pip install 'understudy[lerobot]'`") from error
 

@@ -28,8 +28,19 @@ CHUNK_FILES = 1000  # files in a folder, unless info.json says otherwise
 
 COUNTERS = ("timestamp", "frame_index", "episode_index", "index", "task_index")  # columns that every data set has
 NUMBERS = (
-    "bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float16", "float32", "float64",
-)  # fmt: skip
+    "bool",
+    "uint8",
+    "int8",
+    "uint16",
+    "int16",
+    "uint32",
+    "int32",
+    "uint64",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+)
 CAMERAS = ("image", "video")
 
 MOST_TEXT_BYTES = 256 * 2**20  # of a file of JSON

@@ -11,9 +11,9 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from understudy.formats.lerobot import stats
-from understudy.formats.lerobot.film import Codec
+from understudy.formats.lerobot.file_rotation import DATA_FILE_BYTES, VIDEO_FILE_BYTES
 from understudy.formats.lerobot.info import CHUNK_FILES, COUNTERS, DATA_PATHS, VIDEO_PATHS, Feature
-from understudy.formats.lerobot.shelf import DATA_FILE_BYTES, VIDEO_FILE_BYTES
+from understudy.formats.lerobot.video import Codec
 
 FLUSH_EPISODES = 100
 
@@ -128,10 +128,15 @@ class MetaWriter:
         if feature.dtype == "video" and self._codec is not None:
             height, width, channels = feature.shape
             fields["info"] = {
-                "video.height": height, "video.width": width, "video.channels": channels, "video.fps": self._fps,
-                "video.codec": _FAMILY[self._codec.encoder], "video.pix_fmt": self._codec.pixels,
-                "video.is_depth_map": False, "has_audio": False,
-            }  # fmt: skip
+                "video.height": height,
+                "video.width": width,
+                "video.channels": channels,
+                "video.fps": self._fps,
+                "video.codec": _FAMILY[self._codec.encoder],
+                "video.pix_fmt": self._codec.pixels,
+                "video.is_depth_map": False,
+                "has_audio": False,
+            }
         return fields
 
 

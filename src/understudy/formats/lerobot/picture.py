@@ -15,9 +15,19 @@ from understudy.formats.format import FormatError
 Array = np.ndarray[Any, Any]
 
 _DAMAGE = (  # what Pillow raises over files that are not what they seem
-    OSError, ValueError, SyntaxError, ArithmeticError, LookupError, TypeError, MemoryError, RuntimeError, Warning,
-    struct.error, zlib.error, Image.DecompressionBombError,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    SyntaxError,
+    ArithmeticError,
+    LookupError,
+    TypeError,
+    MemoryError,
+    RuntimeError,
+    Warning,
+    struct.error,
+    zlib.error,
+    Image.DecompressionBombError,
+)
 _MODES = {1: ("L",), 3: ("RGB",), 4: ("RGBA",)}
 
 

@@ -65,9 +65,10 @@ def plan_reading(info: Info, *, several_tasks: bool) -> Plan:
         numbers = ArraySpec(shape=() if reward.shape == (1,) else reward.shape, dtype=dtype)
     try:
         leaves = {path: _leaf(feature) for path, feature in found_at.items()}
-        spec = StepSpec(reward=numbers, **{
-            name: Spec(trees.unflatten(trees.below(leaves, name))) for name in ("observation", "action", "extras")
-        })  # fmt: skip
+        spec = StepSpec(
+            reward=numbers,
+            **{name: Spec(trees.unflatten(trees.below(leaves, name))) for name in ("observation", "action", "extras")},
+        )
     except UnderstudyError as error:
         raise FormatError(f"{info.root}: meta/info.json: {error}") from None
     return Plan(spec=spec, columns=found_at, special=special, mapping=_mapping(found_at, special))
@@ -138,8 +139,12 @@ def plan_writing(spec: StepSpec, camera: str) -> dict[str, Feature]:
     """The columns that LeRobot sees, by our paths; `camera` is what cameras become, "video" or "image"."""
     columns: dict[str, Feature] = {}
     taken = {name for names in SPECIAL.values() for name in names}
-    for path, leaf in (*spec.observation.leaves("observation"), *spec.action.leaves("action"),
-                       *spec.extras.leaves("extras"), ("reward", spec.reward)):  # fmt: skip
+    for path, leaf in (
+        *spec.observation.leaves("observation"),
+        *spec.action.leaves("action"),
+        *spec.extras.leaves("extras"),
+        ("reward", spec.reward),
+    ):
         shape = _feature_shape(leaf)
         if shape is None:
             continue

@@ -37,10 +37,13 @@ def of_camera(frames: Array) -> dict[str, Array]:
 def _stats(values: Array, count: int) -> dict[str, Array]:
     with np.errstate(all="ignore"):  # what is not finite stays so
         return {
-            "min": values.min(0), "max": values.max(0), "mean": values.mean(0), "std": values.std(0),
+            "min": values.min(0),
+            "max": values.max(0),
+            "mean": values.mean(0),
+            "std": values.std(0),
             "count": np.array([count]),
             **dict(zip(QUANTILES, np.quantile(values, list(QUANTILES.values()), axis=0), strict=True)),
-        }  # fmt: skip
+        }
 
 
 class Together:

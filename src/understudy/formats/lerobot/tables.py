@@ -37,9 +37,17 @@ def refusing(path: Path, *others: type[Exception]) -> Iterator[None]:
     except FileNotFoundError:
         raise FormatError(f"{path}: is missing; fetch the data set again") from None
     except (
-        pa.ArrowException, OSError, ValueError, TypeError, LookupError, ArithmeticError, MemoryError,
-        NotImplementedError, RecursionError, *others,
-    ) as error:  # fmt: skip
+        pa.ArrowException,
+        OSError,
+        ValueError,
+        TypeError,
+        LookupError,
+        ArithmeticError,
+        MemoryError,
+        NotImplementedError,
+        RecursionError,
+        *others,
+    ) as error:
         text = " ".join(ascii(str(error)).strip("'\"").split())[:120]
         raise FormatError(f"{path}: is damaged ({type(error).__name__}: {text}); fetch the data set again") from None
 

@@ -8,9 +8,9 @@ from typing import NoReturn
 
 from understudy.core import StepSpec
 from understudy.formats.format import FormatError
-from understudy.formats.known import check_options
-from understudy.formats.mcap.target import McapTarget, WriteOptions
+from understudy.formats.mcap.writer import McapTarget, WriteOptions
 from understudy.formats.options import number, one_of
+from understudy.formats.registry import check_options
 
 
 class McapFormat:

@@ -8,9 +8,9 @@ from typing import NoReturn, cast
 
 from understudy.core import KINDS, Kind, Source, StepSpec
 from understudy.formats.format import FormatError
-from understudy.formats.known import check_options
-from understudy.formats.minari.source import MinariSource, ReadOptions
+from understudy.formats.minari.reader import MinariSource, ReadOptions
 from understudy.formats.options import one_of
+from understudy.formats.registry import check_options
 
 
 class MinariFormat:

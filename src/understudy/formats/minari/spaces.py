@@ -48,9 +48,13 @@ def is_picture(space: Mapping[str, Any]) -> bool:
         if not all(type(size) is int and 0 < size < 2**16 for size in shape):
             return False
         return (
-            space["type"] == "Box" and space["dtype"] == "uint8" and len(shape) in (2, 3) and min(shape[:2]) >= 32
-            and bool(np.all(np.asarray(space["low"]) == 0)) and bool(np.all(np.asarray(space["high"]) == 255))
-        )  # fmt: skip
+            space["type"] == "Box"
+            and space["dtype"] == "uint8"
+            and len(shape) in (2, 3)
+            and min(shape[:2]) >= 32
+            and bool(np.all(np.asarray(space["low"]) == 0))
+            and bool(np.all(np.asarray(space["high"]) == 255))
+        )
     except (LookupError, TypeError, ValueError):
         return False
 

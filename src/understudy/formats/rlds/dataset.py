@@ -121,9 +121,14 @@ def open_dataset(path: Path, split: str | None = None) -> Dataset:
     except Malformed as error:
         raise FormatError(f"{place / FEATURES_FILE}: {error}") from None
     return Dataset(
-        path=place, name="/".join(part for part in (name, config, version) if part), file_format=file_format,
-        splits=chosen, of_step=of_step, of_episode=of_episode, spec=_spec(place),
-    )  # fmt: skip
+        path=place,
+        name="/".join(part for part in (name, config, version) if part),
+        file_format=file_format,
+        splits=chosen,
+        of_step=of_step,
+        of_episode=of_episode,
+        spec=_spec(place),
+    )
 
 
 def _find(path: Path) -> Path:
@@ -176,9 +181,13 @@ def _split(place: Path, dataset: str, file_format: str, said: Mapping[str, Any])
 
 def shard_name(template: str, dataset: str, split: str, file_format: str, number: int, of: int) -> str:
     words = {
-        "DATASET": dataset, "SPLIT": split, "FILEFORMAT": file_format, "SHARD_INDEX": f"{number:05d}",
-        "NUM_SHARDS": f"{of:05d}", "SHARD_X_OF_Y": f"{number:05d}-of-{of:05d}",
-    }  # fmt: skip
+        "DATASET": dataset,
+        "SPLIT": split,
+        "FILEFORMAT": file_format,
+        "SHARD_INDEX": f"{number:05d}",
+        "NUM_SHARDS": f"{of:05d}",
+        "SHARD_X_OF_Y": f"{number:05d}-of-{of:05d}",
+    }
     return re.sub(r"\{(\w+)\}", lambda match: words.get(match.group(1), match.group()), template)
 
 

@@ -157,9 +157,10 @@ def _node(tree: Any) -> dict[str, Any]:
         return {
             "pythonClassName": f"{_CLASSES}sequence_feature.Sequence",
             "sequence": {
-                "feature": _node(replace(tree, sequences=())), "length": "-1" if length is None else str(length)
+                "feature": _node(replace(tree, sequences=())),
+                "length": "-1" if length is None else str(length),
             },
-        }  # fmt: skip
+        }
     if tree.kind == "text":
         return {"pythonClassName": f"{_CLASSES}text_feature.Text", "text": {}}
     shape = {"dimensions": ["-1" if size is None else str(size) for size in tree.shape]} if tree.shape else {}

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from understudy.core import Source, StepSpec
-from understudy.formats.known import check_options
 from understudy.formats.options import number, one_of
+from understudy.formats.registry import check_options
 from understudy.formats.rlds.dataset import FILE_FORMATS
+from understudy.formats.rlds.reader import ReadOptions, RldsSource
 from understudy.formats.rlds.rows import RldsEpisodes
-from understudy.formats.rlds.source import ReadOptions, RldsSource
-from understudy.formats.rlds.target import RldsTarget, WriteOptions
+from understudy.formats.rlds.writer import RldsTarget, WriteOptions
 
 _IMAGES = ("png", "jpeg", "bytes")
 _LAST = ("observation", "step")

@@ -85,8 +85,17 @@ def _decode_other(data: bytes, out: Array) -> None:
 
 
 _NO_PICTURE = (
-    OSError, ValueError, SyntaxError, EOFError, IndexError, TypeError, OverflowError, struct.error, zlib.error, Warning,
-)  # fmt: skip
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    IndexError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    Warning,
+)
 
 
 def _opened(data: bytes) -> Any:

@@ -49,9 +49,11 @@ def make_plan(reader: RowReader) -> Plan:
     part = partial(_part, leaves)
     try:
         spec = StepSpec(
-            observation=part("observation"), action=part("action"), extras=part(EXTRAS),
+            observation=part("observation"),
+            action=part("action"),
+            extras=part(EXTRAS),
             reward=leaves.get("reward", ArraySpec(shape=(), dtype="float32")),
-        )  # fmt: skip
+        )
     except ValueError as error:
         raise FormatError(f"{where}: {error}") from None
     if ours and part("proposal") != spec.action:
@@ -101,8 +103,9 @@ def mapping(plan: Plan, reader: RowReader, who: Source, last_reward: float) -> I
     if "reward" not in plan.places:
         yield Field(theirs="", ours="reward", how="0.0: there is none")
     for flag, ours, how in (
-        ("is_terminal", "terminated", "of the last row"), ("is_last", "truncated", "where it is not terminal"),
-    ):  # fmt: skip
+        ("is_terminal", "terminated", "of the last row"),
+        ("is_last", "truncated", "where it is not terminal"),
+    ):
         yield Field(theirs=f"steps/{flag}" if flag in steps else "", ours=ours, how=how)
     human = [name for name in HUMAN if name in steps]
     if plan.ours:

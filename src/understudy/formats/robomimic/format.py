@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import cast
 
 from understudy.core import KINDS, Kind, Source, StepSpec
-from understudy.formats.known import check_options
 from understudy.formats.options import one_of
-from understudy.formats.robomimic.source import ReadOptions, RobomimicSource
-from understudy.formats.robomimic.target import RobomimicTarget
+from understudy.formats.registry import check_options
+from understudy.formats.robomimic.reader import ReadOptions, RobomimicSource
+from understudy.formats.robomimic.writer import RobomimicTarget
 
 
 class RobomimicFormat:

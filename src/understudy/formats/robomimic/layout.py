@@ -13,7 +13,7 @@ from understudy.core.spec import DTYPES
 from understudy.formats.format import FormatError
 from understudy.formats.hdf5 import Dataset, Group, Hdf5Reader
 from understudy.formats.order import natural
-from understudy.formats.robomimic.target import OWN, SPEC
+from understudy.formats.robomimic.writer import OWN, SPEC
 
 EXTRAS_OUT = ("actions", "rewards", "dones")
 

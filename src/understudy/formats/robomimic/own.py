@@ -13,7 +13,7 @@ from understudy.core import tree as trees
 from understudy.formats.format import FormatError
 from understudy.formats.hdf5 import Group, Hdf5Reader
 from understudy.formats.hdf5.columns import column_from
-from understudy.formats.robomimic.target import ABOUT, BARE, OWN
+from understudy.formats.robomimic.writer import ABOUT, BARE, OWN
 
 
 def own_episode(spec: StepSpec, reader: Hdf5Reader, group: Group, skip: Container[str]) -> tuple[str, Episode] | None:

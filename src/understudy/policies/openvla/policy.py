@@ -159,9 +159,11 @@ class OpenVLAPolicy(TokenPolicy):
         tensors = self.tensors(observation, instructions)
         length = int(tensors["at"][0, 0]) + 1  # of the prompt
         given = {
-            **tensors, "ids": tensors["ids"][:, :length], "there": tensors["there"][:, :length],
+            **tensors,
+            "ids": tensors["ids"][:, :length],
+            "there": tensors["there"][:, :length],
             "at": tensors["at"][:, :1],
-        }  # fmt: skip
+        }
         cache, drawn = DynamicCache(), []
         for number in range(self.actions.size):
             logits, _ = self.forward(given, cache)

@@ -35,9 +35,19 @@ class VLAConfig:
 
     def __post_init__(self) -> None:
         for name in (
-            "block_steps", "patch", "shuffle", "vision_hidden", "vision_layers", "vision_heads", "hidden", "layers",
-            "heads", "mlp_ratio", "max_words", "act_rows",
-        ):  # fmt: skip
+            "block_steps",
+            "patch",
+            "shuffle",
+            "vision_hidden",
+            "vision_layers",
+            "vision_heads",
+            "hidden",
+            "layers",
+            "heads",
+            "mlp_ratio",
+            "max_words",
+            "act_rows",
+        ):
             if getattr(self, name) < 1:
                 raise PolicyError(f"{name}: expected a number from 1, got {getattr(self, name)}")
         if self.num_bins < 2:

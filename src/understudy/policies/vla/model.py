@@ -115,21 +115,33 @@ class VLAModel(nn.Module):
 
 def _vision_config(config: VLAConfig, image_size: int) -> SiglipVisionConfig:
     said: dict[str, Any] = {
-        "hidden_size": config.vision_hidden, "intermediate_size": config.mlp_ratio * config.vision_hidden,
-        "num_hidden_layers": config.vision_layers, "num_attention_heads": config.vision_heads,
-        "image_size": image_size, "patch_size": config.patch, "vision_use_head": False, "attn_implementation": "sdpa",
-    }  # fmt: skip
+        "hidden_size": config.vision_hidden,
+        "intermediate_size": config.mlp_ratio * config.vision_hidden,
+        "num_hidden_layers": config.vision_layers,
+        "num_attention_heads": config.vision_heads,
+        "image_size": image_size,
+        "patch_size": config.patch,
+        "vision_use_head": False,
+        "attn_implementation": "sdpa",
+    }
     return SiglipVisionConfig(**said)
 
 
 def _text_config(config: VLAConfig, num_words: int, num_tokens: int) -> LlamaConfig:
     said: dict[str, Any] = {
-        "vocab_size": num_words + config.num_bins, "hidden_size": config.hidden,
-        "intermediate_size": config.mlp_ratio * config.hidden, "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads, "num_key_value_heads": config.heads, "use_cache": False,
-        "max_position_embeddings": num_tokens, "attn_implementation": "sdpa", "pad_token_id": None,
-        "bos_token_id": None, "eos_token_id": None,
-    }  # fmt: skip
+        "vocab_size": num_words + config.num_bins,
+        "hidden_size": config.hidden,
+        "intermediate_size": config.mlp_ratio * config.hidden,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.heads,
+        "use_cache": False,
+        "max_position_embeddings": num_tokens,
+        "attn_implementation": "sdpa",
+        "pad_token_id": None,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
     return LlamaConfig(**said)
 
 

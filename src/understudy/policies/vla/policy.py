@@ -18,7 +18,7 @@ from torch import Tensor
 
 from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
-from understudy.policies import artefact
+from understudy.policies import policy_file as artefact
 from understudy.policies.actions import Actions
 from understudy.policies.inputs import Inputs, is_camera, to_tensor
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
@@ -38,9 +38,16 @@ class VLAPolicy(TokenPolicy):
     """A policy with its model, which may be trained in place: whoever does so raises `version`."""
 
     def __init__(
-        self, config: VLAConfig, spec: StepSpec, words: Words, stats: Stats, model: VLAModel, *,
-        version: int = NO_VERSION, device: str | torch.device = "cpu",
-    ):  # fmt: skip
+        self,
+        config: VLAConfig,
+        spec: StepSpec,
+        words: Words,
+        stats: Stats,
+        model: VLAModel,
+        *,
+        version: int = NO_VERSION,
+        device: str | torch.device = "cpu",
+    ):
         self.config: VLAConfig = config
         self.version = version
         self.device = torch.device(device)
@@ -61,9 +68,14 @@ class VLAPolicy(TokenPolicy):
 
     @staticmethod
     def new(
-        config: VLAConfig, spec: StepSpec, instructions: Sequence[str], stats: Stats | None = None, *, seed: int,
+        config: VLAConfig,
+        spec: StepSpec,
+        instructions: Sequence[str],
+        stats: Stats | None = None,
+        *,
+        seed: int,
         device: str | torch.device = "cpu",
-    ) -> VLAPolicy:  # fmt: skip
+    ) -> VLAPolicy:
         """A policy that knows only the words of these instructions; without statistics, numbers stay as they are."""
         config = resolved(config, spec.observation)
         words = Words.of(instructions, max_words=config.max_words)
@@ -112,13 +124,20 @@ class VLAPolicy(TokenPolicy):
             tokens = bins.draw(log_probs, uniforms[rows].to(self.device))
         log_prob = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
         return (
-            tokens.to(torch.int32).cpu().numpy(), log_prob.cpu().numpy(), None if value is None else value.cpu().numpy()
-        )  # fmt: skip
+            tokens.to(torch.int32).cpu().numpy(),
+            log_prob.cpu().numpy(),
+            None if value is None else value.cpu().numpy(),
+        )
 
     def evaluate(
-        self, observation: Tree, instructions: Sequence[str], replay: Mapping[str, Any], *, sampling: Sampling,
+        self,
+        observation: Tree,
+        instructions: Sequence[str],
+        replay: Mapping[str, Any],
+        *,
+        sampling: Sampling,
         module: Forward | None = None,
-    ) -> Evaluated:  # fmt: skip
+    ) -> Evaluated:
         """Weigh earlier choices again; with `module` in place of the own model, such as one that is wrapped in DDP."""
         tokens = self._recorded(replay, len(instructions))
         logits, value = (module or self.forward)(self.tensors(observation, instructions))
@@ -158,9 +177,13 @@ class VLAPolicy(TokenPolicy):
     def description(self) -> dict[str, Any]:
         """Plain JSON that, with `parameters`, is the whole policy."""
         return {
-            "kind": KIND, "version": self.version, "config": self.config.to_json(), "words": list(self.words.known),
-            "observation": self.spec.observation.to_json(), "action": self.spec.action.to_json(),
-        }  # fmt: skip
+            "kind": KIND,
+            "version": self.version,
+            "config": self.config.to_json(),
+            "words": list(self.words.known),
+            "observation": self.spec.observation.to_json(),
+            "action": self.spec.action.to_json(),
+        }
 
     def with_parameters(self, parameters: Tree, *, version: int) -> VLAPolicy:
         """The policy with newer arrays of the same shapes; this one stays as it is."""
@@ -202,9 +225,11 @@ class VLAPolicy(TokenPolicy):
     def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> VLAPolicy:
         """From a file; with the Spec of the world it is to act in, refuse another than it was made for."""
         return artefact.load(
-            path, KIND, lambda parameters, description: VLAPolicy.of(parameters, description, device=device),
+            path,
+            KIND,
+            lambda parameters, description: VLAPolicy.of(parameters, description, device=device),
             lambda policy: None if spec is None else policy.check_world(spec),
-        )  # fmt: skip
+        )
 
     def check_world(self, spec: StepSpec) -> None:
         """Refuse a world that this policy cannot act in."""
@@ -228,8 +253,9 @@ def _inputs(config: VLAConfig, observation: Spec) -> Inputs:
     assert config.cameras is not None
     inputs = Inputs(observation, (*config.cameras, *(config.use_proprio or ())))
     for name, wanted, found in (
-        ("cameras", config.cameras, inputs.cameras), ("use_proprio", config.use_proprio or (), inputs.states),
-    ):  # fmt: skip
+        ("cameras", config.cameras, inputs.cameras),
+        ("use_proprio", config.use_proprio or (), inputs.states),
+    ):
         for path in wanted:
             if path not in found:
                 what = "pictures" if name == "cameras" else "numbers"
@@ -247,9 +273,12 @@ def _model(config: VLAConfig, spec: StepSpec, words: Words) -> VLAModel:
             f"{', '.join(f'{camera} {inputs.leaves[camera]}' for camera in inputs.cameras)}; choose some of them"
         )
     return VLAModel(
-        config, image_size=size, proprio_size=inputs.state_size, action_size=Actions(spec.action).size,
+        config,
+        image_size=size,
+        proprio_size=inputs.state_size,
+        action_size=Actions(spec.action).size,
         num_words=len(words),
-    )  # fmt: skip
+    )
 
 
 def _fill(model: VLAModel, weights: Mapping[str, Tensor]) -> None:

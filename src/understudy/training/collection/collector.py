@@ -25,17 +25,17 @@ import numpy as np
 
 from understudy.core import Episode, EpisodeInfo, Step, StepSpec, Tree
 from understudy.core.closing import Closes
-from understudy.envs.known import Named, find_world
-from understudy.envs.source import WorldSource
+from understudy.envs.registry import Named, find_world
 from understudy.envs.suite import Suite, Task
 from understudy.envs.workers.outcomes import Observed, Outcome, Reset, Stepped, Steps, WorkerFailure
 from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.worker import Limits
+from understudy.envs.world_factory import WorldSource
 from understudy.policies.protocol import BlockPolicy, Sampling
-from understudy.training.collection.plan import Ticket
+from understudy.training.collection.block_rows import Decision, block_spec, block_step, decisions, stacked
 from understudy.training.collection.rollout import CLIPPED, Rollout
-from understudy.training.collection.rows import Decision, block_spec, block_step, decisions, stacked
-from understudy.training.config import ConfigError
+from understudy.training.collection.ticket_plan import Ticket
+from understudy.training.runs.config import ConfigError
 
 logger = logging.getLogger(__name__)
 
@@ -83,17 +83,28 @@ class Collector(Closes):
     """Owns the workers of one world. `suite`, `step_spec` and `versions` are the world's."""
 
     def __init__(
-        self, env: str | WorldSource, *, num_parallel_envs: int, limits: Limits | None = None, max_attempts: int = 3,
-        max_steps: int | None = None, max_act_rows: int = 64, task_affinity: int = 10, clip_actions: bool = False,
-    ):  # fmt: skip
+        self,
+        env: str | WorldSource,
+        *,
+        num_parallel_envs: int,
+        limits: Limits | None = None,
+        max_attempts: int = 3,
+        max_steps: int | None = None,
+        max_act_rows: int = 64,
+        task_affinity: int = 10,
+        clip_actions: bool = False,
+    ):
         """`env`: a world's name, or how to build it. `max_attempts`: a ticket whose worker failed is begun again up to
         so often in all. `max_steps`: ends episodes before the task's own limit. `max_act_rows`: asked of the policy in
         one call at most. `task_affinity`: how many tasks a worker keeps loaded, so that it is given tickets of these
         first; 0: in order. `clip_actions`: bring actions that leave their bounds back into them instead of raising."""
         for name, value, least in (
-            ("num_parallel_envs", num_parallel_envs, 1), ("max_attempts", max_attempts, 1),
-            ("max_steps", max_steps, 1), ("max_act_rows", max_act_rows, 1), ("task_affinity", task_affinity, 0),
-        ):  # fmt: skip
+            ("num_parallel_envs", num_parallel_envs, 1),
+            ("max_attempts", max_attempts, 1),
+            ("max_steps", max_steps, 1),
+            ("max_act_rows", max_act_rows, 1),
+            ("task_affinity", task_affinity, 0),
+        ):
             if value is not None and value < least:
                 raise ConfigError(f"{name}: expected {least} or more, got {value}")
         self.max_attempts, self.max_steps, self.max_act_rows = max_attempts, max_steps, max_act_rows
@@ -138,15 +149,19 @@ class Collector(Closes):
         return [worker.pid for worker in self._vector.workers if worker.pid is not None]
 
     def collect(
-        self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *,
+        self,
+        tickets: Sequence[Ticket],
+        policy: BlockPolicy,
+        sampling: Sampling,
+        *,
         on_result: Callable[[Rollout], None] | None = None,
-    ) -> list[Rollout]:  # fmt: skip
+    ) -> list[Rollout]:
         """Live all tickets; the rollouts are in their order. `on_result` hears of each as soon as it is over."""
         return in_order(tickets, self.stream(tickets, policy, sampling), on_result)
 
     def stream(
         self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *, more: More | None = None
-    ) -> Iterator[Rollout]:  # fmt: skip
+    ) -> Iterator[Rollout]:
         """As `collect`, each rollout when it is over and none of them kept. One stream at a time. `more` is asked for
         further tickets as long as it gives any."""
         check_tickets(tickets, self.suite)
@@ -246,9 +261,11 @@ class Collector(Closes):
     def _decide(self, runs: Mapping[int, _Run], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
         rows = list(runs.values())
         acted = policy.act(
-            stacked([run.observation for run in rows], spec.observation), [run.info.instruction or "" for run in rows],
-            rngs=[run.rng for run in rows], sampling=sampling,
-        )  # fmt: skip
+            stacked([run.observation for run in rows], spec.observation),
+            [run.info.instruction or "" for run in rows],
+            rngs=[run.rng for run in rows],
+            sampling=sampling,
+        )
         found = decisions(acted, len(rows), spec, clip=self.clip_actions)
         for (slot, run), decision in zip(runs.items(), found, strict=True):
             run.decision = decision
@@ -291,18 +308,25 @@ def _generator(ticket: Ticket) -> np.random.Generator:
 
 def _info(ticket: Ticket, said: Observed) -> EpisodeInfo:
     return EpisodeInfo(
-        task=ticket.task, instruction=said.info["instruction"], init_state=ticket.start, seed=ticket.world_seed,
-        group=str(ticket.group), split=said.info["split"], kind="practice",
+        task=ticket.task,
+        instruction=said.info["instruction"],
+        init_state=ticket.start,
+        seed=ticket.world_seed,
+        group=str(ticket.group),
+        split=said.info["split"],
+        kind="practice",
         labels={"ticket": str(ticket.number), "iteration": str(ticket.iteration), "policy_seed": str(ticket.seed)},
-    )  # fmt: skip
+    )
 
 
 def _judge(runs: Sequence[_Run], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
     """What the policy thinks of what each run was cut off from. Nothing is drawn."""
     acted = policy.act(
-        stacked([run.observation for run in runs], spec.observation), [run.info.instruction or "" for run in runs],
-        rngs=[run.rng for run in runs], sampling=replace(sampling, greedy=True),
-    )  # fmt: skip
+        stacked([run.observation for run in runs], spec.observation),
+        [run.info.instruction or "" for run in runs],
+        rngs=[run.rng for run in runs],
+        sampling=replace(sampling, greedy=True),
+    )
     for run, decision in zip(runs, decisions(acted, len(runs), spec, clip=True), strict=True):
         last = run.steps[-1]
         run.steps[-1] = replace(last, extras={**last.extras, "next_value": decision.value})

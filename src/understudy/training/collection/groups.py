@@ -8,7 +8,7 @@ from typing import Literal, TypeAlias
 
 from understudy.core import EpisodeError
 from understudy.training.collection.rollout import Rollout
-from understudy.training.config import ConfigError
+from understudy.training.runs.config import ConfigError
 
 # Why a group is dropped.
 Reason: TypeAlias = Literal["failed workers", "out of bounds", "truncated", "too hard", "too easy", "too old"]

@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 from understudy.core import EpisodeError
 from understudy.training.collection.groups import FilterConfig, Group, Reason, in_groups, judge
-from understudy.training.collection.plan import Plan, PlanConfig, Ticket
 from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.ticket_plan import Plan, PlanConfig, Ticket
 
 # Lives tickets, here or in many processes; the rollouts come back in the order of the tickets.
 Collect: TypeAlias = Callable[[Sequence[Ticket]], Sequence[Rollout]]
@@ -96,9 +96,7 @@ class Collected:
         return self.report.num_kept < self.report.num_wanted
 
 
-def collect_iteration(
-    plan: Plan, collect: Collect, filters: FilterConfig, carried: Sequence[Group] = ()
-) -> Collected:  # fmt: skip
+def collect_iteration(plan: Plan, collect: Collect, filters: FilterConfig, carried: Sequence[Group] = ()) -> Collected:
     """The next iteration of a plan: groups that were carried over, then waves of new ones."""
     iteration, config = plan.next_iteration(), plan.config
     tasks = {task.name: TaskReport() for task in plan.tasks}
@@ -129,9 +127,12 @@ def collect_iteration(
         tasks[group.task].kept += 1
     left = _surplus(surplus, tasks, filters, iteration)
     report = Report(
-        iteration=iteration, num_waves=num_waves, num_wanted=config.num_groups, tasks=tasks,
+        iteration=iteration,
+        num_waves=num_waves,
+        num_wanted=config.num_groups,
+        tasks=tasks,
         failures=tuple(rollout.failure for rollout in lived if rollout.failure is not None),
-    )  # fmt: skip
+    )
     return Collected(groups=tuple(batch), carried=left, report=report, lived=tuple(lived))
 
 
@@ -169,7 +170,7 @@ def _count(task: TaskReport, group: Group) -> None:
 
 def _surplus(
     groups: Sequence[Group], tasks: dict[str, TaskReport], filters: FilterConfig, iteration: int
-) -> tuple[Group, ...]:  # fmt: skip
+) -> tuple[Group, ...]:
     """Those that the next iteration may still use."""
     left = []
     for group in groups:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from understudy.core import Episode
-from understudy.training.collection.plan import Ticket
+from understudy.training.collection.ticket_plan import Ticket
 
 CLIPPED = "clipped_steps"  # the label of an episode in which actions were brought back into their bounds
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from understudy.algorithms.policy_gradient import AdvEstimator, PolicyGradientConfig
+from understudy.algorithms.onpolicy.policy_gradient import AdvEstimator, PolicyGradientConfig
 from understudy.policies import Sampling
 from understudy.policies.openvla.config import OpenVLAConfig
 from understudy.training.collection import FilterConfig, PlanConfig
-from understudy.training.config import ConfigError
-from understudy.training.metrics import SinkName
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
 from understudy.training.onpolicy.policies import AdapterConfig
-from understudy.training.ranks.config import EngineConfig
-from understudy.training.trials import TrialsConfig
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.metrics import SinkName
 
 # Of each kind of run.
 ESTIMATORS: dict[str, AdvEstimator] = {
-    "grpo": "grpo", "rloo": "rloo", "reinforce": "reinforce_plus_plus", "ppo": "gae",
-}  # fmt: skip
+    "grpo": "grpo",
+    "rloo": "rloo",
+    "reinforce": "reinforce_plus_plus",
+    "ppo": "gae",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

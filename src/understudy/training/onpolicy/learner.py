@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from understudy.algorithms.policy_gradient import PolicyGradient, PolicyGradientConfig, rows
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, PolicyGradientConfig, rows
 from understudy.core import BlockBatch, Tree
 from understudy.core import tree as trees
 from understudy.policies import BlockPolicy, Evaluated, Sampling
 from understudy.training.collection import Rollout, to_batch
-from understudy.training.onpolicy.shared import Shared
-from understudy.training.ranks.config import EngineConfig
-from understudy.training.ranks.engine import Engine
-from understudy.training.ranks.exchange import exchange_rows
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
+from understudy.training.distributed.row_exchange import exchange_rows
+from understudy.training.onpolicy.rollout_exchange import Shared
 
 Array = np.ndarray[Any, Any]
 
@@ -48,9 +48,17 @@ class Learner:
     """Trains `policy.model` in place. `reference` is a policy that is not trained, if KL is asked for."""
 
     def __init__(
-        self, policy: Trainable, config: PolicyGradientConfig, engine: EngineConfig, shared: Shared, sampling: Sampling,
-        *, seed: int, reference: Trainable | None = None, progress: Callable[[str], None] = lambda doing: None,
-    ):  # fmt: skip
+        self,
+        policy: Trainable,
+        config: PolicyGradientConfig,
+        engine: EngineConfig,
+        shared: Shared,
+        sampling: Sampling,
+        *,
+        seed: int,
+        reference: Trainable | None = None,
+        progress: Callable[[str], None] = lambda doing: None,
+    ):
         self.policy = policy
         self.algorithm = PolicyGradient(config)
         self.engine = Engine(policy.model, engine, shared.ranks)
@@ -70,8 +78,9 @@ class Learner:
         mine = [
             self.algorithm.micro_batches(
                 mini, rank=self._ranks.rank, world_size=self._ranks.size, lengths=self._lengths(batch)
-            ) for mini in plan
-        ]  # fmt: skip
+            )
+            for mini in plan
+        ]
         need = np.unique(np.concatenate([part.rows for parts in mine for part in parts]))
         seen = self._shared.observations(rollouts, need)
         totals: dict[str, float] = {}
@@ -89,15 +98,15 @@ class Learner:
         metrics = {**prepared.metrics, **self.algorithm.finish_metrics(self._ranks.sum(totals))}
         return {**metrics, "gradient": float(np.mean(norms)), "learning_rate": self.engine.learning_rate}
 
-    def _evaluate(
-        self, policy: Trainable, batch: BlockBatch, seen: Tree, known: Array, wanted: Array
-    ) -> Evaluated:  # fmt: skip
+    def _evaluate(self, policy: Trainable, batch: BlockBatch, seen: Tree, known: Array, wanted: Array) -> Evaluated:
         """What a policy thinks of rows `wanted`, of whose observations those of rows `known` are in `seen`."""
         places = np.searchsorted(known, wanted)
         return policy.evaluate(
-            trees.map_leaves(lambda leaf: leaf[places], seen), [batch.instruction[row] for row in wanted],
-            {name: column[wanted] for name, column in batch.replay.items()}, sampling=self._sampling,
-        )  # fmt: skip
+            trees.map_leaves(lambda leaf: leaf[places], seen),
+            [batch.instruction[row] for row in wanted],
+            {name: column[wanted] for name, column in batch.replay.items()},
+            sampling=self._sampling,
+        )
 
     def _reference_log_prob(self, batch: BlockBatch, rollouts: Sequence[Rollout]) -> Array | None:
         """What the reference thinks of all rows: each rank asks its own about those that it has."""

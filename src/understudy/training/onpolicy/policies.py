@@ -18,8 +18,8 @@ import xxhash
 
 from understudy.core import StepSpec
 from understudy.policies.load import load_block_policy
-from understudy.training.config import ConfigError
-from understudy.training.run import Run
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.run import Run
 
 if TYPE_CHECKING:
     from understudy.training.onpolicy.config import OnPolicyConfig
@@ -60,9 +60,7 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
     if adapted and config.lora.rank:
         from understudy.policies.lora import ALL_LINEAR, LoraConfig, add_lora  # only now: it needs peft
 
-        chosen = LoraConfig(
-            rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR
-        )  # fmt: skip
+        chosen = LoraConfig(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR)
         add_lora(policy.model, chosen, seed=config.seed)
     return policy
 

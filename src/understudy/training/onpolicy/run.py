@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core import UnderstudyError
-from understudy.training.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, unfinished, write_checkpoint
 from understudy.training.collection import (
     Collected,
     Group,
@@ -32,18 +31,25 @@ from understudy.training.collection import (
 from understudy.training.collection.collector import in_order
 from understudy.training.collection.groups import in_groups
 from understudy.training.collection.iteration import first_wave
-from understudy.training.health import HEALTH, Health
-from understudy.training.metrics import MetricLog, open_sink, rewind
+from understudy.training.distributed.ranks import Ranks, alone
+from understudy.training.offpolicy.rlpd import check_device
 from understudy.training.onpolicy.config import OnPolicyConfig
+from understudy.training.onpolicy.episode_backend import HereStage, Staging
+from understudy.training.onpolicy.evaluate_tasks import Trials, run_trials
 from understudy.training.onpolicy.learner import Learner, Trainable
 from understudy.training.onpolicy.policies import digest_of_policy, keep_policy, load_policy, policy_path
-from understudy.training.onpolicy.shared import Shared
-from understudy.training.onpolicy.stage import HereStage, Staging
-from understudy.training.ranks.ranks import Ranks, alone
-from understudy.training.rlpd import check_device
-from understudy.training.run import Run, RunError
-from understudy.training.score import fingerprint
-from understudy.training.trials import Trials, run_trials
+from understudy.training.onpolicy.rollout_exchange import Shared
+from understudy.training.runs.checkpoint import (
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+    unfinished,
+    write_checkpoint,
+)
+from understudy.training.runs.health import HEALTH, Health
+from understudy.training.runs.metrics import MetricLog, open_sink, rewind
+from understudy.training.runs.run import Run, RunError
+from understudy.training.runs.score import fingerprint
 
 REFERENCE = "reference.safetensors"  # the policy that KL is measured from: the one that the run began with
 SHARDS = "shards"  # in a checkpoint: what each rank has of weights and optimizer
@@ -67,9 +73,12 @@ class OnPolicyRun:
     """A run at work. `go` returns when its iterations are done. Every rank makes one, with the same run."""
 
     def __init__(
-        self, run: Run, watch: Callable[[Progress], None] | None = None, ranks: Ranks | None = None,
+        self,
+        run: Run,
+        watch: Callable[[Progress], None] | None = None,
+        ranks: Ranks | None = None,
         staging: Staging = HereStage,
-    ):  # fmt: skip
+    ):
         self.run = run
         self.config = config = run.config(OnPolicyConfig)
         self.ranks = ranks or alone()
@@ -93,8 +102,9 @@ class OnPolicyRun:
         if self.ranks.first:
             self._undo.enter_context(run)
         self.ranks.barrier("the run is ours")
-        self.health = Health(run.path / HEALTH, role="local" if self.ranks.size == 1 else f"rank-{self.ranks.rank}",
-                              name=run.kind)  # fmt: skip
+        self.health = Health(
+            run.path / HEALTH, role="local" if self.ranks.size == 1 else f"rank-{self.ranks.rank}", name=run.kind
+        )
         self.health.progress("starting workers")
         self.stage = staging(run, config, self.ranks)
         self._undo.callback(self.stage.close)
@@ -127,9 +137,15 @@ class OnPolicyRun:
             reference = load_policy(config, self._keep_reference(start), spec, adapted=False)
         policy.version = 0
         return Learner(
-            policy, config.algorithm, config.engine, self._shared, config.sampling, seed=config.seed,
-            reference=reference, progress=self.health.progress,
-        )  # fmt: skip
+            policy,
+            config.algorithm,
+            config.engine,
+            self._shared,
+            config.sampling,
+            seed=config.seed,
+            reference=reference,
+            progress=self.health.progress,
+        )
 
     def _keep_reference(self, start: Path) -> Path:
         """Where the policy that the run began with is: a small one is copied, a large one stays where it is."""
@@ -239,14 +255,19 @@ class OnPolicyRun:
             if self.ranks.first:
                 self.health.progress("evaluating")
                 found = run_trials(
-                    self._living, self.policy, self.config.evaluation, seed=EVALUATION_SEED,
+                    self._living,
+                    self.policy,
+                    self.config.evaluation,
+                    seed=EVALUATION_SEED,
                     films=self.run.videos / f"iteration-{self.iteration:06d}",
                     progress=lambda trial: self.health.progress("evaluating"),
-                )  # fmt: skip
+                )
                 made_of = fingerprint(
-                    config=self.run.said["config"], parameters=self.policy.parameters(weights), env=self.config.env,
+                    config=self.run.said["config"],
+                    parameters=self.policy.parameters(weights),
+                    env=self.config.env,
                     versions=self._living.versions,
-                )  # fmt: skip
+                )
                 self._write("evaluation", iteration=self.iteration, **found.to_json(), fingerprint=made_of.to_json())
                 self._say(evaluation=found)
             self.ranks.barrier("evaluated")
@@ -256,21 +277,37 @@ class OnPolicyRun:
     ) -> None:
         for rollout in collected.lived:
             self._write(
-                "episode", episode=rollout.ticket.number, task=rollout.ticket.task, start=rollout.ticket.start,
-                success=rollout.success, length=rollout.num_steps, reward=rollout.total_reward,
-                group=rollout.ticket.group, human_steps=0, takeovers=0,
-            )  # fmt: skip
+                "episode",
+                episode=rollout.ticket.number,
+                task=rollout.ticket.task,
+                start=rollout.ticket.start,
+                success=rollout.success,
+                length=rollout.num_steps,
+                reward=rollout.total_reward,
+                group=rollout.ticket.group,
+                human_steps=0,
+                takeovers=0,
+            )
         steps = sum(rollout.num_steps for rollout in collected.lived)
         self._write("collection", **collected.report.to_json())
         if not metrics:
             self._say(report=collected.report)
             return
         self._write(
-            "train", iteration=self.iteration, **metrics, episodes=len(collected.rollouts), lived=len(collected.lived),
-            groups=len(collected.groups), carried=len(collected.carried), waves=collected.report.num_waves,
-            collect_s=collect_s, learn_s=learn_s, cpu_s=cpu_s, steps_per_s=steps / max(collect_s, 1e-9),
+            "train",
+            iteration=self.iteration,
+            **metrics,
+            episodes=len(collected.rollouts),
+            lived=len(collected.lived),
+            groups=len(collected.groups),
+            carried=len(collected.carried),
+            waves=collected.report.num_waves,
+            collect_s=collect_s,
+            learn_s=learn_s,
+            cpu_s=cpu_s,
+            steps_per_s=steps / max(collect_s, 1e-9),
             bytes_moved=self._shared.num_bytes_moved,
-        )  # fmt: skip
+        )
         self._say(report=collected.report, metrics=metrics)
 
     def _write(self, kind: str, **values: Any) -> None:
@@ -296,14 +333,25 @@ class OnPolicyRun:
             return
         said, arrays = save_collection(self._plan, in_groups(carried, self.config.plan.n_samples))
         facts = {
-            "start": self._start, "iteration": self.iteration, "steps": self.num_steps, "version": self.policy.version,
-            "evaluated": self._evaluated, "empty": self._num_empty, "collection": said, "commits": commits,
-            "algorithm": self._learner.algorithm.state(), "metrics": 0 if self._log is None else self._log.position,
-        }  # fmt: skip
+            "start": self._start,
+            "iteration": self.iteration,
+            "steps": self.num_steps,
+            "version": self.policy.version,
+            "evaluated": self._evaluated,
+            "empty": self._num_empty,
+            "collection": said,
+            "commits": commits,
+            "algorithm": self._learner.algorithm.state(),
+            "metrics": 0 if self._log is None else self._log.position,
+        }
         write_checkpoint(
-            self.run.checkpoints, self.iteration, arrays, facts, keep=self.config.keep_checkpoints,
+            self.run.checkpoints,
+            self.iteration,
+            arrays,
+            facts,
+            keep=self.config.keep_checkpoints,
             fill=lambda place: engine.save(place / SHARDS),
-        )  # fmt: skip
+        )
         last = self.iteration == self.config.iterations
         keep_policy(self.policy, self.run, weights, adapted=bool(self.config.lora.rank), last=last)
 

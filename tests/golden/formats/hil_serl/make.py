@@ -41,9 +41,14 @@ def record_demos():
             next_obs, done = see(), time == 3
             info["succeed"] = bool(done)
             transition = {
-                "observations": obs, "actions": actions, "next_observations": next_obs, "rewards": int(done),
-                "masks": 1.0 - done, "dones": done, "infos": info,
-            }  # fmt: skip
+                "observations": obs,
+                "actions": actions,
+                "next_observations": next_obs,
+                "rewards": int(done),
+                "masks": 1.0 - done,
+                "dones": done,
+                "infos": info,
+            }
             transitions.append(copy.deepcopy(transition))
             obs = next_obs
     dump(HERE / "demo_data" / "pick_2_demos_2024-11-05_12-00-00.pkl", transitions)
@@ -56,9 +61,14 @@ def train():
         actions = RNG.random(7) if human else RNG.random(7).astype(np.float32)
         next_obs, done, truncated = see(), step == 6, step == 11
         transition = {
-            "observations": obs, "actions": actions, "next_observations": next_obs, "rewards": float(done),
-            "masks": 1.0 - done, "dones": done, "grasp_penalty": 0.0,
-        }  # fmt: skip
+            "observations": obs,
+            "actions": actions,
+            "next_observations": next_obs,
+            "rewards": float(done),
+            "masks": 1.0 - done,
+            "dones": done,
+            "grasp_penalty": 0.0,
+        }
         transitions.append(copy.deepcopy(transition))
         if human:
             demo_transitions.append(copy.deepcopy(transition))

@@ -23,11 +23,13 @@ warnings.simplefilter("ignore")
 
 
 class Toy(gym.Env):
-    observation_space = spaces.Dict({
-        "picture": spaces.Box(0, 255, (32, 40, 3), np.uint8),
-        "pose": spaces.Box(-1, 1, (3,), np.float64),
-        "goal": spaces.Tuple((spaces.Discrete(5), spaces.Text(20))),
-    })  # fmt: skip
+    observation_space = spaces.Dict(
+        {
+            "picture": spaces.Box(0, 255, (32, 40, 3), np.uint8),
+            "pose": spaces.Box(-1, 1, (3,), np.float64),
+            "goal": spaces.Tuple((spaces.Discrete(5), spaces.Text(20))),
+        }
+    )
     action_space = spaces.Tuple((spaces.Box(-1, 1, (2,), np.float32), spaces.Discrete(3)))
 
     def see(self):

@@ -25,43 +25,65 @@ FLAGS = {
     "is_terminal": F.Scalar(dtype=np.bool_),
 }
 
-NESTED = F.FeaturesDict({
-    "episode_metadata": F.FeaturesDict({
-        "file_path": F.Text(), "number": F.Scalar(dtype=np.int64), "success": F.Scalar(dtype=np.bool_),
-        "weight": F.Scalar(dtype=np.float32), "start": F.Tensor(shape=(3,), dtype=np.float32),
-    }),
-    "steps": F.Dataset({
-        "observation": F.FeaturesDict({
-            "arm": {"pose": F.Tensor(shape=(2, 3), dtype=np.float32), "touch": F.Scalar(dtype=np.bool_)},
-            "double": F.Tensor(shape=(4,), dtype=np.float64, encoding="bytes"),
-            "packed": F.Tensor(shape=(5, 5), dtype=np.float32, encoding="zlib"),
-            "half": F.Tensor(shape=(2,), dtype=np.float16),
-            "large": F.Scalar(dtype=np.uint64),
-            "negative": F.Tensor(shape=(3,), dtype=np.int32),
-            "depth": F.Image(shape=(6, 5, 1), dtype=np.uint16, encoding_format="png"),
-            "metres": F.Image(shape=(6, 5, 1), dtype=np.float32),
-            "grey": F.Image(shape=(8, 7, 1), encoding_format="jpeg"),
-            "image": F.Image(encoding_format="png"),
-            "points": F.Sequence(F.Tensor(shape=(2,), dtype=np.float32)),
-            "boxes": F.Sequence({"corner": F.Tensor(shape=(2,), dtype=np.int64), "name": F.Text()}),
-            "frames": F.Sequence(F.Image(shape=(4, 4, 3), encoding_format="png")),
-            "words": F.Sequence(F.Text()),
-            "colour": F.ClassLabel(names=["red", "green"]),
-            "variable": F.Tensor(shape=(None, 2), dtype=np.float32, encoding="bytes"),
-            "grid": F.Tensor(shape=(None, None), dtype=np.float32, encoding="zlib"),
-        }),
-        "action": F.FeaturesDict({"arm": F.Tensor(shape=(2,), dtype=np.float32), "grip": F.Scalar(dtype=np.int64)}),
-        "reward": F.Scalar(dtype=np.float32), "discount": F.Scalar(dtype=np.float32),
-        "language_instruction": F.Text(), **FLAGS,
-    }),
-})  # fmt: skip
+NESTED = F.FeaturesDict(
+    {
+        "episode_metadata": F.FeaturesDict(
+            {
+                "file_path": F.Text(),
+                "number": F.Scalar(dtype=np.int64),
+                "success": F.Scalar(dtype=np.bool_),
+                "weight": F.Scalar(dtype=np.float32),
+                "start": F.Tensor(shape=(3,), dtype=np.float32),
+            }
+        ),
+        "steps": F.Dataset(
+            {
+                "observation": F.FeaturesDict(
+                    {
+                        "arm": {"pose": F.Tensor(shape=(2, 3), dtype=np.float32), "touch": F.Scalar(dtype=np.bool_)},
+                        "double": F.Tensor(shape=(4,), dtype=np.float64, encoding="bytes"),
+                        "packed": F.Tensor(shape=(5, 5), dtype=np.float32, encoding="zlib"),
+                        "half": F.Tensor(shape=(2,), dtype=np.float16),
+                        "large": F.Scalar(dtype=np.uint64),
+                        "negative": F.Tensor(shape=(3,), dtype=np.int32),
+                        "depth": F.Image(shape=(6, 5, 1), dtype=np.uint16, encoding_format="png"),
+                        "metres": F.Image(shape=(6, 5, 1), dtype=np.float32),
+                        "grey": F.Image(shape=(8, 7, 1), encoding_format="jpeg"),
+                        "image": F.Image(encoding_format="png"),
+                        "points": F.Sequence(F.Tensor(shape=(2,), dtype=np.float32)),
+                        "boxes": F.Sequence({"corner": F.Tensor(shape=(2,), dtype=np.int64), "name": F.Text()}),
+                        "frames": F.Sequence(F.Image(shape=(4, 4, 3), encoding_format="png")),
+                        "words": F.Sequence(F.Text()),
+                        "colour": F.ClassLabel(names=["red", "green"]),
+                        "variable": F.Tensor(shape=(None, 2), dtype=np.float32, encoding="bytes"),
+                        "grid": F.Tensor(shape=(None, None), dtype=np.float32, encoding="zlib"),
+                    }
+                ),
+                "action": F.FeaturesDict(
+                    {"arm": F.Tensor(shape=(2,), dtype=np.float32), "grip": F.Scalar(dtype=np.int64)}
+                ),
+                "reward": F.Scalar(dtype=np.float32),
+                "discount": F.Scalar(dtype=np.float32),
+                "language_instruction": F.Text(),
+                **FLAGS,
+            }
+        ),
+    }
+)
 
-PLAIN = F.FeaturesDict({
-    "steps": F.Dataset({
-        "observation": F.Tensor(shape=(3,), dtype=np.float32), "action": F.Tensor(shape=(1,), dtype=np.float64),
-        "reward": F.Scalar(dtype=np.float64), "discount": F.Scalar(dtype=np.float64), **FLAGS,
-    }),
-})  # fmt: skip
+PLAIN = F.FeaturesDict(
+    {
+        "steps": F.Dataset(
+            {
+                "observation": F.Tensor(shape=(3,), dtype=np.float32),
+                "action": F.Tensor(shape=(1,), dtype=np.float64),
+                "reward": F.Scalar(dtype=np.float64),
+                "discount": F.Scalar(dtype=np.float64),
+                **FLAGS,
+            }
+        ),
+    }
+)
 
 
 CLASSES: dict[str, type] = {}  # TensorFlow Datasets takes each name once
@@ -100,28 +122,40 @@ def nested_episode(seed: int) -> dict[str, Any]:
                 "grid": rng.normal(size=(some[0], some[1])).astype(np.float32),
             },
             "action": {"arm": rng.normal(size=2).astype(np.float32), "grip": int(rng.integers(-9, 9))},
-            "reward": np.float32(rng.normal()), "discount": np.float32(0.99),
+            "reward": np.float32(rng.normal()),
+            "discount": np.float32(0.99),
             "language_instruction": "stelle die Tasse ab ☕",
             **{name: flag[number] for name, flag in flags(rows, seed % 2 == 0).items()},
-        }  # fmt: skip
+        }
 
     return {
         "episode_metadata": {
-            "file_path": f"/data/épisode_{seed}", "number": seed, "success": seed % 2 == 0,
-            "weight": np.float32(0.5), "start": rng.normal(size=3).astype(np.float32),
+            "file_path": f"/data/épisode_{seed}",
+            "number": seed,
+            "success": seed % 2 == 0,
+            "weight": np.float32(0.5),
+            "start": rng.normal(size=3).astype(np.float32),
         },
         "steps": [step(number) for number in range(rows)],
-    }  # fmt: skip
+    }
 
 
 def plain_episode(seed: int) -> dict[str, Any]:
     rng = np.random.default_rng(1000 + seed)
     rows = 1 + seed % 5
     said = flags(rows, seed % 3 == 0)
-    return {"steps": [
-        {"observation": rng.normal(size=3).astype(np.float32), "action": rng.normal(size=1), "reward": rng.normal(),
-         "discount": 1.0, **{name: flag[number] for name, flag in said.items()}} for number in range(rows)
-    ]}  # fmt: skip
+    return {
+        "steps": [
+            {
+                "observation": rng.normal(size=3).astype(np.float32),
+                "action": rng.normal(size=1),
+                "reward": rng.normal(),
+                "discount": 1.0,
+                **{name: flag[number] for name, flag in said.items()},
+            }
+            for number in range(rows)
+        ]
+    }
 
 
 def camera_episode(seed: int, rows: int = 50) -> dict[str, Any]:
@@ -132,12 +166,22 @@ def camera_episode(seed: int, rows: int = 50) -> dict[str, Any]:
     def picture(number: int) -> np.ndarray:
         return (ramp + 3 * number + rng.integers(0, 20, (128, 128, 3))).astype(np.uint8)
 
-    return {"steps": [
-        {"observation": {"wrist_1": picture(n), "wrist_2": picture(2 * n),
-                         "state": rng.normal(size=20).astype(np.float32)},
-         "action": rng.normal(size=7).astype(np.float32), "reward": 0.0, "discount": 1.0,
-         **{name: flag[n] for name, flag in said.items()}} for n in range(rows)
-    ]}  # fmt: skip
+    return {
+        "steps": [
+            {
+                "observation": {
+                    "wrist_1": picture(n),
+                    "wrist_2": picture(2 * n),
+                    "state": rng.normal(size=20).astype(np.float32),
+                },
+                "action": rng.normal(size=7).astype(np.float32),
+                "reward": 0.0,
+                "discount": 1.0,
+                **{name: flag[n] for name, flag in said.items()},
+            }
+            for n in range(rows)
+        ]
+    }
 
 
 def builder(
@@ -232,8 +276,17 @@ if __name__ == "__main__":
     else:
         camera = F.Image(shape=(128, 128, 3), encoding_format="jpeg")
         observation = {"wrist_1": camera, "wrist_2": camera, "state": F.Tensor(shape=(20,), dtype=np.float32)}
-        features = F.FeaturesDict({"steps": F.Dataset({
-            "observation": observation, "action": F.Tensor(shape=(7,), dtype=np.float32),
-            "reward": F.Scalar(dtype=np.float32), "discount": F.Scalar(dtype=np.float32), **FLAGS,
-        })})  # fmt: skip
+        features = F.FeaturesDict(
+            {
+                "steps": F.Dataset(
+                    {
+                        "observation": observation,
+                        "action": F.Tensor(shape=(7,), dtype=np.float32),
+                        "reward": F.Scalar(dtype=np.float32),
+                        "discount": F.Scalar(dtype=np.float32),
+                        **FLAGS,
+                    }
+                )
+            }
+        )
         builder("cameras", features, {"train": int(sys.argv[3])}, camera_episode, Path(sys.argv[2]), num_shards=4)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from understudy.core import ArraySpec, Spec
-from understudy.envs.people.axes import Axes, DeviceError
+from understudy.envs.teleop.axes import Axes, DeviceError
 
 
 def axes(size: int, low: object = -1.0, high: object = 1.0, **options: object) -> Axes:

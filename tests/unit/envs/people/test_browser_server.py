@@ -19,9 +19,9 @@ import pytest
 from tests.waiting import wait_for
 
 from understudy.core import ArraySpec, Spec, StepSpec
-from understudy.envs.people import browser_server
-from understudy.envs.people.axes import DeviceError
-from understudy.envs.people.browser import BrowserDevice
+from understudy.envs.teleop import browser_server
+from understudy.envs.teleop.axes import DeviceError
+from understudy.envs.teleop.browser import BrowserDevice
 
 pytest.importorskip("websockets")
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -207,7 +207,7 @@ def test_a_gamepad_in_a_message(device: BrowserDevice) -> None:
         ({"names": ["a", "b", "c", "d"]}, ["KeyR"], [0, 0, 0, 0.5]),
         ({"names": ["grip", "x", "y", "z"]}, ["KeyD"], [-1, 0.5, 0, 0]),
     ],
-)  # fmt: skip
+)
 def test_options_of_the_action(options: dict[str, Any], keys: list[str], action: list[float]) -> None:
     with BrowserDevice(SPEC, **options) as device, Page(device) as page:
         page.press(*keys)
@@ -430,15 +430,24 @@ def test_off_loopback_a_token_is_required_and_a_long_one() -> None:
 
 
 HOSTILE = [
-    "no json", "[]", b"\x00\xff", '{"type": "what"}', '{"type": "input"}', "[" * 5000,
-    '{"type": "input", "made_ms": NaN, "keys": []}', '{"type": "input", "made_ms": "1", "keys": []}',
-    '{"type": "input", "made_ms": 1, "keys": [1]}', '{"type": "input", "made_ms": 1, "keys": "KeyW"}',
+    "no json",
+    "[]",
+    b"\x00\xff",
+    '{"type": "what"}',
+    '{"type": "input"}',
+    "[" * 5000,
+    '{"type": "input", "made_ms": NaN, "keys": []}',
+    '{"type": "input", "made_ms": "1", "keys": []}',
+    '{"type": "input", "made_ms": 1, "keys": [1]}',
+    '{"type": "input", "made_ms": 1, "keys": "KeyW"}',
     json.dumps({"type": "input", "made_ms": 1, "keys": ["k"] * 33}),
     json.dumps({"type": "input", "made_ms": 1, "keys": [], "sticks": [0, 0, 0]}),
     json.dumps({"type": "input", "made_ms": 1, "keys": [], "sticks": [9, 0, 0, 0]}),
     '{"type": "input", "made_ms": 1, "keys": [], "sticks": [NaN, 0, 0, 0]}',
-    '{"type": "drawn"}', '{"type": "drawn", "number": Infinity}', '{"type": "pong", "asked_s": []}',
-]  # fmt: skip
+    '{"type": "drawn"}',
+    '{"type": "drawn", "number": Infinity}',
+    '{"type": "pong", "asked_s": []}',
+]
 
 
 def test_what_is_no_message_ends_the_socket_and_nothing_else(device: BrowserDevice) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from understudy.envs.people.clock import PageClock
+from understudy.envs.teleop.clock import PageClock
 
 
 def ask(clock: PageClock, now_s: float, offset_s: float, way_s: float, back_s: float) -> None:

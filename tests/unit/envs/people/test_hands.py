@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from understudy.core import ArraySpec, Spec
-from understudy.envs.people.axes import Axes, DeviceError
-from understudy.envs.people.hands import Hands
+from understudy.envs.teleop.axes import Axes, DeviceError
+from understudy.envs.teleop.operator_input import Hands
 
 AXES = Axes.of(Spec(ArraySpec(shape=(4,), dtype="float32", low=-1, high=1)))
 

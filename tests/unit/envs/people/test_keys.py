@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from understudy.core import ArraySpec, Spec
-from understudy.envs.people.axes import Axes, DeviceError
-from understudy.envs.people.keys import NUM_BUTTONS, Held, Keymap, past_dead_zone
+from understudy.envs.teleop.axes import Axes, DeviceError
+from understudy.envs.teleop.keys import NUM_BUTTONS, Held, Keymap, past_dead_zone
 
 
 def keymap(size: int, **options: object) -> Keymap:
@@ -26,10 +26,23 @@ def pad(sticks: tuple[float, ...] = (0, 0, 0, 0), **buttons: float) -> Held:
 
 
 PUSHED = {
-    "KeyD": ("x", 1), "KeyA": ("x", -1), "KeyW": ("y", 1), "KeyS": ("y", -1), "KeyE": ("z", 1), "KeyQ": ("z", -1),
-    "KeyO": ("roll", 1), "KeyU": ("roll", -1), "KeyI": ("pitch", 1), "KeyK": ("pitch", -1), "KeyJ": ("yaw", 1),
-    "KeyL": ("yaw", -1), "ArrowUp": ("y", 1), "ArrowDown": ("y", -1), "ArrowLeft": ("x", -1), "ArrowRight": ("x", 1),
-}  # fmt: skip
+    "KeyD": ("x", 1),
+    "KeyA": ("x", -1),
+    "KeyW": ("y", 1),
+    "KeyS": ("y", -1),
+    "KeyE": ("z", 1),
+    "KeyQ": ("z", -1),
+    "KeyO": ("roll", 1),
+    "KeyU": ("roll", -1),
+    "KeyI": ("pitch", 1),
+    "KeyK": ("pitch", -1),
+    "KeyJ": ("yaw", 1),
+    "KeyL": ("yaw", -1),
+    "ArrowUp": ("y", 1),
+    "ArrowDown": ("y", -1),
+    "ArrowLeft": ("x", -1),
+    "ArrowRight": ("x", 1),
+}
 
 
 @pytest.mark.parametrize("key", PUSHED)
@@ -43,11 +56,16 @@ def test_each_key_pushes_its_axis_and_no_other(key: str) -> None:
 @pytest.mark.parametrize(
     ("held", "axis", "way"),
     [
-        (pad((1, 0, 0, 0)), "x", 1), (pad((0, 1, 0, 0)), "y", -1), (pad((0, 0, 1, 0)), "yaw", -1),
-        (pad((0, 0, 0, 1)), "pitch", -1), (pad(b7=1), "z", 1), (pad(b6=1), "z", -1), (pad(b5=1), "roll", 1),
+        (pad((1, 0, 0, 0)), "x", 1),
+        (pad((0, 1, 0, 0)), "y", -1),
+        (pad((0, 0, 1, 0)), "yaw", -1),
+        (pad((0, 0, 0, 1)), "pitch", -1),
+        (pad(b7=1), "z", 1),
+        (pad(b6=1), "z", -1),
+        (pad(b5=1), "roll", 1),
         (pad(b4=1), "roll", -1),
     ],
-)  # fmt: skip
+)
 def test_each_part_of_a_gamepad_pushes_its_axis_and_no_other(held: Held, axis: str, way: float) -> None:
     seven = keymap(7)
     assert {name: push for name, push in seven.pushes(held).items() if push} == {axis: way}

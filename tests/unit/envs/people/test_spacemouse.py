@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from understudy.core import ArraySpec, Spec, StepSpec
-from understudy.envs.people.axes import Axes, DeviceError
-from understudy.envs.people.spacemouse import CAP, SpaceMouseDevice, pushes
+from understudy.envs.teleop.axes import Axes, DeviceError
+from understudy.envs.teleop.spacemouse import CAP, SpaceMouseDevice, pushes
 
 
 def spec(size: int) -> StepSpec:
@@ -71,7 +71,7 @@ def test_the_missing_device_is_named() -> None:
 PROGRAM = """
 import json, sys
 from understudy.core import ArraySpec, Spec, StepSpec
-from understudy.envs.people.spacemouse import SpaceMouseDevice
+from understudy.envs.teleop.spacemouse import SpaceMouseDevice
 
 options = json.loads(sys.argv[1])
 spec = StepSpec(
@@ -112,10 +112,12 @@ class Mouse:
         pipe = place / "mouse"
         os.mkfifo(pipe)
         self._loop = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps({"size": 7, **options})], stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-c", PROGRAM, json.dumps({"size": 7, **options})],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
             env={**os.environ, "LD_LIBRARY_PATH": str(library), "HIDAPI_PIPE": str(pipe)},
-        )  # fmt: skip
+        )
         self._pipe = pipe.open("wb", buffering=0)  # waits until the other side has opened it
         assert self._loop.stdout is not None
         assert "found" in self._loop.stdout.readline()  # what pyspacemouse prints

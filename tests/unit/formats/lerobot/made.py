@@ -16,14 +16,16 @@ from understudy.formats import find_format
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "formats" / "lerobot"
 SPEC = StepSpec(
-    observation=Spec({
-        "front": ArraySpec(shape=(32, 48, 3), dtype="uint8"),
-        "state": ArraySpec(shape=(3,), dtype="float32"),
-        "prompt": ArraySpec(shape=(), dtype="str"),
-    }),
+    observation=Spec(
+        {
+            "front": ArraySpec(shape=(32, 48, 3), dtype="uint8"),
+            "state": ArraySpec(shape=(3,), dtype="float32"),
+            "prompt": ArraySpec(shape=(), dtype="str"),
+        }
+    ),
     action=Spec(ArraySpec(shape=(2,), dtype="float32", low=-1.0, high=1.0)),
     extras=Spec({"log_prob": ArraySpec(shape=(), dtype="float32")}),
-)  # fmt: skip
+)
 
 
 def picture(moment: int) -> np.ndarray[Any, Any]:

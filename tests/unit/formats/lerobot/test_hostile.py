@@ -68,7 +68,7 @@ def feature(key: str, **fields: Any) -> Callable[[dict[str, Any]], object]:
         (feature("observation.state", dtype="image", shape=[4, 4, 3]), "expected pictures|which is not their shape"),
         (feature("force", dtype="string"), "expected text"),
     ],
-)  # fmt: skip
+)
 @pytest.mark.parametrize("name", ["v3", "v21"])
 def test_what_info_claims(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object], said: str) -> None:
     place = copy_of_golden(name, tmp_path, change)
@@ -128,7 +128,7 @@ def with_column(table: pa.Table, name: str, column: Any) -> pa.Table:
         ("observation.images.wrist", lambda old: [{"bytes": b"x", "path": ""}] * 17, "a picture is damaged"),
         ("observation.images.wrist", lambda old: [{"bytes": None, "path": "/etc/passwd"}] * 17, "got names of files"),
     ],
-)  # fmt: skip
+)
 def test_what_the_table_holds(tmp_path: Path, name: str, column: Callable[[list[Any]], Any], said: str) -> None:
     place = copy_of_golden("v3", tmp_path)
     path = place / "data" / "chunk-000" / "file-000.parquet"
@@ -181,9 +181,12 @@ def test_a_picture_that_is_repeated_does_not_fill_the_memory(tmp_path: Path) -> 
     large = {"bytes": bytes(120 * 2**20), "path": ""}
     kind = pa.struct([("bytes", pa.dictionary(pa.int32(), pa.binary())), ("path", pa.string())])
     column = pa.StructArray.from_arrays(
-        [pa.DictionaryArray.from_arrays(pa.array([0] * 17, pa.int32()), pa.array([large["bytes"]], pa.binary())),
-         pa.array([""] * 17)], fields=list(kind)
-    )  # fmt: skip
+        [
+            pa.DictionaryArray.from_arrays(pa.array([0] * 17, pa.int32()), pa.array([large["bytes"]], pa.binary())),
+            pa.array([""] * 17),
+        ],
+        fields=list(kind),
+    )
     table = with_column(pq.read_table(path), "observation.images.wrist", column)
     pq.write_table(table, path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 200_000
@@ -220,7 +223,7 @@ def test_a_film_that_ends_early_is_noticed(tmp_path: Path) -> None:
         (lambda said: said["spec"]["action"]["$array"].update(high=-0.9), "action: a value is outside of its bounds"),
         (lambda said: said.update(columns=[]), "does not fit"),
     ],
-)  # fmt: skip
+)
 def test_what_stands_beside_it(tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
     place = write(tmp_path / "d", [smooth_episode(5)], video="png")
     edit_json(place / "meta" / "understudy" / "spec.json", change)
@@ -238,7 +241,7 @@ def test_what_stands_beside_it(tmp_path: Path, change: Callable[[dict[str, Any]]
         ("0", b"", "expected 1 values of"),
         ("0", None, "expected 1 values of"),
     ],
-)  # fmt: skip
+)
 def test_what_the_rest_holds(tmp_path: Path, column: str, value: Any, said: str) -> None:
     place = write(tmp_path / "d", [smooth_episode(5)], video="png")
     path = place / "meta" / "understudy" / "rest.parquet"

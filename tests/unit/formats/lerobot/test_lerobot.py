@@ -39,8 +39,11 @@ def asked(version: str, place: Path) -> dict[str, np.ndarray[Any, Any]]:
     answer = place.parent / "answer.npz"
     done = subprocess.run(
         [str(PYTHONS[version]), GOLDEN / "make.py", "read", place, answer],
-        env=quiet, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        env=quiet,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(answer) as found:
         return dict(found)

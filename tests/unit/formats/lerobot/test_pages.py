@@ -21,10 +21,14 @@ COLUMNS = {"number": 1, "row": 3, "text": 1, "flag": 1}
 def table(num_rows: int) -> pa.Table:
     rng = np.random.default_rng(0)
     numbers = rng.normal(size=3 * num_rows)
-    return pa.table({
-        "number": np.arange(num_rows), "row": pa.FixedSizeListArray.from_arrays(pa.array(numbers), 3),
-        "text": [f"t{n % 5}" for n in range(num_rows)], "flag": np.arange(num_rows) % 2 == 0,
-    })  # fmt: skip
+    return pa.table(
+        {
+            "number": np.arange(num_rows),
+            "row": pa.FixedSizeListArray.from_arrays(pa.array(numbers), 3),
+            "text": [f"t{n % 5}" for n in range(num_rows)],
+            "flag": np.arange(num_rows) % 2 == 0,
+        }
+    )
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(GOLDEN)))
@@ -42,10 +46,19 @@ def test_golden_files(path: Path) -> None:
                 assert num_bytes <= column.total_uncompressed_size  # which counts the headers
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"compression": "zstd"}, {"data_page_version": "2.0"}, {"use_dictionary": False}, {"data_page_size": 64},
-    {"row_group_size": 7}, {"write_page_index": True}, {"write_page_checksum": True},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compression": "zstd"},
+        {"data_page_version": "2.0"},
+        {"use_dictionary": False},
+        {"data_page_size": 64},
+        {"row_group_size": 7},
+        {"write_page_index": True},
+        {"write_page_checksum": True},
+    ],
+)
 def test_whatever_writers_choose(tmp_path: Path, options: dict[str, object]) -> None:
     wanted = table(1000)
     pq.write_table(wanted, tmp_path / "t", **options)
@@ -70,11 +83,14 @@ def test_rows_go_on_where_they_stopped(tmp_path: Path) -> None:
     rows.close()
 
 
-@pytest.mark.parametrize(("columns", "said"), [
-    ({"row": 2}, "200 rows of 'row' would unpack to 600 values"),
-    ({"text": 3}, "200 rows of 'text' would unpack to 200 values"),
-    ({"colour": 1}, "expected one column 'colour', got 0"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"row": 2}, "200 rows of 'row' would unpack to 600 values"),
+        ({"text": 3}, "200 rows of 'text' would unpack to 200 values"),
+        ({"colour": 1}, "expected one column 'colour', got 0"),
+    ],
+)
 def test_other_shapes_are_refused(tmp_path: Path, columns: dict[str, int], said: str) -> None:
     pq.write_table(table(200), tmp_path / "t")
     with pytest.raises(FormatError, match=said):

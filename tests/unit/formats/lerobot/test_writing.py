@@ -16,7 +16,7 @@ from understudy.core import ArraySpec, Episode, Spec, StepSpec
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.core.tree import equal_leaf
 from understudy.formats import FormatError, find_format
-from understudy.formats.lerobot import shelf
+from understudy.formats.lerobot import file_rotation as shelf
 
 EPISODES = [smooth_episode(5, 0), smooth_episode(1, 1), smooth_episode(7, 2)]
 
@@ -166,8 +166,8 @@ def test_a_data_set_that_was_changed_afterwards_says_so(tmp_path: Path) -> None:
 
 
 def test_files_are_filled_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("understudy.formats.lerobot.target.DATA_FILE_BYTES", 1)
-    monkeypatch.setattr("understudy.formats.lerobot.target.VIDEO_FILE_BYTES", 1)
+    monkeypatch.setattr("understudy.formats.lerobot.writer.DATA_FILE_BYTES", 1)
+    monkeypatch.setattr("understudy.formats.lerobot.writer.VIDEO_FILE_BYTES", 1)
     monkeypatch.setattr(shelf, "CHUNK_FILES", 2)
     place = write(tmp_path / "d", EPISODES, video="lossless")
     names = sorted(str(path.relative_to(place / "data")) for path in (place / "data").rglob("*.parquet"))
@@ -187,9 +187,14 @@ def test_names_that_lerobot_would_stumble_over(tmp_path: Path) -> None:
     episode = random_episode(spec, 3, 0)
     place = write(tmp_path / "d", [episode], spec, video="png")
     assert [key for key in info_of(place)["features"] if "." in key and not key.startswith("next.")] == [
-        "observation.a_b", "observation.a_b_", "observation.img_size", "observation.images.images.x",
-        "observation.images.x", "action.arm", "complementary_info.value",
-    ]  # fmt: skip
+        "observation.a_b",
+        "observation.a_b_",
+        "observation.img_size",
+        "observation.images.images.x",
+        "observation.images.x",
+        "action.arm",
+        "complementary_info.value",
+    ]
     assert episode.equals(read(place)[0])
 
 

@@ -90,9 +90,7 @@ def test_episodes_of_a_nested_data_set(golden: Path, truth: dict[str, Any]) -> N
     assert isinstance(source, Named)
     assert source.name == "nested/1.0.0"
     found = list(source.episodes())
-    assert [key for key, _ in found] == [
-        *(f"train/{n}" for n in range(6)), *(f"val/{n}" for n in range(3))
-    ]  # fmt: skip
+    assert [key for key, _ in found] == [*(f"train/{n}" for n in range(6)), *(f"val/{n}" for n in range(3))]
     assert [episode.info.split for _, episode in found] == ["train"] * 6 + ["eval"] * 3
     for number, (_, episode) in enumerate(found[:6]):
         prefix = f"nested/train/{number}"

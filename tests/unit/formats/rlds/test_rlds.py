@@ -45,9 +45,12 @@ def opened(place: Path, **options: str) -> EpisodeSource:
 
 
 def foreign(
-    place: Path, episodes: list[dict[str, Any]], features: dict[str, Leaf] | None = None, *,
+    place: Path,
+    episodes: list[dict[str, Any]],
+    features: dict[str, Leaf] | None = None,
+    *,
     lengths: list[int] | None = None,
-) -> Path:  # fmt: skip
+) -> Path:
     """A data set as somebody else would have made it: each episode is what its Example holds."""
     place.mkdir(parents=True)
     number = Leaf(kind="tensor", shape=(2,), dtype="float32")
@@ -66,11 +69,15 @@ def foreign(
 def rows(count: int = 3, **others: Any) -> dict[str, Any]:
     at = np.arange(count)
     return {
-        "observation": np.arange(2 * count, dtype=np.float32), "action": -np.arange(2 * count, dtype=np.float32),
-        "reward": np.linspace(0, 1, count, dtype=np.float32), "discount": np.ones(count, np.float32),
-        "is_first": (at == 0).astype(np.int64), "is_last": (at == count - 1).astype(np.int64),
-        "is_terminal": np.zeros(count, np.int64), **others,
-    }  # fmt: skip
+        "observation": np.arange(2 * count, dtype=np.float32),
+        "action": -np.arange(2 * count, dtype=np.float32),
+        "reward": np.linspace(0, 1, count, dtype=np.float32),
+        "discount": np.ones(count, np.float32),
+        "is_first": (at == 0).astype(np.int64),
+        "is_last": (at == count - 1).astype(np.int64),
+        "is_terminal": np.zeros(count, np.int64),
+        **others,
+    }
 
 
 # ---- what rows mean
@@ -184,10 +191,12 @@ def test_kinds_of_fields_that_are_rare(tmp_path: Path) -> None:
     }
     upper = np.array([1.5, -2], np.float32).view(np.uint32) >> 16
     episode = rows(
-        said=["é".encode(), b"", b"b"], brief=np.array([1.5, -2] * 3, np.float32),
-        packed=[upper.astype("<u2").tobytes()] * 3, same=np.arange(12),
+        said=["é".encode(), b"", b"b"],
+        brief=np.array([1.5, -2] * 3, np.float32),
+        packed=[upper.astype("<u2").tobytes()] * 3,
+        same=np.arange(12),
         **{"pairs/ragged_flat_values": np.arange(6), "pairs/ragged_row_lengths_0": np.array([2, 2, 2])},
-    )  # fmt: skip
+    )
     ((_, found),) = opened(foreign(tmp_path / "data", [episode], features)).episodes()
     assert found.extras["said"] == ["é", ""]
     assert found.extras["brief"].tolist() == found.extras["packed"].tolist() == [[1.5, -2], [1.5, -2]]
@@ -279,8 +288,11 @@ def test_images_as_png_bytes_or_jpeg(tmp_path: Path) -> None:
 def test_options_that_are_not(tmp_path: Path, way: str, options: dict[str, str], text: str) -> None:
     place = written(tmp_path / "data", small_spec(), [random_episode(small_spec(), 2, 1)])
     format = find_format("rlds")
-    call = (lambda: format.read(place, options)) if way == "read" else (
-        lambda: format.write(tmp_path / "new", small_spec(), options))  # fmt: skip
+    call = (
+        (lambda: format.read(place, options))
+        if way == "read"
+        else (lambda: format.write(tmp_path / "new", small_spec(), options))
+    )
     with pytest.raises(FormatError) as raised:
         call()
     assert text in str(raised.value)
@@ -421,10 +433,13 @@ def test_examples_that_are_none() -> None:
 
 def test_numbers_of_an_example_come_back() -> None:
     rng = np.random.default_rng(0)
-    ints = np.concatenate([
-        [0, 1, -1, 127, 128, 2**63 - 1, -(2**63), 300], rng.integers(-(2**63), 2**63 - 1, 200),
-        rng.integers(-200, 200, 200),
-    ]).astype(np.int64)  # fmt: skip
+    ints = np.concatenate(
+        [
+            [0, 1, -1, 127, 128, 2**63 - 1, -(2**63), 300],
+            rng.integers(-(2**63), 2**63 - 1, 200),
+            rng.integers(-200, 200, 200),
+        ]
+    ).astype(np.int64)
     floats = rng.normal(size=50).astype(np.float32)
     fields = {"a": ints, "b": floats, "c": [b"", b"x" * 300], "é/猫": np.zeros(0, np.int64), "d": ints[:1]}
     back = parse(serialize(fields))

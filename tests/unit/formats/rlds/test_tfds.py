@@ -21,14 +21,22 @@ pytestmark = pytest.mark.skipif(
 )
 
 EVERY = StepSpec(
-    observation=Spec({
-        f"{dtype}{kind}": ArraySpec(shape=shape, dtype=dtype)
-        for dtype in DTYPES if dtype != "str"
-        for kind, shape in (("", ()), ("_row", (3,)), ("_many", (40, 30)), ("_ragged", (None, 2)))
-    }),
-    action=Spec({"colour": ArraySpec(shape=(9, 8, 4), dtype="uint8"), "grey": ArraySpec(shape=(9, 8, 1), dtype="uint8"),
-                 "depth": ArraySpec(shape=(9, 8, 1), dtype="uint16")}),
-)  # fmt: skip
+    observation=Spec(
+        {
+            f"{dtype}{kind}": ArraySpec(shape=shape, dtype=dtype)
+            for dtype in DTYPES
+            if dtype != "str"
+            for kind, shape in (("", ()), ("_row", (3,)), ("_many", (40, 30)), ("_ragged", (None, 2)))
+        }
+    ),
+    action=Spec(
+        {
+            "colour": ArraySpec(shape=(9, 8, 4), dtype="uint8"),
+            "grey": ArraySpec(shape=(9, 8, 1), dtype="uint8"),
+            "depth": ArraySpec(shape=(9, 8, 1), dtype="uint16"),
+        }
+    ),
+)
 
 
 def some(name: str) -> tuple[StepSpec, Episode]:
@@ -44,8 +52,13 @@ def test_tensorflow_datasets_reads_what_is_written(tmp_path: Path, name: str, fi
     target.add("two", episode)
     target.close()
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([str(PYTHON), READ, "read", tmp_path / "data", tmp_path / "read.npz"],
-                          env=quiet, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [str(PYTHON), READ, "read", tmp_path / "data", tmp_path / "read.npz"],
+        env=quiet,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     with np.load(tmp_path / "read.npz") as found:
         read = dict(found)

@@ -21,9 +21,14 @@ class FaultyTable(ToyTable):
     time in others. Which, and how, the episode's own seed decides; what it has done is in files of `place`."""
 
     def __init__(
-        self, *, place: str = "", share: float = 0.0, times: int = 1, slow_s: float = 0.0,
+        self,
+        *,
+        place: str = "",
+        share: float = 0.0,
+        times: int = 1,
+        slow_s: float = 0.0,
         faults: str = "kill,hang,raise,exit,nan",
-    ):  # fmt: skip
+    ):
         super().__init__(cameras=False)
         self._place, self._share, self._times, self._slow_s = Path(place), share, times, slow_s
         self._faults = faults.split(",")

@@ -13,18 +13,23 @@ from understudy.training.collection.iteration import Collect
 from understudy.training.collection.rollout import CLIPPED
 
 SPEC = StepSpec(
-    observation=Spec({
-        "state": ArraySpec(shape=(3,), dtype="float32"), "said": text(),
-        "points": ArraySpec(shape=(None, 2), dtype="float32"),
-    }),
+    observation=Spec(
+        {
+            "state": ArraySpec(shape=(3,), dtype="float32"),
+            "said": text(),
+            "points": ArraySpec(shape=(None, 2), dtype="float32"),
+        }
+    ),
     action=Spec(ArraySpec(shape=(4, 2), dtype="float32")),
-    extras=Spec({
-        "replay": {"tokens": ArraySpec(shape=(4, 2), dtype="int32")},
-        "log_prob": ArraySpec(shape=(4, 2), dtype="float32"),
-        "executed": ArraySpec(shape=(4,), dtype="bool"),
-    }),
+    extras=Spec(
+        {
+            "replay": {"tokens": ArraySpec(shape=(4, 2), dtype="int32")},
+            "log_prob": ArraySpec(shape=(4, 2), dtype="float32"),
+            "executed": ArraySpec(shape=(4,), dtype="bool"),
+        }
+    ),
     reward=ArraySpec(shape=(4,), dtype="float32"),
-)  # fmt: skip
+)
 
 
 def make_rollout(ticket: Ticket, success: bool, *, truncated: bool = False, clipped: int = 0) -> Rollout:
@@ -33,26 +38,35 @@ def make_rollout(ticket: Ticket, success: bool, *, truncated: bool = False, clip
 
     def look() -> dict[str, object]:
         return {
-            "state": rng.normal(size=3).astype(np.float32), "said": f"ticket {ticket.number}",
+            "state": rng.normal(size=3).astype(np.float32),
+            "said": f"ticket {ticket.number}",
             "points": rng.normal(size=(int(rng.integers(3)), 2)).astype(np.float32),
-        }  # fmt: skip
+        }
 
     steps = [
         Step(
-            observation=look(), action=rng.normal(size=(4, 2)).astype(np.float32),
+            observation=look(),
+            action=rng.normal(size=(4, 2)).astype(np.float32),
             reward=np.array([0, 0, 0, last and success], np.float32),  # type: ignore[arg-type]
-            terminated=last and not truncated, truncated=last and truncated, policy_version=ticket.iteration,
+            terminated=last and not truncated,
+            truncated=last and truncated,
+            policy_version=ticket.iteration,
             extras={
                 "replay": {"tokens": rng.integers(9, size=(4, 2)).astype(np.int32)},
-                "log_prob": rng.normal(size=(4, 2)).astype(np.float32), "executed": np.ones(4, bool),
+                "log_prob": rng.normal(size=(4, 2)).astype(np.float32),
+                "executed": np.ones(4, bool),
             },
         )
         for last in (False, True)
-    ]  # fmt: skip
+    ]
     info = EpisodeInfo(
-        task=ticket.task, instruction=f"do {ticket.task}", init_state=ticket.start, group=str(ticket.group),
-        success=success, labels={CLIPPED: str(clipped)} if clipped else {},
-    )  # fmt: skip
+        task=ticket.task,
+        instruction=f"do {ticket.task}",
+        init_state=ticket.start,
+        group=str(ticket.group),
+        success=success,
+        labels={CLIPPED: str(clipped)} if clipped else {},
+    )
     episode = Episode.from_steps(SPEC, steps, look(), info)
     return Rollout(ticket=ticket, episode=episode, failure=None, attempts=1)
 

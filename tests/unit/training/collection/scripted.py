@@ -76,9 +76,14 @@ def _table(state: Any) -> Table:
     blocks = [numbers[5 + 3 * index : 8 + 3 * index] for index in range(3)]
     near = min(range(3), key=lambda index: float(np.abs(np.subtract(blocks[index], numbers[:3])).sum()))
     return Table(
-        gripper=numbers[:3], opening=numbers[3], held=near if numbers[4] else -1, blocks=blocks,
-        plate=(numbers[14], numbers[15]), zone=(numbers[16], numbers[17]), button=(numbers[18], numbers[19]),
-    )  # fmt: skip
+        gripper=numbers[:3],
+        opening=numbers[3],
+        held=near if numbers[4] else -1,
+        blocks=blocks,
+        plate=(numbers[14], numbers[15]),
+        zone=(numbers[16], numbers[17]),
+        button=(numbers[18], numbers[19]),
+    )
 
 
 def make_plan(*names: str, starts: int = 40, **options: Any) -> Plan:

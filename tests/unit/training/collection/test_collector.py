@@ -21,7 +21,7 @@ from understudy.envs import Limits, SuiteError, WorkerFailure, WorldError
 from understudy.policies import Acted, PolicyError, Sampling
 from understudy.training.collection import Collector, Rollout
 from understudy.training.collection.collector import choose
-from understudy.training.config import ConfigError
+from understudy.training.runs.config import ConfigError
 
 WORLD = "toy?cameras=false"
 NAMES = ("pick_red", "press_button", "touch_purple")
@@ -81,10 +81,15 @@ def test_an_episode_says_where_it_is_from(wanted: list[Rollout]) -> None:
     assert (episode.policy_version == 7).all()
 
 
-@pytest.mark.parametrize("options", [
-    {"num_parallel_envs": 1}, {"num_parallel_envs": 5}, {"num_parallel_envs": 3, "max_act_rows": 1},
-    {"num_parallel_envs": 2, "task_affinity": 0},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_parallel_envs": 1},
+        {"num_parallel_envs": 5},
+        {"num_parallel_envs": 3, "max_act_rows": 1},
+        {"num_parallel_envs": 2, "task_affinity": 0},
+    ],
+)
 def test_neither_the_number_of_workers_nor_of_rows_changes_anything(
     options: dict[str, Any], wanted: list[Rollout]
 ) -> None:
@@ -102,8 +107,11 @@ def test_part_of_the_tickets_comes_to_the_same(collector: Collector, wanted: lis
 
 def test_another_seed_comes_to_something_else(collector: Collector, wanted: list[Rollout]) -> None:
     changed = [replace(ticket, seed=ticket.seed + 1) for ticket in tickets()[:4]]
-    tokens = [rollout.episode.extras["replay"]["tokens"] for rollout in collector.collect(changed, policy(), Sampling())
-              if rollout.episode]  # fmt: skip
+    tokens = [
+        rollout.episode.extras["replay"]["tokens"]
+        for rollout in collector.collect(changed, policy(), Sampling())
+        if rollout.episode
+    ]
     before = [rollout.episode.extras["replay"]["tokens"] for rollout in wanted[:4] if rollout.episode]
     assert not any(np.array_equal(a[:1], b[:1]) for a, b in zip(tokens, before, strict=True))
 
@@ -280,17 +288,24 @@ class Bad(Scripted):
         return replace(super().act(*arguments, **named), **{name: made(self) for name, made in self.changes.items()})
 
 
-@pytest.mark.parametrize(("name", "value", "message"), [
-    ("action", np.zeros((1, 5, 3), np.float32), r"policy/action: expected float32 \[5, 4\], got float32 \[5, 3\]"),
-    ("action", np.zeros((1, 5, 4)), r"policy/action: expected float32 \[5, 4\], got float64 \[5, 4\]"),
-    ("action", np.zeros((3, 5, 4), np.float32), r"policy/action: expected 1 rows, one for each observation, got float"),
-    ("action", np.full((1, 5, 4), np.nan, np.float32), r"policy/action\[0, 0\]: expected a value from -1 to 1"),
-    ("log_prob", np.full((1, 5, 4), np.nan, np.float32), "policy/log_prob: expected finite numbers, got nan"),
-    ("log_prob", np.full((1, 5, 4), -np.inf, np.float32), "policy/log_prob: expected finite numbers, got -inf"),
-    ("log_prob", np.zeros((1, 5), np.float32), r"policy/log_prob: expected float32 \[5, 4\], got float32 \[5\]"),
-    ("replay", {}, r"policy/replay/tokens: expected int32 \[5, 4\], got nothing"),
-    ("value", np.zeros(1, np.float32), r"policy/value: expected None, got float32 \[1\]; has_value says"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("action", np.zeros((1, 5, 3), np.float32), r"policy/action: expected float32 \[5, 4\], got float32 \[5, 3\]"),
+        ("action", np.zeros((1, 5, 4)), r"policy/action: expected float32 \[5, 4\], got float64 \[5, 4\]"),
+        (
+            "action",
+            np.zeros((3, 5, 4), np.float32),
+            r"policy/action: expected 1 rows, one for each observation, got float",
+        ),
+        ("action", np.full((1, 5, 4), np.nan, np.float32), r"policy/action\[0, 0\]: expected a value from -1 to 1"),
+        ("log_prob", np.full((1, 5, 4), np.nan, np.float32), "policy/log_prob: expected finite numbers, got nan"),
+        ("log_prob", np.full((1, 5, 4), -np.inf, np.float32), "policy/log_prob: expected finite numbers, got -inf"),
+        ("log_prob", np.zeros((1, 5), np.float32), r"policy/log_prob: expected float32 \[5, 4\], got float32 \[5\]"),
+        ("replay", {}, r"policy/replay/tokens: expected int32 \[5, 4\], got nothing"),
+        ("value", np.zeros(1, np.float32), r"policy/value: expected None, got float32 \[1\]; has_value says"),
+    ],
+)
 def test_a_bad_answer_raises_at_once(
     collector: Collector, wanted: list[Rollout], name: str, value: Any, message: str
 ) -> None:
@@ -337,9 +352,16 @@ def test_the_tasks_are_those_of_the_name() -> None:
         assert "numpy" in other.versions
 
 
-@pytest.mark.parametrize("options", [
-    {"num_parallel_envs": 0}, {"max_attempts": 0}, {"max_steps": 0}, {"max_act_rows": 0}, {"task_affinity": -1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_parallel_envs": 0},
+        {"max_attempts": 0},
+        {"max_steps": 0},
+        {"max_act_rows": 0},
+        {"task_affinity": -1},
+    ],
+)
 def test_nonsense_is_refused(options: dict[str, int]) -> None:
     (name, value) = next(iter(options.items()))
     with pytest.raises(ConfigError, match=f"{name}: expected {value + 1} or more, got {value}"):

@@ -12,7 +12,7 @@ from tests.unit.training.collection.scripted import make_tickets
 from understudy.core import EpisodeError
 from understudy.training.collection import FilterConfig, Group, Rollout
 from understudy.training.collection.groups import in_groups, judge
-from understudy.training.config import ConfigError
+from understudy.training.runs.config import ConfigError
 
 TICKETS = make_tickets(1, "a", n_samples=10)
 OPEN = FilterConfig(filter_accuracy=False, filter_failed=False)
@@ -25,12 +25,22 @@ def group(successes: int, **changes: Rollout) -> Group:
     return Group(rollouts=tuple(rollouts))
 
 
-@pytest.mark.parametrize(("successes", "options", "wanted"), [
-    (0, {}, "too hard"), (1, {}, None), (5, {}, None), (9, {}, None), (10, {}, "too easy"),
-    (2, {"accuracy_lower_bound": 0.3}, "too hard"), (3, {"accuracy_lower_bound": 0.3}, None),
-    (9, {"accuracy_upper_bound": 0.8}, "too easy"), (8, {"accuracy_upper_bound": 0.8}, None),
-    (0, {"filter_accuracy": False}, None), (10, {"filter_accuracy": False}, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("successes", "options", "wanted"),
+    [
+        (0, {}, "too hard"),
+        (1, {}, None),
+        (5, {}, None),
+        (9, {}, None),
+        (10, {}, "too easy"),
+        (2, {"accuracy_lower_bound": 0.3}, "too hard"),
+        (3, {"accuracy_lower_bound": 0.3}, None),
+        (9, {"accuracy_upper_bound": 0.8}, "too easy"),
+        (8, {"accuracy_upper_bound": 0.8}, None),
+        (0, {"filter_accuracy": False}, None),
+        (10, {"filter_accuracy": False}, None),
+    ],
+)
 def test_groups_that_teach_nothing_are_dropped(successes: int, options: dict[str, Any], wanted: str | None) -> None:
     assert judge(group(successes), FilterConfig(**options)) == wanted
 
@@ -65,8 +75,10 @@ def test_a_group_is_whole_or_refused() -> None:
     rollouts = [make_rollout(ticket, success=True) for ticket in tickets]
     found = in_groups(rollouts, 2)
     assert [(one.number, one.task, one.starts, one.solved) for one in found] == [
-        (0, "a", (0,), True), (1, "b", (0,), True), (2, "a", (1,), True),
-    ]  # fmt: skip
+        (0, "a", (0,), True),
+        (1, "b", (0,), True),
+        (2, "a", (1,), True),
+    ]
     with pytest.raises(
         EpisodeError, match=r"group 2: expected all 2 rollouts in the order of their tickets, got \[0\]"
     ):

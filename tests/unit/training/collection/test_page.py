@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import DOCS, run_page
 
 from understudy.training.collection import Collector, FilterConfig, PlanConfig
-from understudy.training.trials import TrialsConfig
+from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
 
 PAGE = DOCS / "collection.md"
 

@@ -10,7 +10,7 @@ import pytest
 from tests.unit.training.collection.scripted import make_plan
 
 from understudy.training.collection import Plan, PlanConfig, PlannedTask, Ticket, shares
-from understudy.training.config import ConfigError
+from understudy.training.runs.config import ConfigError
 
 SMALL = {"n_samples": 2, "data_batch_size": 8}  # four groups
 
@@ -46,9 +46,14 @@ def test_starts_are_used_in_the_order_they_are_given_in() -> None:
 
 @pytest.mark.parametrize(
     ("tasks_per_iteration", "wanted"),
-    [(1, ["aaaa", "bbbb", "cccc"]), (2, ["abab", "cdcd", "eaea"]), (3, ["abca", "dead", "bcdb"]),
-     (None, ["abcd", "eabc", "deab"]), (9, ["abcd", "eabc", "deab"])],
-)  # fmt: skip
+    [
+        (1, ["aaaa", "bbbb", "cccc"]),
+        (2, ["abab", "cdcd", "eaea"]),
+        (3, ["abca", "dead", "bcdb"]),
+        (None, ["abcd", "eabc", "deab"]),
+        (9, ["abcd", "eabc", "deab"]),
+    ],
+)
 def test_a_cursor_goes_round_the_tasks(tasks_per_iteration: int | None, wanted: list[str]) -> None:
     plan = make_plan(*"abcde", tasks_per_iteration=tasks_per_iteration, **SMALL)
     assert [tasks_of(wave) for wave in iterations(plan, 3, 4)] == wanted
@@ -120,9 +125,14 @@ def test_a_group_of_one_task_has_different_starts_also_if_most_are_solved() -> N
     assert [ticket.start for ticket in plan.wave(1)] == [3, 0, 1]
 
 
-@pytest.mark.parametrize(("num_tasks", "world_size", "wanted"), [
-    (9, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7]]), (2, 4, [[0], [1], [], []]), (1, 1, [[0]]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("num_tasks", "world_size", "wanted"),
+    [
+        (9, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7]]),
+        (2, 4, [[0], [1], [], []]),
+        (1, 1, [[0]]),
+    ],
+)
 def test_tasks_are_shared_out(num_tasks: int, world_size: int, wanted: list[list[int]]) -> None:
     assert shares(num_tasks, world_size) == wanted
 

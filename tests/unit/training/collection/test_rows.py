@@ -17,11 +17,13 @@ from understudy.training.collection import Collector, block_spec, to_batch, writ
 
 STEP_SPEC = StepSpec(
     observation=Spec({"state": ArraySpec(shape=(20,), dtype="float32")}),
-    action=Spec({
-        "arm": ArraySpec(shape=(3,), dtype="float32", low=(-1.0, -2.0, -3.0), high=1.0),
-        "grip": ArraySpec(shape=(), dtype="float32", low=0.0),
-    }),
-)  # fmt: skip
+    action=Spec(
+        {
+            "arm": ArraySpec(shape=(3,), dtype="float32", low=(-1.0, -2.0, -3.0), high=1.0),
+            "grip": ArraySpec(shape=(), dtype="float32", low=0.0),
+        }
+    ),
+)
 
 
 def test_a_block_has_each_action_and_reward_and_how_it_was_chosen() -> None:
@@ -34,8 +36,9 @@ def test_a_block_has_each_action_and_reward_and_how_it_was_chosen() -> None:
     assert spec.reward == ArraySpec(shape=(5,), dtype="float32")
     assert spec.extras.flat == {
         "replay/tokens": ArraySpec(shape=(5, 4), dtype="int32"),
-        "log_prob": ArraySpec(shape=(5, 4), dtype="float32"), "executed": ArraySpec(shape=(5,), dtype="bool"),
-    }  # fmt: skip
+        "log_prob": ArraySpec(shape=(5, 4), dtype="float32"),
+        "executed": ArraySpec(shape=(5,), dtype="bool"),
+    }
     judging = block_spec(STEP_SPEC, Scripted(has_value=True))
     assert set(judging.extras.flat) - set(spec.extras.flat) == {"value", "next_value"}
     assert judging.extras.flat["next_value"] == ArraySpec(shape=(), dtype="float32")
@@ -55,9 +58,11 @@ def test_what_has_no_block_is_refused() -> None:
 def test_a_ticket_that_failed_is_an_episode_without_rows() -> None:
     tickets = make_tickets(2, "a", n_samples=2)
     rollouts = [
-        make_rollout(tickets[0], success=True), failed_rollout(tickets[1]),
-        make_rollout(tickets[2], success=False, truncated=True), make_rollout(tickets[3], success=True),
-    ]  # fmt: skip
+        make_rollout(tickets[0], success=True),
+        failed_rollout(tickets[1]),
+        make_rollout(tickets[2], success=False, truncated=True),
+        make_rollout(tickets[3], success=True),
+    ]
     batch = to_batch(rollouts)
     assert len(batch) == 6
     assert batch.episode.tolist() == [0, 0, 2, 2, 3, 3]

@@ -14,12 +14,13 @@ from typing import Any
 
 import torch
 
-from understudy.replay.store import Store
-from understudy.training import checkpoint, trials
+from understudy.replay.write.store import Store
 from understudy.training.collection import Collector
+from understudy.training.distributed.engine import Engine
+from understudy.training.onpolicy import evaluate_tasks as trials
 from understudy.training.onpolicy.run import OnPolicyRun
-from understudy.training.ranks.engine import Engine
-from understudy.training.run import Run
+from understudy.training.runs import checkpoint
+from understudy.training.runs.run import Run
 
 # In the middle of collecting, of writing episodes, of an update, of an evaluation, of a checkpoint's shards, arrays
 # and its last step, and behind it.

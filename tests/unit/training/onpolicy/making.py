@@ -8,17 +8,26 @@ from typing import Any
 
 from tests.sides import SidesWorld
 
-from understudy.algorithms.policy_gradient import PolicyGradientConfig
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.collection import FilterConfig, PlanConfig
+from understudy.training.distributed.engine import EngineConfig
 from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
-from understudy.training.ranks.engine import EngineConfig
-from understudy.training.trials import TrialsConfig
+from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
 
 TINY = VLAConfig(
-    block_steps=3, num_bins=8, patch=8, shuffle=2, vision_hidden=16, vision_layers=1, vision_heads=2, hidden=16,
-    layers=1, heads=2, max_words=4,
-)  # fmt: skip
+    block_steps=3,
+    num_bins=8,
+    patch=8,
+    shuffle=2,
+    vision_hidden=16,
+    vision_layers=1,
+    vision_heads=2,
+    hidden=16,
+    layers=1,
+    heads=2,
+    max_words=4,
+)
 
 
 def save_policy(path: Path, *, tasks: int = 2, seed: int = 0, config: VLAConfig = TINY) -> Path:

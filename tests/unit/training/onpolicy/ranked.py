@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from tests.unit.training.onpolicy.making import make_config
 
+from understudy.training.distributed.ranks import join
 from understudy.training.onpolicy.run import OnPolicyRun
-from understudy.training.ranks.ranks import join
-from understudy.training.run import Run
+from understudy.training.runs.run import Run
 
 
 def train(place: str, tasks: list[int], parallel: str, until: int | None = None) -> None:
@@ -20,10 +20,14 @@ def train(place: str, tasks: list[int], parallel: str, until: int | None = None)
         for number in tasks:
             path = Path(place) / f"{number}-{ranks.size if ranks.size > 1 else 1}"
             config = make_config(
-                Path(place) / "policy.safetensors", tasks=number, iterations=3,
-                engine={"parallel": parallel if ranks.size > 1 else "none"}, workers={"num_parallel_envs": ranks.size},
-                plan={"wave_groups": 5}, algorithm={"ppo_mini_batch_size": 13},
-            )  # fmt: skip
+                Path(place) / "policy.safetensors",
+                tasks=number,
+                iterations=3,
+                engine={"parallel": parallel if ranks.size > 1 else "none"},
+                workers={"num_parallel_envs": ranks.size},
+                plan={"wave_groups": 5},
+                algorithm={"ppo_mini_batch_size": 13},
+            )
             if ranks.first and not path.exists():
                 Run.create(path, "grpo", config)
             ranks.barrier("the run is there")

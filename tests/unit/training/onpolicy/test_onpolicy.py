@@ -19,11 +19,11 @@ from understudy.policies import Sampling
 from understudy.policies.openvla import OpenVLAPolicy
 from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader
-from understudy.training.metrics import read_metrics
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.run import OnPolicyRun, Progress
-from understudy.training.run import Run
-from understudy.training.score import digest_of_arrays
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
+from understudy.training.runs.score import digest_of_arrays
 
 TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s"}
 
@@ -52,9 +52,13 @@ def lines(run: OnPolicyRun, kind: str | None = None) -> list[dict[str, Any]]:
 def test_it_learns_to_do_what_it_is_told(tmp_path: Path, policy: Path) -> None:
     """From success alone: a policy that knows nothing comes to use the instruction."""
     config = make_config(
-        policy, iterations=12, plan={"n_samples": 8, "data_batch_size": 64}, engine={"learning_rate": 3e-3},
-        algorithm={"ppo_mini_batch_size": 64, "ppo_micro_batch_size": 64}, evaluation={"episodes": 64},
-    )  # fmt: skip
+        policy,
+        iterations=12,
+        plan={"n_samples": 8, "data_batch_size": 64},
+        engine={"learning_rate": 3e-3},
+        algorithm={"ppo_mini_batch_size": 64, "ppo_micro_batch_size": 64},
+        evaluation={"episodes": 64},
+    )
     run = train(tmp_path / "run", config)
     first, *_, last = lines(run, "evaluation")
     assert first["success"] < 0.6
@@ -83,9 +87,13 @@ def test_a_run_that_is_broken_off_goes_on_to_the_same_bits(
 ) -> None:
     """In the middle of its third iteration, with groups carried over from the second."""
     config = make_config(
-        policy, iterations=4, checkpoint_every=2, plan={"wave_groups": 5}, filters={"max_age": 3},
+        policy,
+        iterations=4,
+        checkpoint_every=2,
+        plan={"wave_groups": 5},
+        filters={"max_age": 3},
         algorithm={"adv_estimator": kind, **algorithm},
-    )  # fmt: skip
+    )
     whole = train(tmp_path / "whole", config)
     run = Run.create(tmp_path / "broken", "grpo", config)
 
@@ -127,9 +135,13 @@ def test_a_policy_that_teaches_nothing_ends_the_run_with_what_to_do(
 ) -> None:
     """Hardly anybody gets there within one step, and hardly anybody does not within a hundred."""
     config = make_config(
-        policy, env=f"tests.sides:SidesWorld?tasks=2&max_steps={max_steps}", plan={"max_waves": 2}, iterations=5,
-        filters={"accuracy_lower_bound": bounds[0], "accuracy_upper_bound": bounds[1]}, max_empty=2,
-    )  # fmt: skip
+        policy,
+        env=f"tests.sides:SidesWorld?tasks=2&max_steps={max_steps}",
+        plan={"max_waves": 2},
+        iterations=5,
+        filters={"accuracy_lower_bound": bounds[0], "accuracy_upper_bound": bounds[1]},
+        max_empty=2,
+    )
     said = rf"0 of 4 groups after 2 waves.*{reason}.*2 iterations in a row had no group.*understudy sft"
     with pytest.raises(UnderstudyError, match=said):
         train(tmp_path / "run", config)
@@ -168,8 +180,15 @@ def test_another_policy_is_another_start(tmp_path: Path, usual: OnPolicyRun) -> 
 
 
 def test_evaluations_and_checkpoints_are_as_often_as_asked(tmp_path: Path, policy: Path) -> None:
-    config = make_config(policy, iterations=5, eval_every=2, checkpoint_every=2, keep_checkpoints=2,
-                         evaluation={"episodes": 6, "sampling": "greedy"}, sinks=("tensorboard",))  # fmt: skip
+    config = make_config(
+        policy,
+        iterations=5,
+        eval_every=2,
+        checkpoint_every=2,
+        keep_checkpoints=2,
+        evaluation={"episodes": 6, "sampling": "greedy"},
+        sinks=("tensorboard",),
+    )
     run = train(tmp_path / "run", config)
     evaluations = lines(run, "evaluation")
     assert [line["update"] > 0 for line in evaluations] == [False, True, True, True]  # before, 2, 4 and the end
@@ -287,8 +306,9 @@ def test_an_adapter_is_all_that_is_trained(tmp_path: Path, policy: Path) -> None
     frozen = {name for name, weight in run.policy.model.named_parameters() if not weight.requires_grad}
     assert frozen
     assert {path.name for path in (run.run.path / "adapter").iterdir()} == {
-        "adapter_config.json", "adapter_model.safetensors",
-    }  # fmt: skip
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
     before, after = (trees.flatten(VLAPolicy.load(path).parameters()) for path in (policy, run.run.policy))
     assert before.keys() == after.keys()
     changed = {name for name in before if not np.array_equal(before[name], after[name])}
@@ -309,10 +329,16 @@ def test_each_option_of_an_adapter_changes_something(change: dict[str, Any], tmp
 def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> None:
     make_checkpoint(tmp_path / "openvla")
     config = make_config(
-        tmp_path / "openvla", env="tests.sides:SidesWorld?numbers=7", clip_actions=True, iterations=2,
-        openvla={"unnorm_key": KEY, "block_steps": 3}, lora={"rank": 2}, engine={"learning_rate": 1e-3},
-        algorithm={"kl_in": "loss"}, evaluation={"episodes": 2},
-    )  # fmt: skip
+        tmp_path / "openvla",
+        env="tests.sides:SidesWorld?numbers=7",
+        clip_actions=True,
+        iterations=2,
+        openvla={"unnorm_key": KEY, "block_steps": 3},
+        lora={"rank": 2},
+        engine={"learning_rate": 1e-3},
+        algorithm={"kl_in": "loss"},
+        evaluation={"episodes": 2},
+    )
     run = train(tmp_path / "run", config)
     losses = [line["loss"] for line in lines(run, "train")]
     assert losses[0] != 0.0

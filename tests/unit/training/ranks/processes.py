@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from tests.unit.training.ranks.small import Net, Sometimes, lora, rows, train
 
-from understudy.training.ranks.engine import Engine, EngineConfig
-from understudy.training.ranks.errors import RanksError
-from understudy.training.ranks.exchange import exchange_rows
-from understudy.training.ranks.parts import local
-from understudy.training.ranks.ranks import Ranks, alone, join
+from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.fsdp import local
+from understudy.training.distributed.ranks import Ranks, alone, join
+from understudy.training.distributed.row_exchange import exchange_rows
 
 TIMEOUT_S = 120.0
 

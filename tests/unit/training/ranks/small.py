@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from understudy.training.ranks.engine import Engine
-from understudy.training.ranks.ranks import Ranks
+from understudy.training.distributed.engine import Engine
+from understudy.training.distributed.ranks import Ranks
 
 
 class Block(nn.Module):
@@ -67,9 +67,14 @@ def rows(num_rows: int, dtype: torch.dtype = torch.float32, seed: int = 3) -> tu
 
 
 def train(
-    engine: Engine, ranks: Ranks, *, num_rows: int = 7, updates: int = 5, micro_batches: int = 2,
+    engine: Engine,
+    ranks: Ranks,
+    *,
+    num_rows: int = 7,
+    updates: int = 5,
+    micro_batches: int = 2,
     dtype: torch.dtype = torch.float32,
-) -> list[list[float]]:  # fmt: skip
+) -> list[list[float]]:
     """The global loss and the gradient's norm of each update. Row i is on rank i % size; what lacks is padded."""
     inputs, weights = rows(num_rows, dtype)
     share = -(-num_rows // ranks.size)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from understudy.training.ranks.errors import RanksError
-from understudy.training.ranks.ranks import Ranks, alone, join
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.ranks import Ranks, alone, join
 
 
 def test_says_to_itself_what_it_says() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.unit.training.ranks.small import Net, rows, train
 
-from understudy.training.checkpoint import read_checkpoint, write_checkpoint
-from understudy.training.ranks.engine import Engine, EngineConfig
-from understudy.training.ranks.errors import RanksError
-from understudy.training.ranks.ranks import alone
+from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.ranks import alone
+from understudy.training.runs.checkpoint import read_checkpoint, write_checkpoint
 
 
 def make(module: torch.nn.Module | None = None, **options: object) -> Engine:
@@ -22,7 +22,7 @@ def make(module: torch.nn.Module | None = None, **options: object) -> Engine:
 
 def bare(
     net: Net, *, updates: int = 5, clip: float = 1.0, lr: float = 1e-2, decay: float = 0.0, betas=(0.9, 0.999)
-) -> list[list[float]]:  # fmt: skip
+) -> list[list[float]]:
     """The loop that anybody would write."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=decay, betas=betas)
     inputs, weights = rows(7)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from understudy.training.ranks.errors import RanksError
-from understudy.training.ranks.exchange import exchange_rows
-from understudy.training.ranks.ranks import alone
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.ranks import alone
+from understudy.training.distributed.row_exchange import exchange_rows
 
 
 def test_alone_nothing_moves() -> None:

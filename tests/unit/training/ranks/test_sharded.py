@@ -11,10 +11,10 @@ import pytest
 import torch
 from tests.unit.training.ranks.small import Net, train
 
-from understudy.training.ranks.engine import Engine, EngineConfig
-from understudy.training.ranks.errors import RanksError
-from understudy.training.ranks.ranks import alone
-from understudy.training.ranks.sharded import CURRENT, FACTS
+from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.ranks import alone
+from understudy.training.distributed.sharded_checkpoint import CURRENT, FACTS
 
 KILLER = """
 import os, signal, sys, time

@@ -1,0 +1,1 @@
+"""On-policy update rules: GRPO, RLOO, REINFORCE++ and PPO."""

@@ -1,0 +1,1 @@
+"""Commands on stores and data sets."""

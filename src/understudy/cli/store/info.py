@@ -1,0 +1,108 @@
+"""`understudy info`: what a store holds."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from understudy.cli.console import size_text
+from understudy.replay import EpisodeRecord, Reader, Summary, summarize
+
+
+def command(
+    store: tyro.conf.Positional[Path], *, episodes: bool = False, limit: int = 20, as_json: bool = False
+) -> int:
+    """Show what a store holds, also while another process writes to it.
+
+    Args:
+        store: The directory of the store.
+        episodes: List the newest episodes instead.
+        limit: How many episodes to list.
+        as_json: Print JSON instead of tables.
+    """
+    console = Console()
+    if episodes:
+        with Reader(store) as reader:
+            records = [reader.record(episode_id) for episode_id in reader.catalog.newest_episode_ids(limit)]
+        if as_json:
+            print(json.dumps([asdict(record) for record in records], indent=2))
+        else:
+            console.print(_episode_table(records))
+        return 0
+    summary = summarize(store)
+    if as_json:
+        content = {**asdict(summary), "path": str(summary.path), "specs": [spec.to_json() for spec in summary.specs]}
+        print(json.dumps(content, indent=2))
+    else:
+        _print(console, summary)
+    return 0
+
+
+def _print(console: Console, summary: Summary) -> None:
+    state = "being written now" if summary.being_written else "at rest"
+    console.print(
+        f"[bold]{summary.path}[/bold]  commit {summary.commit}, {state}, {size_text(summary.disk_bytes)} on disk"
+    )
+    table = Table()
+    for name in ("kind", "episodes", "steps", "human steps", "success", "open", "cut", "size"):
+        table.add_column(name, justify="left" if name == "kind" else "right")
+    for group in summary.totals:
+        kind = f"{group.kind}, deleted" if group.deleted else group.kind
+        success = f"{group.successes} of {group.judged}" if group.judged else "-"
+        table.add_row(
+            kind,
+            f"{group.episodes:,}",
+            f"{group.steps:,}",
+            f"{group.human_steps:,}",
+            success,
+            str(group.open),
+            str(group.cut),
+            size_text(group.bytes),
+            style="dim" if group.deleted else None,
+        )
+    console.print(table)
+    for number, spec in enumerate(summary.specs):
+        fields = ", ".join(f"{path} {leaf}" for path, leaf in spec.columns.items() if _told(path))
+        console.print(f"spec {number + 1}: {fields}", highlight=False)
+    names = sorted({writer.name for writer in summary.writers})
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    console.print(f"writers: {shown or 'none'}", highlight=False)
+    lines = [f"{summary.num_segments} segments with {summary.num_rows:,} rows"]
+    if summary.num_dead_rows:
+        lines.append(f"{summary.num_dead_rows:,} of the rows are dead; `understudy compact` gives their space back")
+    if summary.num_orphans:
+        lines.append(f"{summary.num_orphans} files were left by a crash; `understudy compact` removes them")
+    console.print("\n".join(lines), highlight=False)
+
+
+def _told(path: str) -> bool:
+    return path.split("/")[0] in ("observation", "action", "extras", "reward")
+
+
+def _episode_table(records: list[EpisodeRecord]) -> Table:
+    table = Table()
+    for name in ("id", "state", "kind", "steps", "human", "reward", "success", "task", "actor", "labels"):
+        table.add_column(name, justify="right" if name in ("id", "steps", "human", "reward") else "left")
+    for record in records:
+        info = record.info
+        success = {None: "-", True: "yes", False: "no"}[info.success]
+        state = "deleted" if record.deleted else record.state
+        labels = ", ".join(f"{name}={value}" for name, value in info.labels.items())
+        table.add_row(
+            str(record.id),
+            state,
+            info.kind,
+            str(record.num_steps),
+            str(record.num_human),
+            f"{record.total_reward:g}",
+            success,
+            info.task or "-",
+            info.actor or "-",
+            labels,
+        )
+    return table

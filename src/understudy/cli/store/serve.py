@@ -1,0 +1,86 @@
+"""`understudy serve`: a store over the network."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from understudy.cli.console import with_remote
+from understudy.replay import Store
+from understudy.training.runs.health import HEALTH, Health
+
+SLOW_COMMIT_S = 5.0  # beyond this a commit counts as no progress
+
+
+def command(
+    store: Annotated[Path, tyro.conf.Positional],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 7447,
+    token_file: Path | None = None,
+    tls_cert: Path | None = None,
+    tls_key: Path | None = None,
+    metrics_port: int | None = None,
+    max_message_mb: int = 64,
+    replaces: tuple[str, ...] = (),
+    verbose: bool = False,
+) -> int:
+    """Serve a store: writers send steps to it, learners sample from it, parameters go the other way.
+
+    A step is acknowledged when it is on disk. Stop with Ctrl-C; whatever happens, nothing acknowledged is lost.
+
+    Args:
+        store: Directory of the store; made if it is not there.
+        host: Address to listen on. Anything but loopback needs --token-file.
+        port: Port to listen on; 0 takes any that is free.
+        token_file: File with the token that clients must show, at least 16 characters.
+        tls_cert: Certificate (PEM); clients trust it with connect(..., tls_cert=...).
+        tls_key: Its private key (PEM).
+        metrics_port: Show Prometheus metrics at http://127.0.0.1:PORT/metrics.
+        max_message_mb: The largest message that is taken.
+        replaces: Stores (by their identity) that are gone for good: writers that sent to one of them go on with this
+            one instead of waiting for it.
+        verbose: Log each refusal.
+    """
+    service = with_remote("understudy.service")
+    console = Console(highlight=False)
+    logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(message)s")
+    service.keep_large_blocks()
+    token = service.read_token(token_file) if token_file is not None else None
+    config = service.ServerConfig(
+        host=host,
+        port=port,
+        token=token,
+        tls_cert=tls_cert,
+        tls_key=tls_key,
+        max_message_bytes=max_message_mb * 2**20,
+        replaces=replaces,
+    )
+    stop = threading.Event()
+    with Store.open(store) as opened, contextlib.ExitStack() as undo:
+        server = undo.enter_context(service.Server(opened, config))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            undo.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+        console.print(f"serving {store} at {server.address}", soft_wrap=True)
+        if token is not None and tls_cert is None and not service.is_loopback(host):
+            console.print("without --tls-cert, the token and all data cross the network in the clear", style="yellow")
+        if metrics_port is not None:
+            shown, close = server.metrics.serve(metrics_port)
+            undo.callback(close)
+            console.print(f"metrics at http://127.0.0.1:{shown}/metrics")
+        health = undo.enter_context(Health(store / HEALTH, role="server", name=store.resolve().name))
+        health.add(lambda: {"address": server.address, "commit": opened.last_commit, **server.heard.to_json()})
+        while not stop.is_set() and not server.failed.wait(0.2):
+            if server.answers(timeout_s=1.0) and server.heard.oldest_s < SLOW_COMMIT_S:
+                health.progress("serving", policy_version=server.board.version)
+        if server.failure is not None:
+            raise server.failure
+        console.print(f"stopped at commit {opened.last_commit}")
+    return 0

@@ -1,0 +1,44 @@
+"""`understudy verify`: checks that every byte of a store is what was written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tyro
+from rich.console import Console
+
+from understudy.cli.console import progress_bar
+from understudy.replay import VerifyReport, verify
+
+
+def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
+    """Read every committed byte of a store and say what is not as it was written; changes nothing.
+
+    May run while another process writes. Exit code 1 if anything is damaged.
+
+    Args:
+        store: The directory of the store.
+        limit: How many problems to print.
+    """
+    console = Console()
+    with progress_bar(console, "verify") as move:
+        report = verify(store, progress=move)
+    return show_report(console, report, limit)
+
+
+def show_report(console: Console, report: VerifyReport, limit: int) -> int:
+    """Print what verify found; returns the exit code."""
+    for note in report.notes[:limit]:
+        console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
+    for problem in report.problems[:limit]:
+        console.print(problem, style="red", highlight=False, soft_wrap=True)
+    if len(report.problems) > limit:
+        console.print(f"and {len(report.problems) - limit} more", style="red")
+    what = f"{report.num_episodes:,} episodes, {report.num_rows:,} rows, {report.num_segments} segments"
+    if report.ok:
+        console.print(f"all is as it was written: {what}, up to commit {report.commit}", style="green", highlight=False)
+        return 0
+    console.print(
+        f"{len(report.problems)} problems; read {what}; run `understudy repair`", style="red", highlight=False
+    )
+    return 1

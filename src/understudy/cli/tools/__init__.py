@@ -1,0 +1,1 @@
+"""Commands that set up, watch and test."""

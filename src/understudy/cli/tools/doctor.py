@@ -1,0 +1,279 @@
+"""`understudy doctor`: what is installed here, what is missing, and the command that would bring it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+import understudy
+from understudy.cli.console import size_text
+from understudy.durable.files import NETWORK_FILE_SYSTEMS, file_system_type
+from understudy.envs.install import has_library, missing_libraries
+from understudy.envs.registry import KNOWN, home
+
+State: TypeAlias = Literal["good", "missing", "careful", "broken"]
+
+EXTRAS = {
+    "train": "training, and `understudy demo`",
+    "vla": "vision-language-action policies, OpenVLA, LoRA",
+    "remote": "a store over the network: serve, actor, learner",
+    "web": "pages to drive a robot from, and to watch runs on",
+    "plot": "figures, and films of episodes",
+    "gym": "Gymnasium's environments",
+    "robot": "an arm's server, and a simulated arm",
+    "spacemouse": "demonstrating with a SpaceMouse",
+}
+FREE_BYTES = 5 * 10**9
+OPEN_FILES = 1024
+TORCH_S = 60.0
+TORCH = (
+    "import json, torch; n = torch.cuda.device_count(); "
+    "print(json.dumps([torch.__version__, torch.get_num_threads(), [torch.cuda.get_device_name(i) for i in range(n)]]))"
+)
+MARKS: dict[State, tuple[str, str]] = {
+    "good": ("✓", "green"),
+    "missing": ("-", "bright_black"),
+    "careful": ("!", "yellow"),
+    "broken": ("✗", "bold red"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that was looked at."""
+
+    part: str  # python, extras, worlds, this machine
+    name: str
+    state: State  # missing: what nobody may need; careful: it works, and may not for long
+    found: str
+    remedy: str = ""  # a command, or a sentence
+
+
+def command(*, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> int:
+    """Say what is installed, what is missing and how to get it; changes nothing, and asks no network.
+
+    Exit code 1 if something that is installed is broken; what is only missing is no fault.
+
+    Args:
+        as_json: Print JSON, for the report of a bug.
+    """
+    with _importing_torch() as torch:
+        findings = [*_python(), *_torch(torch), *_extras(), *_worlds(), *_machine()]
+    if as_json:
+        print(json.dumps([asdict(finding) for finding in findings], indent=1))
+    else:
+        _show(findings)
+    return 1 if any(finding.state == "broken" for finding in findings) else 0
+
+
+def _show(findings: list[Finding]) -> None:
+    console = Console(highlight=False)
+    for part in dict.fromkeys(finding.part for finding in findings):
+        console.print(f"[bold]{part}[/]")
+        table = Table.grid(padding=(0, 1))
+        table.add_column(width=2, justify="right")
+        table.add_column(no_wrap=True, min_width=12)
+        table.add_column()
+        for finding in (finding for finding in findings if finding.part == part):
+            mark, colour = MARKS[finding.state]
+            said = Text(finding.found, style="dim" if finding.state == "missing" else "")
+            if finding.remedy:
+                said.append(f"\n{finding.remedy}", style="cyan")
+            table.add_row(Text(mark, style=colour), finding.name, said)
+        console.print(table)
+    broken = [finding.name for finding in findings if finding.state == "broken"]
+    if broken:
+        console.print(f"\nbroken: {', '.join(broken)}", style="bold red")
+    elif any(finding.name == "train" and finding.state == "good" for finding in findings):
+        console.print("\nall that is installed works; `understudy demo` shows it", style="green")
+    else:
+        console.print("\nall that is installed works", style="green")
+
+
+# ---- what is looked at
+
+
+def _python() -> Iterator[Finding]:
+    fits = (3, 10) <= sys.version_info[:2] < (3, 14)
+    yield Finding(
+        part="python",
+        name="python",
+        state="good" if fits else "careful",
+        found=f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}",
+        remedy="" if fits else "Understudy is tested with Python 3.10 to 3.13",
+    )
+    place = Path(understudy.__file__).parent
+    yield Finding(part="python", name="understudy", state="good", found=f"{understudy.__version__} at {place}")
+    packages = ("numpy", "safetensors", "xxhash", "tyro", "rich")
+    found = ", ".join(f"{name} {_version(name)}" for name in packages)
+    yield Finding(part="python", name="needs", state="good", found=f"{found}, SQLite {sqlite3.sqlite_version}")
+
+
+class _importing_torch:  # noqa: N801  # read as a verb
+    """Imports torch in a process of its own while other things are looked at; None if it is not installed."""
+
+    def __enter__(self) -> subprocess.Popen[str] | None:
+        self._process = None
+        if importlib.util.find_spec("torch") is not None:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        return self._process
+
+    def __exit__(self, *_: object) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+def _torch(process: subprocess.Popen[str] | None) -> Iterator[Finding]:
+    if process is None:
+        return  # the extra `train` says so
+    again = f"{sys.executable} -m pip install --force-reinstall torch"
+    try:
+        out, error = process.communicate(timeout=TORCH_S)
+    except subprocess.TimeoutExpired:
+        yield Finding(part="python", name="torch", state="broken", found=f"not there after {TORCH_S:g} s", remedy=again)
+        return
+    if process.returncode != 0:
+        last = (error.strip().splitlines() or [f"ended with {process.returncode}"])[-1]
+        yield Finding(part="python", name="torch", state="broken", found=f"cannot be imported: {last}", remedy=again)
+        return
+    version, threads, cards = json.loads(out)
+    where = f"CUDA on {', '.join(cards)}" if cards else "no GPU that it can use, so --device cpu"
+    yield Finding(part="python", name="torch", state="good", found=f"{version}, {threads} threads; {where}")
+
+
+def _extras() -> Iterator[Finding]:
+    """Each extra, by what the package's own metadata says it needs."""
+    needs: dict[str, list[str]] = {}
+    for line in metadata.requires("understudy") or ():
+        package, marker = re.match(r"[\w.-]+(\[[\w,-]+\])?", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
+        if package and marker:
+            needs.setdefault(marker[1], []).append(package[0])
+
+    def packages(extra: str) -> Iterator[str]:
+        """Also those of other extras that it names, as in understudy[web]."""
+        for name in needs.get(extra, ()):
+            others = re.fullmatch(r"understudy\[(.*)\]", name)
+            if others:
+                for other in others[1].split(","):
+                    yield from packages(other)
+            else:
+                yield name.partition("[")[0]
+
+    for extra, gives in EXTRAS.items():
+        versions = {name: _version(name) for name in packages(extra)}
+        lacking = [name for name, version in versions.items() if version is None]
+        shown = ", ".join(f"{name} {version}" for name, version in versions.items() if version is not None)
+        yield Finding(
+            part="extras",
+            name=extra,
+            state="missing" if lacking or not versions else "good",
+            found=f"{gives}; without {', '.join(lacking)}" if lacking else f"{gives} ({shown})",
+            remedy=f"pip install 'understudy[{extra}]'" if lacking else "",
+        )
+
+
+def _worlds() -> Iterator[Finding]:
+    for known in KNOWN.values():
+        if not known.packages:
+            lacking = known.name == "gym" and _version("gymnasium") is None
+            yield Finding(
+                part="worlds",
+                name=known.name,
+                state="missing" if lacking else "good",
+                found=known.about,
+                remedy="pip install 'understudy[gym]'" if lacking else "",
+            )
+            continue
+        libraries = missing_libraries(known)
+        if libraries:
+            state: State = "broken" if known.ready else "missing"
+            remedy = f"apt-get install -y {' '.join(known.debian)}"
+            found = f"{known.about}; the system lacks {', '.join(libraries)}"
+        else:
+            state, found = ("good", f"{known.about}, in {known.place}") if known.ready else ("missing", known.about)
+            remedy = "" if known.ready else f"understudy env setup {known.name}"
+        yield Finding(part="worlds", name=known.name, state=state, found=found, remedy=remedy)
+
+
+def _machine() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding(part="this machine", name="cores", state="good", found=f"{cores}, {_memory()}")
+    yield _disk(Path.cwd())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = soft >= OPEN_FILES or soft == resource.RLIM_INFINITY
+    yield Finding(
+        part="this machine",
+        name="open files",
+        state="good" if enough else "careful",
+        found=f"at most {soft}",
+        remedy="" if enough else f"ulimit -n {min(4096, hard) if hard > 0 else 4096}",
+    )
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        found = f"{size_text(shutil.disk_usage(shared).total)} in {shared}"
+        yield Finding(part="this machine", name="shared", state="good", found=found)
+    screen = has_library("libEGL.so.1")
+    yield Finding(
+        part="this machine",
+        name="graphics",
+        state="good" if screen else "missing",
+        found="EGL draws without a screen" if screen else "no EGL; MuJoCo's pictures need it, the toy world does not",
+        remedy="" if screen else f"apt-get install -y {' '.join(KNOWN['metaworld'].debian)}",
+    )
+    if not os.access(home() if home().exists() else home().parent, os.W_OK) and home().parent.exists():
+        yield Finding(
+            part="this machine",
+            name="home",
+            state="careful",
+            found=f"{home()} cannot be written",
+            remedy="export UNDERSTUDY_HOME=/where/simulators/may/go",
+        )
+
+
+def _disk(here: Path) -> Finding:
+    kind, free = file_system_type(here) or "unknown", shutil.disk_usage(here).free
+    found = f"{size_text(free)} free in {here} ({kind})"
+    state: State = "good"
+    remedy = ""
+    if kind in NETWORK_FILE_SYSTEMS:
+        state, remedy = "careful", "a store cannot be on a network file system: work on a local disk"
+    elif not os.access(here, os.W_OK):
+        state, remedy = "careful", "this directory cannot be written: work in another"
+    elif free < FREE_BYTES:
+        state, remedy = "careful", "a store with cameras grows by some gigabytes an hour: free some space"
+    return Finding(part="this machine", name="disk", state=state, found=found, remedy=remedy)
+
+
+def _memory() -> str:
+    try:
+        return f"{size_text(os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'))} of memory"
+    except (ValueError, OSError):
+        return "memory unknown"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

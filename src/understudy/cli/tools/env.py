@@ -1,0 +1,108 @@
+"""`understudy env`: the worlds that have a name: which there are, how to install them, and whether they are right."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from understudy.cli.console import size_text
+from understudy.core import UnderstudyError
+from understudy.core import tree as trees
+from understudy.envs.check import check_env
+from understudy.envs.install import install, missing_libraries
+from understudy.envs.registry import KNOWN, Known, open_world
+
+
+def list_(*, tasks: str | None = None) -> int:
+    """List the worlds, or the tasks of one.
+
+    Args:
+        tasks: A world, such as toy or libero:libero_goal, of which to list the tasks.
+    """
+    console = Console(highlight=False)
+    if tasks is not None:
+        with open_world(tasks) as world:
+            table = Table("task", "instruction", "starts", "steps", title=f"{world.suite.name}: the tasks of {tasks}")
+            for task in world.suite.tasks:
+                table.add_row(escape(task.name), escape(task.instruction), str(task.num_starts), str(task.max_steps))
+    else:
+        table = Table("name", "what", "state")
+        for known in KNOWN.values():
+            table.add_row(escape(known.form), known.about, escape(_state(known)))
+    console.print(table)
+    return 0
+
+
+def setup(name: Annotated[str, tyro.conf.Positional], *, again: bool = False) -> int:
+    """Make the virtual environment of a world, and try it.
+
+    Args:
+        name: A world of `understudy env list`.
+        again: Make it anew even if it is there.
+    """
+    console = Console(highlight=False)
+    known = _known(name)
+    if known.ready and not again:
+        console.print(f"{name}: nothing to do; {_state(known)}. --again makes it anew", soft_wrap=True)
+        return 0
+    console.print(f"{name}: {', '.join(known.packages)} and what they need", soft_wrap=True)
+    began = time.monotonic()
+    with console.status(f"{name}: ...") as status:
+        install(known, lambda text: status.update(f"{name}: {text}"))
+        status.update(f"{name}: trying it")
+        seen = _try(known)
+    size = sum(path.lstat().st_size for path in known.place.rglob("*"))
+    console.print(
+        f"{name}: ready after {time.monotonic() - began:.0f} s, {size_text(size)} in {known.place}; it showed {seen}",
+        style="green",
+        soft_wrap=True,
+        markup=False,
+    )
+    return 0
+
+
+def check(name: Annotated[str, tyro.conf.Positional], *, episodes: int = 3) -> int:
+    """Play a world and say whether it keeps its contract.
+
+    Args:
+        name: A world, such as toy:pick_red, gym:CartPole-v1, or your own as module:factory.
+        episodes: How many starts are played several times over.
+    """
+    console = Console(highlight=False)
+    with console.status(f"{name}: playing it"):
+        report = check_env(lambda: open_world(name), episodes=episodes)
+    console.print(str(report), style="green", soft_wrap=True, markup=False)
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {"list": list_, "setup": setup, "check": check}
+
+
+def _known(name: str) -> Known:
+    if name not in KNOWN:
+        own = [known.name for known in KNOWN.values() if known.packages]
+        raise UnderstudyError(f"env: no world {name!r} to set up; there are {', '.join(own)}")
+    return KNOWN[name]
+
+
+def _state(known: Known) -> str:
+    if not known.packages:
+        return "ready"
+    if known.ready:
+        return f"ready, in {known.place}"
+    lacking = missing_libraries(known)
+    return f"`understudy env setup {known.name}`" + (f"; the system lacks {', '.join(lacking)}" if lacking else "")
+
+
+def _try(known: Known) -> str:
+    """Build the world, begin an episode and look; what is seen, in words."""
+    with open_world(known.example) as world:
+        observation, info = world.reset(seed=0)
+        fields = ", ".join(f"{path} {list(leaf.shape)}" for path, leaf in trees.leaves(observation))
+        return f"{info['task']!r}: {fields}"

@@ -1,0 +1,163 @@
+"""`understudy robot`: an arm behind a small server, simulated or real."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from understudy.cli.console import with_extra
+from understudy.core.errors import UnderstudyError
+from understudy.robots import Arm, ArmError
+
+
+def simulate(
+    *,
+    host: str = "127.0.0.1",
+    port: int = 5000,
+    scene_port: int = 5001,
+    token_file: Path | None = None,
+    rate_hz: float = 200.0,
+    picture_size: int = 128,
+) -> int:
+    """Simulate a Franka arm over a table with a cube, in real time, behind the same server as a real one.
+
+    Stop with Ctrl-C.
+
+    Args:
+        host: Address to listen on. Anything but loopback needs --token-file.
+        port: Port of the arm's server; 0 takes any that is free.
+        scene_port: Port of the cameras and the cube; 0 takes any that is free.
+        token_file: File with the token that clients must show, at least 16 characters.
+        rate_hz: How often the commanded pose moves on, and limits are checked.
+        picture_size: Side of the cameras' pictures in pixels.
+    """
+    franka = with_extra("understudy.robots.franka", "robot")
+    scenes = with_extra("understudy.robots.scene", "robot")
+    server = with_extra("understudy.robots.server", "robot")
+    with contextlib.ExitStack() as undo:
+        try:
+            arm = franka.SimulatedFranka()
+        except ModuleNotFoundError:
+            raise UnderstudyError("mujoco is not installed; run `pip install 'understudy[robot]'`") from None
+        undo.callback(arm.close)
+        eyes = scenes.Eyes(arm, size=picture_size)
+        undo.callback(eyes.close)
+        app = scenes.make_scene_app(arm, eyes)
+        listener = server.Listener(app, host=host, port=scene_port, token=_token(token_file))
+        undo.callback(listener.close)
+        return _serve(
+            arm,
+            undo,
+            lines=[f"cameras and cube at {listener.url}"],
+            host=host,
+            port=port,
+            token_file=token_file,
+            rate_hz=rate_hz,
+            scene=listener.url,
+        )
+
+
+def serve(
+    backend: Annotated[str, tyro.conf.Positional],
+    *,
+    host: str = "127.0.0.1",
+    port: int = 5000,
+    token_file: Path | None = None,
+    rate_hz: float = 200.0,
+) -> int:
+    """Serve an arm of your own: a class with five methods, docs/robots.md says which.
+
+    Stop with Ctrl-C; the arm is let go, standing still.
+
+    Args:
+        backend: The arm, as module:Class; it is called without arguments.
+        host: Address to listen on. Anything but loopback needs --token-file.
+        port: Port to listen on; 0 takes any that is free.
+        token_file: File with the token that clients must show, at least 16 characters.
+        rate_hz: How often the commanded pose moves on, and limits are checked.
+    """
+    with_extra("understudy.robots.server", "robot")
+    with contextlib.ExitStack() as undo:
+        arm = _build(backend)
+        undo.callback(arm.close)
+        return _serve(arm, undo, lines=[], host=host, port=port, token_file=token_file, rate_hz=rate_hz, scene=None)
+
+
+COMMANDS: dict[str, Callable[..., int]] = {"simulate": simulate, "serve": serve}
+
+
+def _serve(
+    arm: Arm,
+    undo: contextlib.ExitStack,
+    *,
+    lines: list[str],
+    host: str,
+    port: int,
+    token_file: Path | None,
+    rate_hz: float,
+    scene: str | None,
+) -> int:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
+    console = Console(highlight=False)
+    # Threads share one interpreter: a request that is worked on gives way to the control loop after 1 ms, not 5.
+    undo.callback(sys.setswitchinterval, sys.getswitchinterval())
+    sys.setswitchinterval(0.001)
+    server = undo.enter_context(
+        with_extra("understudy.robots.server", "robot").ArmServer(
+            arm, host=host, port=port, token=_token(token_file), rate_hz=rate_hz, scene=scene
+        )
+    )
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        undo.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+    limits = arm.limits
+    console.print(f"arm at {server.url}", *lines, sep="\n", soft_wrap=True)
+    console.print(
+        f"box {list(limits.low)} to {list(limits.high)} m, up to {limits.max_speed:g} m/s and "
+        f"{limits.max_turn_speed:g} rad/s; stops {limits.heartbeat_s:g} s after its client's last sign of life",
+        soft_wrap=True,
+    )
+    while not stop.wait(0.2):
+        pass
+    health = server.control.health
+    console.print(
+        f"stopped; control ran at {health.measured_hz:.0f} of {health.rate_hz:g} Hz, late p99 "
+        f"{health.late_p99_s * 1e3:.1f} ms, {health.num_missed} of {health.num_ticks} deadlines missed",
+        soft_wrap=True,
+    )
+    return 0
+
+
+def _build(backend: str) -> Arm:
+    module, colon, name = backend.partition(":")
+    if not (module and colon and name):
+        raise ArmError(f"backend: expected module:Class, got {backend!r}; docs/robots.md has an example")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # a file beside which the command is run is found, as `python -m` would find it
+    try:
+        found: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ArmError(f"backend: {backend!r} cannot be imported ({error}); run this beside the file") from None
+    arm = found()
+    if not isinstance(arm, Arm):
+        raise ArmError(f"backend: expected {backend!r} to be a subclass of understudy.robots.Arm, got {type(arm)}")
+    return arm
+
+
+def _token(path: Path | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ArmError(f"{path}: cannot be read ({error}); pass a file that holds the token") from None

@@ -1,0 +1,1 @@
+"""Roles: what runs inside the Ray actors of a cluster."""

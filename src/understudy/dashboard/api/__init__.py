@@ -1,0 +1,1 @@
+"""API: the endpoints of the dashboard and what they answer."""

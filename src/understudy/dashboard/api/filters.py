@@ -1,0 +1,135 @@
+"""Filters: which episodes to show, as SQL on the catalog; and what other processes are still asked to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from understudy.core import StoreError
+from understudy.core.step import Source
+from understudy.replay.write.edit_requests import Request
+
+NONE = "(none)"  # for a field that says nothing
+SORTS = {
+    "newest": "id desc",
+    "oldest": "id",
+    "longest": "num_steps desc, id desc",
+    "shortest": "num_steps, id desc",
+    "reward": "total_reward desc, id desc",
+    "human": "num_human desc, id desc",
+}
+_EQUAL = ("task", "kind", "actor", "operator", "split", "state")
+_TEXT = ("task", "instruction", "actor", "operator", "group_key", "labels")
+_NUMBERS: dict[str, type] = {"since_s": float, "until_s": float, "upto": int}
+_CHOICES = {
+    "success": ("yes", "no", "unknown"),
+    "source": tuple(source.name.lower() for source in Source),
+    "deleted": ("no", "only", "all"),
+    "sort": tuple(SORTS),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Overlay:
+    """What is asked for and not yet applied: who is deleted, and labels."""
+
+    deleted: Mapping[int, bool] = field(default_factory=dict)
+    labels: Mapping[int, Mapping[str, str | None]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(requests: Iterable[Request]) -> Overlay:
+        deleted: dict[int, bool] = {}
+        labels: dict[int, dict[str, str | None]] = {}
+        for request in requests:
+            for episode in request.episodes:
+                if request.action == "label":
+                    labels.setdefault(episode, {}).update(request.labels)
+                else:
+                    deleted[episode] = request.action == "delete"
+        return Overlay(deleted=deleted, labels=labels)
+
+    def is_deleted(self) -> str:
+        """SQL that says whether an episode is deleted, or will be."""
+        gone, back = ([str(e) for e, dead in self.deleted.items() if dead is wanted] for wanted in (True, False))
+        condition = "deleted is not null"
+        if back:
+            condition = f"({condition} and id not in ({','.join(back)}))"
+        return f"({condition} or id in ({','.join(gone)}))" if gone else condition
+
+
+@dataclass(frozen=True, kw_only=True)
+class Filter:
+    """Everything empty: all episodes that are not deleted, the newest first."""
+
+    task: str = ""
+    kind: str = ""
+    actor: str = ""
+    operator: str = ""
+    split: str = ""
+    state: str = ""
+    success: str = ""
+    source: str = ""  # who chose at least one of its steps
+    label: str = ""  # name, or name=value
+    text: str = ""
+    since_s: float = 0.0
+    until_s: float = 0.0
+    deleted: str = "no"
+    sort: str = "newest"
+    upto: int = 0  # the last episode to show; what is newer would move the others
+
+    @staticmethod
+    def parse(query: Mapping[str, str]) -> Filter:
+        """A filter from the words of a request; others are left alone."""
+        found: dict[str, Any] = {}
+        for item in fields(Filter):
+            given = query.get(item.name, "")[:500]
+            if given == "":
+                continue
+            choices = _CHOICES.get(item.name)
+            if choices is not None and given not in choices:
+                raise StoreError(f"{item.name}: expected one of {', '.join(choices)}, got {given!r}")
+            try:
+                found[item.name] = _NUMBERS.get(item.name, str)(given)
+            except ValueError:
+                raise StoreError(f"{item.name}: expected a number, got {given!r}") from None
+        return Filter(**found)
+
+    def where(self, overlay: Overlay) -> tuple[str, list[Any]]:
+        """The condition and its values."""
+        conditions, values = ["not purged"], list[Any]()
+
+        def add(condition: str, *more: Any) -> None:
+            conditions.append(condition)
+            values.extend(more)
+
+        for name in _EQUAL:
+            wanted = getattr(self, name)
+            if wanted == NONE:
+                add(f"{name} is null")
+            elif wanted:
+                add(f"{name} = ?", wanted)
+        if self.success:
+            add({"yes": "success = 1", "no": "success = 0", "unknown": "success is null"}[self.success])
+        if self.source:
+            add(f"num_{self.source} > 0")
+        if self.label:
+            name, equals, value = self.label.partition("=")
+            if equals:
+                add("exists (select 1 from json_each(labels) j where j.key = ? and j.value = ?)", name, value)
+            else:
+                add("exists (select 1 from json_each(labels) j where j.key = ?)", name)
+        if self.text:
+            pattern = "%" + self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
+            like = " or ".join(f"{name} like ? escape '\\'" for name in _TEXT)
+            number = int(self.text) if self.text.isdecimal() and len(self.text) < 18 else -1
+            add(f"(id = ? or {like})", number, *[pattern] * len(_TEXT))
+        if self.since_s:
+            add("begun_at >= ?", self.since_s)
+        if self.until_s:
+            add("begun_at < ?", self.until_s)
+        if self.upto:
+            add("id <= ?", self.upto)
+        if self.deleted != "all":
+            add(overlay.is_deleted() if self.deleted == "only" else f"not ({overlay.is_deleted()})")
+        return " and ".join(conditions), values

@@ -1,0 +1,1 @@
+"""Report: a run as one HTML file, and its figures."""

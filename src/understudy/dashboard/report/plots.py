@@ -1,0 +1,246 @@
+"""Report plots: the figures of a report, as they could stand in a paper. Needs the extra `plot`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter
+
+from understudy.dashboard.report import onpolicy_plots as groups
+from understudy.dashboard.report.axes import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    legend_above,
+    new_axes,
+    steps_axis,
+    thousands,
+)
+from understudy.dashboard.report.run_data import Lived, RunData
+
+RECENT = 20  # episodes that a moving share is taken of
+SMOOTH, MANY = 15, 60  # reports that a median is taken of, if there are many
+STYLE: dict[Any, Any] = {
+    "font.size": 9,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "lines.linewidth": 1.4,
+    "svg.hashsalt": "understudy",
+    "pdf.fonttype": 42,
+    "figure.constrained_layout.use": True,
+}
+# What a person looks at first, of the metrics of any algorithm here; two on one axis share a unit.
+PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("policy loss", ("policy_loss",)),
+    ("KL from what was drawn", ("approx_kl",)),
+    ("clipped share", ("clip_low", "clip_high")),
+    ("KL from the reference", ("kl",)),
+    ("value loss", ("value_loss",)),
+    ("value and return", ("value", "return")),
+    ("explained variance", ("explained_variance",)),
+    ("critic loss", ("critic_loss",)),
+    ("value", ("q", "q_target")),
+    ("actor loss", ("actor_loss",)),
+    ("entropy", ("entropy",)),
+    ("temperature", ("temperature",)),
+    ("TD error", ("td_error",)),
+    ("loss", ("loss",)),
+    ("log likelihood", ("log_likelihood",)),
+    ("error of the most likely action", ("error",)),
+    ("norm of the gradient", ("gradient",)),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """A figure that was written, with what to say under it."""
+
+    name: str
+    title: str
+    caption: str
+    svg: Path
+    width: float  # inches
+
+
+def draw_all(data: RunData, out: Path) -> list[Plot]:
+    """Each figure that there is data for, as SVG, PDF and PNG in `out`."""
+    makers: list[tuple[str, str, Callable[[RunData], tuple[Figure, str] | None]]] = [
+        ("learning", "Success of the policy alone", groups.learning if data.on_policy else _learning),
+        ("groups", "What came of the groups", groups.kept_and_dropped),
+        ("intervention", "Steps by the human", _intervention),
+        ("lengths", "Length of episodes", groups.lengths if data.on_policy else _lengths),
+        ("by_task", "Success by task, policy alone", groups.by_task),
+        ("age", "Age of what it learned from", _age),
+        ("losses", "What the updates report", _losses),
+    ]
+    found = []
+    with mpl.rc_context(STYLE):
+        for name, title, make in makers:
+            made = make(data)
+            if made is None:
+                continue
+            figure, caption = made
+            for ending in ("svg", "pdf", "png"):
+                date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}[ending]
+                figure.savefig(out / f"{name}.{ending}", dpi=300, metadata=date)
+            found.append(
+                Plot(name=name, title=title, caption=caption, svg=out / f"{name}.svg", width=figure.get_figwidth())
+            )
+    return found
+
+
+def _learning(data: RunData) -> tuple[Figure, str] | None:
+    lines = data.evaluations
+    if not lines or data.imitates:  # which is evaluated once, and that is the headline
+        return None
+    at = np.array([line["step"] for line in lines])
+    rate, low, high = (100 * np.array([line[name] for line in lines]) for name in ("success", "low", "high"))
+    figure, axes = new_axes()
+    if len(lines) == 1:  # one point has no band
+        axes.errorbar(at, rate, yerr=[rate - low, high - rate], fmt="o", color=BLUE, markersize=4, capsize=3)
+    else:
+        axes.fill_between(at, low, high, color=BLUE, alpha=0.18, linewidth=0)
+        axes.plot(at, rate, color=BLUE, marker="o", markersize=3.5)
+    axes.annotate(
+        f"{rate[-1]:.0f} %",
+        (at[-1], rate[-1]),
+        (0, 7 if rate[-1] < 88 else -14),
+        ha="right",
+        textcoords="offset points",
+        color=BLUE,
+        fontsize=8,
+        fontweight="bold",
+    )
+    axes.set(xlabel="environment steps of practice", ylabel="success (%)", ylim=(-3, 103))
+    steps_axis(axes, int(at[-1]))
+    numbers = {int(line["episodes"]) for line in lines}
+    many = f"{min(numbers):,}" if len(numbers) == 1 else f"{min(numbers):,} to {max(numbers):,}"
+    return figure, (
+        f"Each point is {many} episodes from held-out start states, without noise and without help. "
+        f"The band is Wilson's 95 % interval of that evaluation; it says nothing of other seeds."
+    )
+
+
+def _intervention(data: RunData) -> tuple[Figure, str] | None:
+    episodes = data.episodes
+    if not any(lived.human_steps for lived in episodes):
+        return None
+    at, share = _moving(episodes, [lived.human_steps for lived in episodes], [lived.length for lived in episodes])
+    helped = [float(lived.human_steps > 0) for lived in episodes]
+    _, some = _moving(episodes, helped, [1.0] * len(episodes))
+    figure, axes = new_axes()
+    axes.fill_between(at, 0, share, color=ORANGE, alpha=0.18, linewidth=0)
+    axes.plot(at, share, color=ORANGE, label="of steps")
+    axes.plot(at, some, color=GREY, linewidth=1, linestyle=(0, (4, 2)), label="of episodes, at least one step")
+    axes.set(xlabel="environment steps of practice", ylabel="by the human (%)", ylim=(0, max(20, *some) * 1.05))
+    legend_above(axes)
+    steps_axis(axes, int(at[-1]))
+    return figure, f"Moving share over the last {RECENT} episodes of practice."
+
+
+def _lengths(data: RunData) -> tuple[Figure, str] | None:
+    episodes = data.episodes
+    if not episodes:
+        return None
+    at = np.array([lived.step for lived in episodes])
+    length = np.array([lived.length for lived in episodes])
+    success = np.array([lived.success for lived in episodes])
+    figure, axes = new_axes()
+    size = 14 if len(at) < 150 else 6
+    for which, colour, label in ((success, GREEN, "success"), (~success, RED, "failure")):
+        if which.any():
+            axes.scatter(at[which], length[which], s=size, color=colour, alpha=0.55, linewidth=0, label=label)
+    middle = [float(np.median(length[max(0, i + 1 - RECENT) : i + 1])) for i in range(len(at))]
+    axes.plot(at, middle, color="#333333", linewidth=1.2, label=f"median of {RECENT}")
+    axes.set(xlabel="environment steps of practice", ylabel="steps in the episode", ylim=(0, length.max() * 1.06))
+    axes.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.4, columnspacing=1.4, markerscale=2
+    )
+    steps_axis(axes, int(at[-1]))
+    return figure, "Every episode of practice, by how it ended; a human may have helped."
+
+
+def _age(data: RunData) -> tuple[Figure, str] | None:
+    lines = [line for line in data.trains if "lag_mean" in line]
+    if not lines:
+        return None
+    at, mean, most = (np.array([line[name] for line in lines], float) for name in ("update", "lag_mean", "lag_max"))
+    figure, axes = new_axes()
+    axes.plot(at, most, color=GREY, linewidth=1, linestyle=(0, (4, 2)), label="oldest")
+    axes.plot(at, mean, color=BLUE, label="mean")
+    axes.set(xlabel="updates", ylabel="versions behind the acting policy")
+    axes.set_ylim(0, max(float(most.max()), 1) * 1.06)
+    axes.yaxis.set_major_formatter(FuncFormatter(thousands))
+    axes.legend(loc="upper left")
+    steps_axis(axes, int(at[-1]))
+    return figure, (
+        f"Policy lag of the sampled steps that a policy chose. A stored step was drawn {lines[-1]['reuse']:.0f} times "
+        f"so far, and {100 * lines[-1]['demo_share']:.0f} % of what was drawn last were demonstrations or human steps."
+    )
+
+
+def _losses(data: RunData) -> tuple[Figure, str] | None:
+    known = {name for line in data.trains for name in line}
+    known -= {"loss"} if "policy_loss" in known else set()  # of which it is nearly all
+    panels = [(title, [name for name in names if name in known]) for title, names in PANELS]
+    panels = [panel for panel in panels if panel[1]]
+    if not panels:
+        return None
+    num_columns = min(len(panels), 3)
+    num_rows = -(-len(panels) // num_columns)
+    figure = Figure(figsize=(2.35 * num_columns, 1.75 * num_rows))
+    grid = figure.subplots(num_rows, num_columns, squeeze=False)
+    for axes, (title, names) in zip(grid.flat, panels, strict=False):
+        for name, colour in zip(names, (BLUE, ORANGE), strict=False):
+            lines = [line for line in data.trains if line.get(name) is not None]
+            at, values = (np.array([line[key] for line in lines], float) for key in ("update", name))
+            if len(at) >= MANY:
+                axes.plot(at, values, color=colour, alpha=0.25, linewidth=0.7)
+                values = _smooth(values)
+            axes.plot(at, values, color=colour, label=name.replace("_", " "))
+        axes.set_title(title, fontsize=8.5, loc="left", pad=3)
+        steps_axis(axes, data.update)
+        if len(names) > 1:
+            axes.legend(handlelength=1)
+    for axes in list(grid.flat)[len(panels) :]:
+        axes.set_visible(False)
+    figure.supxlabel("updates", fontsize=9)
+    strong = f" Strong: median of the last {SMOOTH}." if len(data.trains) >= MANY else ""
+    when = "over the updates of each iteration" if data.on_policy else "at the last update of each round"
+    return figure, f"{'Pale: as' if strong else 'As'} reported, {when}.{strong}"
+
+
+# ---- parts
+
+
+def _moving(
+    episodes: Sequence[Lived], parts: Sequence[float], wholes: Sequence[float]
+) -> tuple[np.ndarray[Any, Any], list[float]]:
+    """The share of the last RECENT episodes, in per cent, at the end of each."""
+    part, whole = np.cumsum([0, *parts]), np.cumsum([0, *wholes])
+    ends = np.arange(1, len(episodes) + 1)
+    begins = np.maximum(ends - RECENT, 0)
+    share = 100 * (part[ends] - part[begins]) / (whole[ends] - whole[begins])
+    return np.array([lived.step for lived in episodes]), share.tolist()
+
+
+def _smooth(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.array([np.median(values[max(0, i + 1 - SMOOTH) : i + 1]) for i in range(len(values))])

@@ -1,0 +1,98 @@
+"""Report repeat: the command that asks for a run again, with every option that is not the default."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from understudy.dashboard.api.rollout_groups import ON_POLICY
+from understudy.training.runs.config import to_json
+
+NAMES = {  # of a run's kind, as a command
+    "rlpd": "train rlpd",
+    "cloning": "train clone",
+    "sft": "sft",
+    **{kind: f"train {kind}" for kind in ON_POLICY},
+}
+
+
+def command_of(kind: str, config: Mapping[str, Any]) -> str:
+    """As `understudy train` or `understudy sft` takes it; the run is called `again`."""
+    if kind not in NAMES:
+        return f"# a run of {kind} is made in Python"
+    words = ["understudy", *NAMES[kind].split(), "again"]
+    defaults = dict(options_of(_defaults(kind)))
+    for path, value in changed_options(kind, config):
+        words += _option(path, value, flag=isinstance(defaults.get(path, value), bool))
+    return shlex.join(words)
+
+
+def evaluation_of(kind: str, config: Mapping[str, Any]) -> str:
+    """The command that evaluates it as the run itself did."""
+    words = ["understudy", "evaluate", "again"]
+    if kind in (*ON_POLICY, "sft") and "evaluation" in config:
+        asked = config["evaluation"]
+        words += ["--episodes", str(asked["episodes"])]
+        words += ["--sampled", "--temperature", str(asked["temperature"])] if asked["sampling"] == "sampled" else []
+        words += ["--split", asked["split"] or "all"] if asked["protocol"] == "benchmark" else []
+    return shlex.join(words)
+
+
+def changed_options(kind: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The options that are not the default, by their path."""
+    defaults = dict(options_of(_defaults(kind)))
+    for path, value in options_of(config):
+        if path not in defaults or _plain(value) != _plain(defaults[path]):
+            yield path, value
+
+
+def options_of(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """All options, those of parts by a path with dots."""
+    for name, item in config.items():
+        there = f"{path}.{name}" if path else name
+        if isinstance(item, Mapping):
+            yield from options_of(item, there)
+        else:
+            yield there, item
+
+
+def _defaults(kind: str) -> Mapping[str, Any]:
+    """None are known where torch or transformers is missing; every option is then one that is not the default."""
+    if kind not in NAMES:
+        return {}
+    try:
+        return to_json(_default_config(kind))
+    except ModuleNotFoundError:
+        return {}
+
+
+def _default_config(kind: str) -> Any:
+    if kind in ON_POLICY:
+        from understudy.training.onpolicy.config import default_config
+
+        return default_config(kind, policy="")
+    if kind == "sft":
+        from understudy.training.onpolicy.sft import SFTConfig
+
+        return SFTConfig()
+    from understudy.training.offpolicy.cloning import CloningRunConfig
+    from understudy.training.offpolicy.rlpd import RLPDConfig
+
+    return {"rlpd": RLPDConfig, "cloning": CloningRunConfig}[kind]()
+
+
+def _plain(value: Any) -> Any:
+    """Lists and tuples that hold the same are the same."""
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _option(path: str, value: Any, *, flag: bool) -> list[str]:
+    """`flag`: it takes no value. What may also be None takes True or False."""
+    name = path.replace("_", "-")
+    if isinstance(value, bool) and flag:
+        head, _, last = name.rpartition(".")
+        return [f"--{name}" if value else f"--{head + '.' if head else ''}no-{last}"]
+    if isinstance(value, list | tuple):
+        return [f"--{name}", *map(str, value)]
+    return [f"--{name}", str(value)]

@@ -1,0 +1,168 @@
+"""What runs in a worker's process: one world, built once, that does what its caller asks for, one request at a time.
+
+| loop | takes from | blocks on | woken by |
+|---|---|---|---|
+| main | the channel, a socket | the next request; the world | the caller; the caller's end closes the channel |
+
+It ends when the channel does, or its lifeline (processes/child_main.py).
+What the world prints goes to the log; the channel has a descriptor of its own.
+
+Runs in the interpreter of the simulator: numpy and the standard library are all it needs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from understudy.core import SpecError, StepSpec
+from understudy.envs.workers.channel import Channel, ChannelClosed, decode_leaf, encode_leaf
+from understudy.envs.workers.protocol import PROTOCOL
+from understudy.envs.workers.shared_memory import Arena, Layout
+from understudy.envs.world import World
+from understudy.envs.world_factory import build
+from understudy.processes.child_main import enter
+from understudy.processes.messages import raised
+
+
+class Nonsense(Exception):
+    """The world gave something that breaks its own contract."""
+
+
+def main() -> None:
+    """Serve one caller."""
+    stream, (memory_fd,) = enter()
+    try:
+        serve(Channel(stream, blocking=True), memory_fd)
+    except ChannelClosed:
+        os._exit(0)  # the caller is gone, and nobody is left to wait for threads or handlers at exit
+
+
+def serve(channel: Channel, memory_fd: int) -> None:
+    """Build the world, then answer requests until told to close."""
+    request = channel.receive()
+    try:
+        world = build(request["factory"], request["options"])
+        hello = {
+            "protocol": PROTOCOL,
+            "step_spec": world.step_spec.to_json(),
+            "suite": world.suite.to_json(),
+            "has_expert": world.has_expert,
+            "versions": world.versions(),
+        }
+    except Exception as error:  # noqa: BLE001 (the outermost loop of a process)
+        channel.send({"id": 0, **raised(error)})
+        return
+    channel.send({"id": 0, "hello": hello})
+    go = channel.receive()  # the caller has given the memory its size
+    assert go["do"] == "go"
+    desk = Desk(world, Arena(Layout(world.step_spec, request["block_steps"]), memory_fd))
+    os.close(memory_fd)
+    while True:
+        request = channel.receive()
+        try:
+            answer = {"id": request["id"], **desk.answer(request)}
+        except Nonsense as error:
+            answer = {"id": request["id"], "nonsense": str(error)}
+        except Exception as error:  # noqa: BLE001 (the outermost loop of a process)
+            answer = {"id": request["id"], **raised(error)}
+        try:
+            channel.send(answer)
+        except (TypeError, ValueError) as error:
+            channel.send({"id": request["id"], "nonsense": f"info: expected values that JSON knows, got {error}"})
+        if request["do"] == "close":
+            return
+
+
+class Desk:
+    """Takes requests to the world and puts what came of them into the shared memory."""
+
+    def __init__(self, world: World, arena: Arena):
+        self._world = world
+        self._arena = arena
+        self._spec: StepSpec = world.step_spec
+        free = self._spec.reward.dtype.startswith("float") and not self._spec.reward.bounded
+        # A Python float up to here needs no more looking at; NaN is never, and nor is any where the spec says more.
+        self._plain_reward = (
+            float(np.finfo(self._spec.reward.dtype).max) if free and not self._spec.reward.shape else -1.0
+        )
+        self._ragged_actions = {path: leaf for path, leaf in self._spec.action.leaves("action") if leaf.ragged}
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        do = request["do"]
+        answer: dict[str, Any] = {}
+        if do == "steps":
+            answer = self._steps(request["num_steps"], request["ragged"])
+        elif do == "reset":
+            info = self._world.reset_without_looking(seed=request["seed"], options=request["options"])
+            answer = {"info": _checked_info(info)}
+        elif do == "advise":
+            answer = self._advise(request["noise"], request["seed"])
+        elif do == "close":
+            self._world.close()
+        if request["look"]:
+            answer["ragged"] = self._look()
+        self._arena.request = request["id"]
+        return answer
+
+    def _steps(self, num_steps: int, coded: list[dict[str, Any]]) -> dict[str, Any]:
+        ragged: list[Mapping[str, Any]] = [
+            {path: decode_leaf(leaf, row[path], path) for path, leaf in self._ragged_actions.items()} for row in coded
+        ]
+        rewards, flags = [], []
+        info: dict[str, Any] = {}
+        for row in range(num_steps):
+            action = self._arena.read_action(row, ragged[row] if ragged else {})
+            given: Any = self._world.step_without_looking(action)
+            if not isinstance(given, tuple) or len(given) != 4:
+                raise Nonsense(f"step_without_looking: expected 4 values, got {str(given)[:60]!r}; see World")
+            info = _checked_info(given[3])
+            self._check_reward(given[0])
+            rewards.append(given[0])
+            flags.append((bool(given[1]), bool(given[2]), bool(info.get("success", False))))
+            if given[1] or given[2]:
+                break
+        self._arena.reward[: len(rewards)] = rewards
+        self._arena.flags[: len(flags)] = flags
+        return {"num_steps": len(flags), "info": info}
+
+    def _advise(self, noise: float, seed: int) -> dict[str, Any]:
+        advice = self._world.advise(noise=noise, rng=np.random.default_rng(seed))
+        try:
+            flat = self._spec.action.check(advice.action, "action")
+        except SpecError as error:
+            raise Nonsense(f"advise: {error}") from None
+        ragged = self._arena.write_action(0, flat)
+        return {
+            "advised": {path: encode_leaf(leaf) for path, leaf in ragged.items()},
+            "progress": float(advice.progress),
+        }
+
+    def _check_reward(self, reward: Any) -> None:
+        if type(reward) is float and -self._plain_reward <= reward <= self._plain_reward:
+            return
+        try:
+            value = self._spec.reward.check(reward.item() if isinstance(reward, np.generic) else reward, "reward")
+        except SpecError as error:
+            raise Nonsense(str(error)) from None
+        if not (math.isfinite(value) if value.ndim == 0 else np.isfinite(value).all()):
+            raise Nonsense(f"reward: expected a finite number, got {reward}; check the world")
+
+    def _look(self) -> dict[str, Any]:
+        """Put what is seen into the shared memory; gives back what has no place there."""
+        observation = self._world.observe()
+        try:
+            flat = self._spec.observation.check(observation, "observation")
+        except SpecError as error:
+            raise Nonsense(str(error)) from None
+        return {path: encode_leaf(leaf) for path, leaf in self._arena.write_observation(flat).items()}
+
+
+def _checked_info(info: Any) -> dict[str, Any]:
+    if not isinstance(info, dict):
+        raise Nonsense(f"info: expected a dict, got {type(info).__name__}; return one")
+    return info

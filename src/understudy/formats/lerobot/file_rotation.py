@@ -1,0 +1,97 @@
+"""Shelves: in which file the next episode goes. v3 fills a file up to a size; v2.1 has one for each episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from understudy.formats.lerobot.info import CHUNK_FILES, expand
+from understudy.formats.lerobot.video import FilmWriter
+
+DATA_FILE_BYTES = 100 * 2**20
+VIDEO_FILE_BYTES = 200 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shelf:
+    """Files that are filled one after the other."""
+
+    root: Path
+    template: str
+    most_bytes: int  # 0 for a file per episode
+    extra: Mapping[str, str]  # what else the template asks for
+
+    def path(self, number: int) -> Path:
+        values: dict[str, int | str] = {**self.extra, **self.place(number)}
+        values |= {"episode_chunk": number // CHUNK_FILES, "episode_index": number}
+        return self.root / expand(self.template, values, self.root)
+
+    def place(self, number: int) -> dict[str, int]:
+        return {"chunk_index": number // CHUNK_FILES, "file_index": number % CHUNK_FILES}
+
+
+class TableShelf:
+    """Tables of one schema, a group of rows per call."""
+
+    def __init__(self, shelf: Shelf, schema: Any, dictionary: Sequence[str] = ()) -> None:
+        self._shelf, self._schema, self._dictionary = shelf, schema, list(dictionary)
+        self._number = -1
+        self._writer: Any = None
+        self._file: Any = None
+
+    def add(self, table: Any) -> dict[str, int]:
+        """Where it went."""
+        if self._writer is None or self._file.tell() >= self._shelf.most_bytes:
+            self.close()
+            self._number += 1
+            path = self._shelf.path(self._number)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = pa.OSFile(str(path), "wb")
+            self._writer = pq.ParquetWriter(
+                self._file,
+                self._schema,
+                compression="zstd",
+                use_dictionary=self._dictionary or False,
+                write_page_checksum=True,
+            )
+        self._writer.write_table(table)
+        return self._shelf.place(self._number)
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._file.close()
+            self._writer = None
+
+
+class FilmShelf:
+    """Films of one camera, an episode per call."""
+
+    def __init__(self, shelf: Shelf, fps: int) -> None:
+        self._shelf, self._fps = shelf, fps
+        self._number = -1
+        self._writer: FilmWriter | None = None
+
+    def add(self, film: bytes, num_frames: int) -> dict[str, int | float]:
+        """Where it went, and when it begins and ends there."""
+        if self._writer is None or self._writer.size_bytes + len(film) > self._shelf.most_bytes:
+            self.close()
+            self._number += 1
+            self._writer = FilmWriter(self._shelf.path(self._number), self._fps)
+        start = self._writer.num_frames
+        self._writer.add(film, num_frames)
+        return {
+            **self._shelf.place(self._number),
+            "from_timestamp": start / self._fps,
+            "to_timestamp": (start + num_frames) / self._fps,
+        }
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None

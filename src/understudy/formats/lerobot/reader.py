@@ -1,0 +1,293 @@
+"""Reading a LeRobot data set, one episode at a time.
+
+LeRobot keeps T frames: T observations and T actions, and not what the last action led to. A data set that Understudy
+wrote has it beside the frames. Of another one, the option `last` says what the last frame is:
+
+    step           a step like the others: all T actions are kept, and the last observation stands twice
+    observation    the last observation: its action and reward are left out
+
+By default it is a step where the task ended with it (terminated), because no one asks what comes after the end, and
+an observation otherwise, because else a value would be taken from an observation that was never made. The label
+`last_observation` of each episode says which it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.core import NO_VERSION, Episode, EpisodeInfo, Source, StepSpec
+from understudy.core import tree as trees
+from understudy.formats.format import Field, FormatError
+from understudy.formats.lerobot.index import Entry, read_index, read_tasks
+from understudy.formats.lerobot.info import Feature, read_info
+from understudy.formats.lerobot.picture import decode_picture
+from understudy.formats.lerobot.plan import Plan, mapping_of, plan_reading
+from understudy.formats.lerobot.sidecar import RestReader, is_observation, read_contents
+from understudy.formats.lerobot.tables import Array, Rows, dense, pictures, refusing, texts, whole_numbers
+from understudy.formats.lerobot.video import Film
+from understudy.formats.options import one_of
+from understudy.formats.registry import check_options
+
+OPTIONS = {
+    "last": ("auto", "step", "observation"),
+    "source": ("human", "script", "policy", "random"),
+    "rest": ("use", "ignore"),
+}
+
+
+class LeRobotSource:
+    """A data set that is open for reading; `last`, `source` and `rest` are the options of docs/lerobot.md."""
+
+    def __init__(self, root: Path, options: Mapping[str, str]) -> None:
+        check_options(options, OPTIONS, "lerobot")
+        self._last, self._chose, rest = (
+            one_of("lerobot", name, options.get(name, allowed[0]), allowed) for name, allowed in OPTIONS.items()
+        )
+        self._info = read_info(root)
+        self._entries = read_index(self._info)
+        self._tasks = read_tasks(self._info)
+        self._contents = None if rest == "ignore" else read_contents(self._info)
+        if self._contents is not None:
+            columns = self._contents.columns
+            lines = mapping_of(columns, self._contents.paths)
+            self._plan = Plan(spec=self._contents.spec, columns=columns, special={}, mapping=lines)
+        else:
+            several = any(entry.num_tasks > 1 for entry in self._entries)
+            self._plan = plan_reading(self._info, several_tasks=several)
+        self._open: dict[str, Rows | Film] = {}  # the file of each kind that was read last
+        self._rest: RestReader | None = None
+
+    @property
+    def spec(self) -> StepSpec:
+        return self._plan.spec
+
+    @property
+    def mapping(self) -> tuple[Field, ...]:
+        return self._plan.mapping
+
+    @property
+    def num_episodes(self) -> int | None:
+        return len(self._entries)
+
+    def episodes(self, skip: Container[str] = ()) -> Iterator[tuple[str, Episode]]:
+        for entry in self._entries:
+            key = f"episode_{entry.number:06d}"
+            if key not in skip:
+                yield key, self._episode(entry)
+
+    def close(self) -> None:
+        for file in self._open.values():
+            file.close()
+        self._open = {}
+        if self._rest is not None:
+            self._rest.close()
+            self._rest = None
+
+    # --- one episode ---------------------------------------------------------------------------------------------
+
+    def _episode(self, entry: Entry) -> Episode:
+        table, times_s = self._table(entry)
+        where = f"{self._info.root / entry.data}: episode {entry.number}"
+        columns: dict[str, Any] = {}
+        for path, feature in self._plan.columns.items():
+            columns[path] = self._column(path, feature, entry, table, times_s, where)
+        if self._contents is not None:
+            return self._ours(entry, columns)
+        return self._theirs(entry, columns, table, where)
+
+    def _table(self, entry: Entry) -> tuple[Any, Array]:
+        """The episode's rows, which must be its own and count from 0, and their times in seconds."""
+        path = self._info.root / entry.data
+        rows = self._file("table", path, lambda: Rows(path, self._widths()))
+        assert isinstance(rows, Rows)
+        table = rows.take(entry.row, entry.length)
+        with refusing(path):
+            numbers = whole_numbers(table["episode_index"], f"{path}: episode_index")
+            frames = whole_numbers(table["frame_index"], f"{path}: frame_index")
+            times_s = dense(table["timestamp"], (), "float64", f"{path}: timestamp")
+        if (numbers != entry.number).any() or (frames != np.arange(entry.length)).any():
+            raise FormatError(f"{path}: rows of episode {entry.number} are not where they are listed; fetch it again")
+        if not np.isfinite(times_s).all():
+            raise FormatError(f"{path}: timestamp: expected times, got {times_s.min()}; fetch the data set again")
+        return table, times_s
+
+    def _widths(self) -> dict[str, int]:
+        """How many elements a value of each column has that is read."""
+        widths = dict.fromkeys(("episode_index", "frame_index", "timestamp", "task_index"), 1)
+        for feature in (*self._plan.columns.values(), *self._plan.special.values()):
+            if feature.dtype != "video":
+                single = feature.dtype in ("string", "image")
+                widths[feature.key] = 1 if single else int(np.prod(feature.shape))
+        return widths
+
+    def _column(self, path: str, feature: Feature, entry: Entry, table: Any, times_s: Array, where: str) -> Any:
+        """T values; behind those of an observation there is room for the last."""
+        if feature.dtype == "string":
+            with refusing(self._info.root / entry.data):
+                return texts(table[feature.key], f"{where}: {feature.key}")
+        room = entry.length + is_observation(path)
+        if feature.dtype == "video":
+            film_path, start_s = self._info.root / entry.films[feature.key][0], entry.films[feature.key][1]
+            out = np.empty((room, *feature.shape), np.uint8)
+            film = self._file(feature.key, film_path, lambda: Film(film_path, feature.shape, self._info.fps))
+            assert isinstance(film, Film)
+            film.take(start_s + times_s, out[: entry.length])
+            return out
+        with refusing(self._info.root / entry.data):
+            if feature.dtype == "image":
+                out = np.empty((room, *feature.shape), np.uint8)
+                for index, data in enumerate(pictures(table[feature.key], f"{where}: {feature.key}")):
+                    out[index] = decode_picture(data, feature.shape, f"{where}: {feature.key}")
+                return out
+            found = dense(table[feature.key], feature.shape, feature.dtype, f"{where}: {feature.key}")
+        if room > entry.length:
+            found = np.concatenate([found, found[-1:]])
+        return found
+
+    def _file(self, kind: str, path: Path, make: Any) -> Rows | Film:
+        """The file of this kind, opened if it is another one than before."""
+        name = f"{kind}:{path}"
+        if name not in self._open:
+            for other in [other for other in self._open if other.partition(":")[0] == kind]:
+                self._open.pop(other).close()
+            self._open[name] = make()
+        return self._open[name]
+
+    def _ours(self, entry: Entry, columns: dict[str, Any]) -> Episode:
+        assert self._contents is not None
+        if self._rest is None:
+            self._rest = RestReader(self._info.root, self._contents, len(self._entries))
+        rest, info = self._rest.take(entry.number, entry.length)
+        for path, leaf in self.spec.columns.items():
+            if path in self._plan.columns:
+                column = columns[path]
+                if leaf.dtype == "str":
+                    column = [*column, *rest.get(path, ())]
+                else:
+                    column = column.reshape(len(column), *leaf.fixed_shape)
+                    if is_observation(path):
+                        column[-1] = rest[path][0]
+                    if self._plan.columns[path].dtype == "video" and leaf.bounded:
+                        column = np.clip(column, *leaf.limits).astype(np.uint8)  # loss may leave the bounds
+                rest[path] = column
+        episode = Episode(
+            **{name: trees.unflatten(trees.below(rest, name)) for name in _TREES},
+            **{name: rest[name] for name in _FLAGS},
+            info=info,
+        )
+        _check(self.spec, episode, f"{self._info.root}: episode {entry.number}")
+        return episode
+
+    def _theirs(self, entry: Entry, columns: dict[str, Any], table: Any, where: str) -> Episode:
+        flags = {}
+        with refusing(self._info.root / entry.data):
+            for what, feature in self._plan.special.items():
+                if what != "reward":
+                    flags[what] = dense(table[feature.key], (), feature.dtype, f"{where}: {feature.key}") != 0
+            task = int(whole_numbers(table["task_index"], f"{where}: task_index")[0])
+        success = bool(flags["success"][-1]) if "success" in flags else None
+        terminated = _terminated(flags, success)
+        last = self._last if self._last != "auto" else "step" if terminated else "observation"
+        if entry.length == 1:
+            last = "step"
+        num = entry.length - (last == "observation")
+        terminated = terminated and last == "step"
+        final = np.arange(num) == num - 1
+        steps = {path: column[: num + is_observation(path)] for path, column in columns.items()}
+        if last == "step":
+            for path in steps:
+                if is_observation(path):
+                    steps[path] = _repeated(columns[path], entry.length)
+        source, kind = self._who(flags.get("intervention"), num)
+        instruction = self._tasks.get(task)
+        labels = {"fps": f"{self._info.fps:g}", "last_observation": _LAST[last]}
+        episode = Episode(
+            **{name: trees.unflatten(trees.below(steps, name)) for name in ("observation", "action", "extras")},
+            reward=self._reward(table, entry, where)[:num],
+            terminated=final & terminated,
+            truncated=final & (not terminated),
+            source=source,
+            policy_version=np.full(num, NO_VERSION, np.int64),
+            proposal=trees.map_leaves(lambda leaf: _zeros(leaf, num), self.spec.action.tree),
+            has_proposal=np.zeros(num, bool),
+            info=EpisodeInfo(task=instruction, instruction=instruction, success=success, kind=kind, labels=labels),
+        )
+        _check(self.spec, episode, where)
+        return episode
+
+    def _reward(self, table: Any, entry: Entry, where: str) -> Array:
+        feature, leaf = self._plan.special.get("reward"), self.spec.reward
+        if feature is None:
+            return np.zeros((entry.length, *leaf.fixed_shape), leaf.dtype)
+        with refusing(self._info.root / entry.data):
+            found = dense(table[feature.key], feature.shape, feature.dtype, f"{where}: {feature.key}")
+        return found.astype(leaf.dtype).reshape(entry.length, *leaf.fixed_shape)
+
+    def _who(self, intervention: Array | None, num: int) -> tuple[Array, Any]:
+        """Who chose each action, and the kind of the episode."""
+        if intervention is None:
+            kind = "demonstration" if self._chose in ("human", "script") else "practice"
+            return np.full(num, Source[self._chose.upper()], np.uint8), kind
+        human = intervention[:num]
+        return np.where(human, Source.HUMAN, Source.POLICY).astype(
+            np.uint8
+        ), "correction" if human.any() else "practice"
+
+
+_TREES = ("observation", "action", "proposal", "extras")
+_FLAGS = ("reward", "terminated", "truncated", "source", "policy_version", "has_proposal")
+_LAST = {"step": "repeats the last frame", "observation": "is the last frame"}
+
+
+def _terminated(flags: Mapping[str, Array], success: bool | None) -> bool:
+    """Whether the task ended with the last frame, by what the data set says about it."""
+    if "terminated" in flags:
+        return bool(flags["terminated"][-1])
+    if "done" in flags:
+        return bool(flags["done"][-1]) and not ("truncated" in flags and bool(flags["truncated"][-1]))
+    return bool(success)
+
+
+def _repeated(column: Any, length: int) -> Any:
+    if isinstance(column, list):
+        return [*column, column[-1]]
+    column[length] = column[length - 1]
+    return column
+
+
+def _zeros(leaf: Any, num: int) -> Any:
+    return [""] * num if leaf.dtype == "str" else np.zeros((num, *leaf.fixed_shape), leaf.dtype)
+
+
+def _check(spec: StepSpec, episode: Episode, where: str) -> None:
+    """Refuse what no writer could have appended step by step."""
+
+    def refuse(what: str) -> None:
+        raise FormatError(f"{where}: {what}; fetch the data set again")
+
+    if (episode.terminated | episode.truncated)[:-1].any():
+        refuse("it goes on after its end")
+    if (episode.source > max(Source)).any():
+        refuse(f"source: expected up to {max(Source)}, got {episode.source.max()}")
+    if not np.isfinite(episode.reward).all():
+        refuse("reward: expected finite numbers")
+    columns = episode.columns()
+    for path, leaf in spec.columns.items():
+        if path.partition("/")[0] == "proposal":
+            blank = np.flatnonzero(~episode.has_proposal).tolist()
+            if not all(trees.equal_leaf(columns[path][index], leaf.zero()) for index in blank):
+                refuse(f"{path}: expected nothing where there is no proposal")
+            values = [columns[path][index] for index in np.flatnonzero(episode.has_proposal).tolist()]
+        else:
+            values = columns[path] if isinstance(columns.get(path), list) else [columns.get(path)]
+        if leaf.bounded and not all(_within(leaf, value) for value in values):
+            refuse(f"{path}: a value is outside of its bounds")
+
+
+def _within(leaf: Any, value: Any) -> bool:
+    low, high = leaf.limits
+    return bool(((value >= low) & (value <= high)).all())

@@ -1,0 +1,231 @@
+"""Rest: what LeRobot has no place for, kept in `meta/understudy` beside it, so that our own episodes come back exactly.
+
+    spec.json       the spec, which column holds which field, and what is in the table
+    rest.parquet    a row per episode: its attributes, its last observation, and the fields without a column
+
+LeRobot passes over both. A data set that its tools changed afterwards does not fit them any more, which is noticed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from understudy.core import ArraySpec, Episode, EpisodeInfo, StepSpec, UnderstudyError
+from understudy.formats.format import FormatError
+from understudy.formats.lerobot.info import Feature, Info, parse_json, read_json, shown
+from understudy.formats.lerobot.tables import Rows, refusing
+
+FOLDER = Path("meta") / "understudy"
+VERSION = 1
+GROUP_BYTES = 16 * 2**20  # rows are written together until they are this large
+
+Column = Any  # an array, or a list where the field is ragged
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """What spec.json says."""
+
+    spec: StepSpec
+    columns: Mapping[str, Feature]  # our path: the column that holds it
+    paths: tuple[str, ...]  # what the table holds of each episode, in the order of its columns
+
+
+def contents_of(spec: StepSpec, columns: Mapping[str, Feature]) -> Contents:
+    """Of each observation with a column only the last value goes into the table; of the rest, all that has none."""
+    kept = [path for path in spec.columns if path != "is_step"]
+    paths = tuple(path for path in kept if path not in columns or is_observation(path))
+    return Contents(spec=spec, columns=columns, paths=paths)
+
+
+def is_observation(path: str) -> bool:
+    return path.partition("/")[0] == "observation"
+
+
+# --- writing -----------------------------------------------------------------------------------------------------
+
+
+class RestWriter:
+    def __init__(self, root: Path, contents: Contents) -> None:
+        self._contents = contents
+        self._root = root
+        self._schema = pa.schema(
+            [
+                ("episode_index", pa.int64()),
+                ("length", pa.int64()),
+                ("info", pa.string()),
+                *((str(number), pa.large_binary()) for number in range(len(contents.paths))),
+            ]
+        )
+        (root / FOLDER).mkdir(parents=True)
+        self._writer = pq.ParquetWriter(
+            root / FOLDER / "rest.parquet",
+            self._schema,
+            compression="zstd",
+            use_dictionary=False,
+            write_page_checksum=True,
+            write_statistics=False,
+        )
+        self._rows: list[dict[str, Any]] = []
+        self._size_bytes = 0
+
+    def add(self, number: int, episode: Episode) -> None:
+        columns = episode.columns()
+        row: dict[str, Any] = {"episode_index": number, "length": len(episode)}
+        row["info"] = json.dumps(asdict(episode.info), ensure_ascii=False)
+        for index, path in enumerate(self._contents.paths):
+            leaf, column = self._contents.spec.columns[path], columns[path]
+            row[str(index)] = pack(column[-1:] if path in self._contents.columns else column, leaf)
+            self._size_bytes += len(row[str(index)])
+        self._rows.append(row)
+        if self._size_bytes > GROUP_BYTES:
+            self._flush()
+
+    def close(self, facts: Mapping[str, Any]) -> None:
+        self._flush()
+        self._writer.close()
+        fields = {
+            "understudy": VERSION,
+            "spec": self._contents.spec.to_json(),
+            "columns": {path: feature.key for path, feature in self._contents.columns.items()},
+            **facts,
+        }
+        (self._root / FOLDER / "spec.json").write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
+
+    def abandon(self) -> None:
+        self._writer.close()
+
+    def _flush(self) -> None:
+        if self._rows:
+            self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
+            self._rows, self._size_bytes = [], 0
+
+
+def pack(column: Column, leaf: ArraySpec) -> bytes:
+    """Values of one field: texts as JSON; ragged ones behind their lengths; others as they lie in memory."""
+    if leaf.dtype == "str":
+        return json.dumps(list(column), ensure_ascii=False).encode()
+    dtype = leaf.numpy_dtype.newbyteorder("<")
+    if leaf.ragged:
+        lengths = np.array([len(value) for value in column], "<i8")
+        return lengths.tobytes() + b"".join(np.ascontiguousarray(value, dtype).tobytes() for value in column)
+    return np.ascontiguousarray(column, dtype).tobytes()
+
+
+# --- reading -----------------------------------------------------------------------------------------------------
+
+
+def read_contents(info: Info) -> Contents | None:
+    """What Understudy wrote beside this data set; None if somebody else wrote it."""
+    path = info.root / FOLDER / "spec.json"
+    if not path.exists():
+        return None
+    fields = read_json(path)
+    if not isinstance(fields, dict) or fields.get("understudy") != VERSION:
+        raise FormatError(f"{path}: is of another version; use the Understudy that wrote it, or ?rest=ignore")
+    try:
+        spec = StepSpec.from_json(fields["spec"])
+        keys = {name: info.features[key] for name, key in fields["columns"].items()}
+        leaves = {name: spec.columns[name] for name in keys}
+    except (UnderstudyError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise FormatError(
+            f"{path}: does not fit meta/info.json ({shown(str(error))}); fetch the data set again, or use ?rest=ignore"
+        ) from None
+    for name, feature in keys.items():
+        leaf = leaves[name]
+        dtype = "string" if leaf.dtype == "str" else leaf.dtype
+        shape = (1,) if leaf.dtype == "str" else None if leaf.ragged else leaf.fixed_shape or (1,)
+        if feature.shape != shape or (dtype not in (feature.dtype, "uint8") and not feature.is_camera):
+            raise FormatError(f"{path}: {shown(name)} does not fit {feature.key!r} in meta/info.json; use ?rest=ignore")
+    return contents_of(spec, keys)
+
+
+class RestReader:
+    """The rows of rest.parquet, forward."""
+
+    def __init__(self, root: Path, contents: Contents, num_episodes: int) -> None:
+        self._path = root / FOLDER / "rest.parquet"
+        self._contents = contents
+        names = ["episode_index", "length", "info", *(str(number) for number in range(len(contents.paths)))]
+        self._rows = Rows(self._path, dict.fromkeys(names, 1), batch_rows=1)
+        if self._rows.num_rows != num_episodes:
+            self._rows.close()
+            raise FormatError(
+                f"{self._path}: knows {self._rows.num_rows} episodes and the data set has {num_episodes}: "
+                f"it was changed after Understudy wrote it; read it with ?rest=ignore"
+            )
+
+    def take(self, number: int, length: int) -> tuple[dict[str, Column], EpisodeInfo]:
+        """The columns of an episode, of observations that have a column elsewhere only the last value."""
+        table = self._rows.take(number, 1)
+        with refusing(self._path):
+            row = table.to_pylist()[0]
+        if (row["episode_index"], row["length"]) != (number, length):
+            raise FormatError(
+                f"{self._path}: episode {number} has another length than in the data set: it was changed after "
+                f"Understudy wrote it; read it with ?rest=ignore"
+            )
+        found = {}
+        for index, path in enumerate(self._contents.paths):
+            leaf = self._contents.spec.columns[path]
+            num = 1 if path in self._contents.columns else length + is_observation(path)
+            found[path] = unpack(row[str(index)], leaf, num, f"{self._path}: episode {number}: {shown(path)}")
+        return found, self._info(row["info"], number)
+
+    def close(self) -> None:
+        self._rows.close()
+
+    def _info(self, text: Any, number: int) -> EpisodeInfo:
+        where = f"{self._path}: episode {number}: info"
+        fields = parse_json(text, where) if isinstance(text, str) else None
+        if not isinstance(fields, dict):
+            raise FormatError(f"{where}: expected attributes, got {shown(fields)}; fetch the data set again")
+        try:
+            return EpisodeInfo(**fields)
+        except (UnderstudyError, TypeError, ValueError) as error:
+            raise FormatError(f"{where}: {shown(str(error))}; fetch the data set again") from None
+
+
+def unpack(data: Any, leaf: ArraySpec, num: int, where: str) -> Column:
+    """`num` values of one field, as `pack` wrote them."""
+    wrong = FormatError(f"{where}: expected {num} values of {leaf}; fetch the data set again")
+    if not isinstance(data, bytes):
+        raise wrong
+    if leaf.dtype == "str":
+        try:
+            values = parse_json(data.decode(), where)
+        except UnicodeDecodeError:
+            raise wrong from None
+        if not isinstance(values, list) or len(values) != num or not all(isinstance(value, str) for value in values):
+            raise wrong
+        return values
+    if not leaf.ragged:
+        if len(data) != num * leaf.row_bytes:
+            raise wrong
+        return _numbers(data, leaf, wrong).reshape(num, *leaf.fixed_shape)
+    if len(data) < 8 * num:
+        raise wrong
+    lengths = np.frombuffer(data, "<i8", num)
+    tail = tuple(size for size in leaf.shape[1:] if size is not None)
+    elements = int(np.prod(tail, dtype=np.int64))
+    if (lengths < 0).any() or (lengths > len(data)).any():
+        raise wrong
+    if int(lengths.sum()) * elements * leaf.numpy_dtype.itemsize != len(data) - 8 * num:
+        raise wrong
+    flat = _numbers(data[8 * num :], leaf, wrong)
+    pieces = np.split(flat, np.cumsum(lengths[:-1]) * elements)
+    return [piece.reshape(length, *tail) for piece, length in zip(pieces, lengths.tolist(), strict=True)]
+
+
+def _numbers(data: bytes, leaf: ArraySpec, wrong: FormatError) -> np.ndarray[Any, Any]:
+    if leaf.dtype == "bool" and data.strip(b"\0\1"):
+        raise wrong
+    return np.frombuffer(data, leaf.numpy_dtype.newbyteorder("<")).astype(leaf.numpy_dtype)

@@ -1,0 +1,235 @@
+"""Writing a LeRobot data set: T frames per episode where LeRobot looks for them, and the rest beside them.
+
+Everything is written into a folder next to the one that is meant, which takes its name when all is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import av.error
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from understudy.core import Episode, Source, StepSpec
+from understudy.formats.arrival import arrive
+from understudy.formats.format import FormatError
+from understudy.formats.lerobot import stats
+from understudy.formats.lerobot.file_rotation import DATA_FILE_BYTES, VIDEO_FILE_BYTES, FilmShelf, Shelf, TableShelf
+from understudy.formats.lerobot.info import COUNTERS, DATA_PATHS, MOST_STEPS, VIDEO_PATHS, Feature
+from understudy.formats.lerobot.meta import MetaWriter
+from understudy.formats.lerobot.picture import encode_picture
+from understudy.formats.lerobot.plan import plan_writing
+from understudy.formats.lerobot.sidecar import RestWriter, contents_of
+from understudy.formats.lerobot.tables import Array
+from understudy.formats.lerobot.video import CODECS, MOST_MEAN_ERROR, encode, mean_error
+from understudy.formats.options import number, one_of
+from understudy.formats.registry import check_options
+
+OPTIONS = ("version", "video", "fps")
+MOST_FPS = 1000
+FLAGS = ("next.done", "next.truncated", "next.success", "intervention")
+
+
+class LeRobotTarget:
+    """A data set that is being written; `version`, `video` and `fps` are the options of docs/lerobot.md."""
+
+    def __init__(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> None:
+        check_options(options, OPTIONS, "lerobot")
+        version = one_of("lerobot", "version", options.get("version", "3"), ("3", "2.1"))
+        video = one_of("lerobot", "video", options.get("video", "av1"), (*CODECS, "png"))
+        fps = number("lerobot", "fps", options.get("fps", "10"))
+        if fps > MOST_FPS:
+            raise FormatError(f"lerobot: expected fps= a number up to {MOST_FPS}, got {fps}")
+        if path.exists():
+            raise FormatError(f"{path}: is there already; choose another name, or remove it")
+        self._path, self._spec, self._fps, self._video = path, spec, fps, video
+        self._columns = plan_writing(spec, "image" if video == "png" else "video")
+        with self._writing():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._root = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+        self._mean_error: dict[str, float] = {}
+        self._num_frames = 0
+        one_each = version == "2.1"
+        self._features = [*self._columns.values(), *(Feature(key=key, dtype="bool", shape=(1,)) for key in FLAGS)]
+        self._schema = _schema(self._features)
+        shelf = Shelf(
+            root=self._root, template=DATA_PATHS[version], most_bytes=0 if one_each else DATA_FILE_BYTES, extra={}
+        )
+        texts = [feature.key for feature in self._features if feature.dtype == "string"]
+        self._table = TableShelf(shelf, self._schema, texts)
+        self._films = {
+            feature.key: FilmShelf(
+                Shelf(
+                    root=self._root,
+                    template=VIDEO_PATHS[version],
+                    extra={"video_key": feature.key},
+                    most_bytes=0 if one_each else VIDEO_FILE_BYTES,
+                ),
+                self._fps,
+            )
+            for feature in self._features
+            if feature.dtype == "video"
+        }
+        self._meta = MetaWriter(self._root, version, self._fps, self._features, CODECS.get(video))
+        self._rest = RestWriter(self._root, contents_of(spec, self._columns))
+
+    def add(self, key: str, episode: Episode) -> None:
+        with self._writing():
+            self._add(key, episode)
+
+    def _add(self, key: str, episode: Episode) -> None:
+        if len(episode) > MOST_STEPS:
+            raise FormatError(f"{key}: expected up to {MOST_STEPS} steps, got {len(episode)}; cut it into pieces")
+        ours = episode.columns()
+        index, length = self._meta.num_episodes, len(episode)
+        values = {feature.key: ours[path][:length] for path, feature in self._columns.items()}
+        values |= _flags(episode)
+        found: dict[str, dict[str, Any]] = {}
+        for feature in self._features:
+            if feature.is_camera:
+                found[feature.key] = stats.of_camera(values[feature.key])
+            elif feature.dtype != "string":
+                found[feature.key] = stats.of_numbers(values[feature.key].reshape(length, *feature.shape))
+        films = {key: self._film(key, values.pop(key), index) for key in self._films}
+        task = self._meta.task(episode.info.instruction or episode.info.task or "")
+        counters: dict[str, Array] = {
+            "timestamp": (np.arange(length) / self._fps).astype(np.float32),
+            "frame_index": np.arange(length),
+            "episode_index": np.full(length, index),
+            "index": self._num_frames + np.arange(length),
+            "task_index": np.full(length, task),
+        }
+        found |= {name: stats.of_numbers(column.reshape(length, 1)) for name, column in counters.items()}
+        columns = {f.key: _arrow(f, values[f.key]) for f in self._features if f.dtype != "video"}
+        place = self._table.add(pa.table({**columns, **counters}).cast(self._schema))
+        self._rest.add(index, episode)
+        self._meta.add(length, task, self._num_frames, place, films, found)
+        self._num_frames += length
+
+    def close(self) -> None:
+        with self._writing():
+            self._table.close()
+            for film in self._films.values():
+                film.close()
+            self._meta.close(self._num_frames)
+            self._rest.close({"video": self._video, "mean_error": self._mean_error})
+            self._root.chmod(0o777 & ~_umask())
+            arrive(self._root, self._path)
+
+    def abandon(self) -> None:
+        self._table.close()
+        for film in self._films.values():
+            film.close()
+        self._meta.abandon()
+        self._rest.abandon()
+        shutil.rmtree(self._root, ignore_errors=True)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FormatError(
+                f"{self._path}: cannot be written ({error.strerror or error}); make room, or choose another place"
+            ) from None
+
+    def _film(self, key: str, frames: Any, index: int) -> dict[str, int | float]:
+        """Encode, decode what came of it, and keep it if it is near enough to what went in."""
+        codec = CODECS[self._video]
+        if min(frames.shape[1:3]) < codec.least:
+            raise FormatError(
+                f"{key}: {self._video} needs {codec.least} x {codec.least} pixels, got {frames.shape[1]} x "
+                f"{frames.shape[2]}; use ?video=png"
+            )
+        try:
+            film = encode(frames, codec, self._fps)
+            error = mean_error(film, frames)
+        except (av.error.FFmpegError, ValueError) as reason:
+            raise FormatError(
+                f"{key}: {self._video} cannot hold {frames.shape[1]} x {frames.shape[2]} pixels ({reason}); "
+                f"use ?video=png"
+            ) from None
+        if error > (0.0 if codec.exact else MOST_MEAN_ERROR):
+            raise FormatError(
+                f"{key}: {self._video} changes the pixels of episode {index} by {error:.1f} of 255 in the mean, more "
+                f"than {MOST_MEAN_ERROR:g}; use ?video=lossless or ?video=png"
+            )
+        self._mean_error[key] = max(error, self._mean_error.get(key, 0.0))
+        return self._films[key].add(film, len(frames))
+
+
+def _flags(episode: Episode) -> dict[str, Any]:
+    """What LeRobot's users look for; the exact attributes are in the rest."""
+    final = np.arange(len(episode)) == len(episode) - 1
+    return {
+        "next.done": episode.terminated | episode.truncated,
+        "next.truncated": episode.truncated & ~episode.terminated,
+        "next.success": final & bool(episode.info.success),
+        "intervention": episode.source == Source.HUMAN,
+    }
+
+
+def _schema(features: list[Feature]) -> Any:
+    """The table's schema, with what LeRobot's reader wants to know of pictures and of larger arrays."""
+    counters = [Feature(key=key, dtype="float32" if key == "timestamp" else "int64", shape=(1,)) for key in COUNTERS]
+    columns = [feature for feature in (*features, *counters) if feature.dtype != "video"]
+    about = {"info": {"features": {feature.key: _hugging_face(feature) for feature in columns}}}
+    return pa.schema([(f.key, _type(f)) for f in columns], metadata={"huggingface": json.dumps(about)})
+
+
+def _hugging_face(feature: Feature) -> dict[str, Any]:
+    """What the library `datasets`, under LeRobot, calls a column; without it, v2.1 takes pictures for dicts."""
+    if feature.dtype == "image":
+        return {"_type": "Image"}
+    value = {"dtype": feature.dtype, "_type": "Value"}
+    if feature.shape == (1,):
+        return value
+    if len(feature.shape) == 1:
+        return {"feature": value, "length": feature.shape[0], "_type": "Sequence"}
+    return {"shape": list(feature.shape), "dtype": feature.dtype, "_type": f"Array{len(feature.shape)}D"}
+
+
+def _type(feature: Feature) -> Any:
+    if feature.dtype == "image":
+        return pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    if feature.dtype == "string":
+        return pa.string()
+    kind = pa.from_numpy_dtype(np.dtype(feature.dtype))
+    if feature.shape == (1,):
+        return kind
+    if len(feature.shape) == 1:
+        return pa.list_(kind, feature.shape[0])
+    for _ in feature.shape:
+        kind = pa.list_(kind)
+    return kind
+
+
+def _arrow(feature: Feature, column: Any) -> Any:
+    if feature.dtype == "image":
+        return pa.array([{"bytes": encode_picture(pixels), "path": None} for pixels in column], _type(feature))
+    if feature.dtype == "string":
+        return pa.array(column, pa.string())
+    array = pa.array(np.ascontiguousarray(column).reshape(-1))
+    if feature.shape == (1,):
+        return array
+    if len(feature.shape) == 1:
+        return pa.FixedSizeListArray.from_arrays(array, feature.shape[0])
+    for size in reversed(feature.shape):
+        offsets = pa.array(np.arange(0, len(array) + 1, size, dtype=np.int32))
+        array = pa.ListArray.from_arrays(offsets, array)
+    return array
+
+
+def _umask() -> int:
+    """What this process takes away from the rights of new files; `mkdtemp` takes away more."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

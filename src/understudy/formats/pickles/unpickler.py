@@ -1,0 +1,190 @@
+"""The stack machine of pickles, without the parts that run code.
+
+A pickle is a program. Here the names in it are compared with a short list, of which each stands for a function of
+values.py, and every other is refused; nothing is imported, and no method of a value is called. The items of a list
+are given out one by one, so that a file may be larger than memory: a first pass, which skips the arrays, finds which
+objects are used again, and only those are remembered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from understudy.formats.format import FormatError
+from understudy.formats.pickles.opcodes import GET, PUT, Memo, Tape, used_again
+from understudy.formats.pickles.values import (
+    LITERALS,
+    MAX_DEPTH,
+    NAMES,
+    TAKEN,
+    Name,
+    advice,
+    kind_of,
+    plain,
+    with_state,
+)
+
+MAX_OPERATIONS = 50_000  # for one item of the list; a transition of HIL-SERL takes some 200
+
+
+def load_items(path: Path) -> Iterator[Any]:
+    """The items of the list that a file holds: dicts, lists, tuples, text, numbers and numpy arrays, one at a time."""
+    try:
+        with path.open("rb") as file:
+            again = used_again(Tape(file, path, skip=True))
+            file.seek(0)
+            yield from _Machine(Tape(file, path, skip=False), again).items()
+    except OSError as error:
+        raise FormatError(f"{path}: cannot be read ({error}); check the path") from None
+
+
+class _Machine:
+    """The stack machine. Its values are plain, or inert stand-ins for the names and arrays on their way."""
+
+    def __init__(self, tape: Tape, again: dict[int, int]):
+        self._tape, self._again = tape, again
+        self._memo, self._kept = Memo(tape), dict[int, Any]()
+        self._stack: list[Any] = []
+        self._marks: list[int] = []  # where on the stack
+
+    def items(self) -> Iterator[Any]:
+        """Run to the end; the list itself stays empty, since its items are given out instead."""
+        num_operations = 0
+        for code, argument in self._tape:
+            num_operations += 1
+            if num_operations > MAX_OPERATIONS:
+                raise self._tape.refuse(
+                    f"one item takes more than {MAX_OPERATIONS} operations; is this the right file?"
+                )
+            if self._ready(code):
+                num_operations = 0
+                yield from self._give_out(code)
+            if code == b".":
+                if len(self._stack) != 1 or type(self._stack[0]) is not list:
+                    raise self._tape.refuse(f"expected a list of transitions, got {kind_of(self._stack[-1:])}")
+                return
+            self._do(code, argument)
+
+    # ---- giving out
+
+    def _ready(self, code: bytes) -> bool:
+        """Whether items are complete: the list's own opcode comes, or a further dict stands behind one."""
+        if not self._stack or type(self._stack[0]) is not list:
+            return False
+        if self._marks == [1]:
+            return code == b"e" or (len(self._stack) > 2 and type(self._stack[-1]) is type(self._stack[-2]) is dict)
+        return not self._marks and code == b"a" and len(self._stack) == 2
+
+    def _give_out(self, code: bytes) -> Iterator[Any]:
+        end = len(self._stack) if code in b"ea" else len(self._stack) - 1
+        for index in range(1, end):
+            item = self._stack[index]
+            if item is not TAKEN:
+                self._stack[index] = TAKEN
+                yield plain(item, self._tape)
+
+    # ---- opcodes
+
+    def _do(self, code: bytes, argument: Any) -> None:
+        stack = self._stack
+        if code in PUT:
+            index = self._memo.put(code, argument)
+            if index in self._again:
+                self._kept[index] = self._top()
+        elif code in GET:
+            index = self._memo.get(argument)
+            if index not in self._kept:
+                raise self._tape.refuse(f"asks for object {index}, which has gone; does something write to the file?")
+            stack.append(self._kept[index])
+            if self._again[index] == self._tape.position:
+                del self._kept[index]
+        elif code == b"(":
+            if len(self._marks) >= 4 * MAX_DEPTH:
+                raise self._tape.refuse("containers are nested too deeply; is this the right file?")
+            self._marks.append(len(stack))
+        elif code in LITERALS:
+            stack.append(LITERALS[code](argument, self._tape))
+        elif code in b"\x80\x95":  # the protocol's number, the length of a frame
+            pass
+        elif code == b"2":
+            stack.append(self._top())
+        elif code == b"0":
+            self._pop(1)
+        else:
+            self._build(code, argument)
+
+    def _build(self, code: bytes, argument: Any) -> None:
+        stack = self._stack
+        if code in b"tld1":
+            values = self._since_mark()
+            if code != b"1":
+                stack.append(tuple(values) if code == b"t" else values if code == b"l" else self._set({}, values))
+        elif code in b"\x85\x86\x87":
+            stack.append(tuple(self._pop(code[0] - 0x84)))
+        elif code in b"ae":
+            values = self._since_mark() if code == b"e" else self._pop(1)
+            self._top(list).extend(value for value in values if value is not TAKEN)
+        elif code in b"us":
+            values = self._since_mark() if code == b"u" else self._pop(2)
+            self._set(self._top(dict), values)
+        elif code == b"c":
+            stack.append(self._name(*(line.decode("utf-8", "replace") for line in argument)))
+        elif code == b"\x93":
+            stack.append(self._name(*self._pop(2)))
+        elif code == b"R":
+            function, arguments = self._pop(2)
+            if not isinstance(function, Name) or type(arguments) is not tuple:
+                raise self._tape.refuse("calls what is no function; it is damaged")
+            stack.append(self._checked(function.make, arguments, function.name))
+        elif code == b"b":
+            (state,) = self._pop(1)
+            stack[-1:] = [self._checked(with_state, (self._top(), state), "the state of an array")]
+        else:  # pragma: no cover (every opcode of the tape stands above)
+            raise self._tape.refuse(f"{code!r} is not known")
+
+    def _top(self, kind: type[Any] = object) -> Any:
+        if not self._stack or (self._marks and len(self._stack) <= self._marks[-1]):
+            raise self._tape.refuse("takes a value from an empty stack; it is damaged")
+        if not isinstance(self._stack[-1], kind):
+            raise self._tape.refuse(f"adds to {kind_of(self._stack[-1:])} as if to a {kind.__name__}; it is damaged")
+        return self._stack[-1]
+
+    def _pop(self, count: int) -> list[Any]:
+        if len(self._stack) - (self._marks[-1] if self._marks else 0) < count:
+            raise self._tape.refuse("takes a value from an empty stack; it is damaged")
+        values = self._stack[-count:]
+        del self._stack[-count:]
+        return values
+
+    def _since_mark(self) -> list[Any]:
+        if not self._marks:
+            raise self._tape.refuse("ends what was not begun; it is damaged")
+        mark = self._marks.pop()
+        values = self._stack[mark:]
+        del self._stack[mark:]
+        return values
+
+    def _set(self, target: dict[Any, Any], values: list[Any]) -> dict[Any, Any]:
+        if len(values) % 2:
+            raise self._tape.refuse("a dict has a key without a value; it is damaged")
+        for key, value in zip(values[::2], values[1::2], strict=True):
+            if not isinstance(key, str | int | float | bytes | None):
+                raise self._tape.refuse(f"a dict has {kind_of([key])} as a key; expected text")
+            target[key] = value
+        return target
+
+    def _name(self, module: Any, name: Any) -> Name:
+        full = f"{module}.{name}" if isinstance(module, str) and isinstance(name, str) else "?"
+        if full not in NAMES:
+            raise self._tape.refuse(
+                f"names {full[:80]!r}, which is not read, because it could run code; {advice(full)}"
+            )
+        return NAMES[full]
+
+    def _checked(self, make: Callable[..., Any], arguments: tuple[Any, ...], what: str) -> Any:
+        try:
+            return make(arguments)
+        except (TypeError, ValueError, OverflowError, LookupError) as error:
+            raise self._tape.refuse(f"{what}: is not one ({error}); it is damaged") from None

@@ -1,0 +1,63 @@
+"""PolicySource: a policy named by text, for another interpreter to build; PlainPolicy: what it must be there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from understudy.policies.protocol import Array, PolicyError
+from understudy.processes.factory import Source
+
+
+class PolicySource(Source):
+    """What builds the policy, `factory(**options)`, which gives a PlainPolicy, and the process it lives in."""
+
+    error = PolicyError
+    example = "my_vla:Policy"
+
+
+class PlainPolicy(Protocol):
+    """A block policy in the other interpreter: dicts of numpy arrays, by the paths of their fields; nothing of ours.
+
+    What is one array and no dict has the path ''. Log-probs, entropies and values are float32.
+
+    Row i is drawn with `rngs[i]` and comes to the same bits whatever the other rows are, as of every block policy.
+    """
+
+    block_steps: int
+    log_prob_size: int
+    replay_spec: Mapping[str, tuple[Sequence[int], str]]  # such as {"tokens": ((8, 7), "int32")}, of one row
+    has_value: bool
+
+    def act(
+        self,
+        observation: Mapping[str, Array],
+        instructions: Sequence[str],
+        *,
+        rngs: Sequence[np.random.Generator],
+        temperature: float,
+        greedy: bool,
+    ) -> Mapping[str, Any]:
+        """Action [B, H, ...] (or a dict of such by path), replay (a dict), log_prob [B, H, D], perhaps value [B]."""
+        ...
+
+    def evaluate(
+        self,
+        observation: Mapping[str, Array],
+        instructions: Sequence[str],
+        replay: Mapping[str, Array],
+        *,
+        temperature: float,
+    ) -> Mapping[str, Any]:
+        """log_prob and entropy [B, H, D], and perhaps value [B]."""
+        ...
+
+    def load(self, path: str) -> None:
+        """Take the weights from a file or directory; needed only by who gives paths."""
+        ...
+
+    def set_parameters(self, parameters: Mapping[str, Array]) -> None:
+        """Take these weights, by name; needed only by who gives arrays."""
+        ...

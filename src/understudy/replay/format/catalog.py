@@ -1,0 +1,422 @@
+"""Catalog: the SQLite database that says what is in a store. What it does not say is not there.
+
+Tables (docs/formats.md has every column): meta, specs, writers, segments, episodes, spans, commits. A *span* is a run
+of rows of one episode at one place in a segment. Every change carries the number of its commit, so that a reader asks
+only for what is new. One process writes, under the store's lock; readers use connections of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from functools import cache
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from understudy.core import DamageError, StepSpec, StoreError, StoreFailedError, StoreFormatError
+from understudy.replay.format.layout import Layout
+from understudy.replay.format.records import (
+    EPISODE_COLUMNS,
+    SEGMENT_FIELDS,
+    EpisodeRecord,
+    EpisodeTotals,
+    SegmentRecord,
+    WriterRecord,
+    decode_episode,
+    encode_episode,
+    said,
+)
+
+FORMAT = 1
+CATALOG_FILE = "catalog.sqlite"
+
+SCHEMA = """
+create table meta (key text primary key, value text not null) without rowid;
+create table specs (id integer primary key, digest text not null unique, spec text not null);
+create table writers (
+    id integer primary key autoincrement, name text not null, incarnation text not null, last_seq integer not null,
+    unique (name, incarnation)
+);
+create table segments (
+    id integer primary key autoincrement, spec integer not null references specs, capacity integer not null,
+    heap_bytes integer not null, num_rows integer not null, heap_used integer not null, sealed integer not null
+);
+create table episodes (
+    id integer primary key autoincrement, writer integer not null references writers, number integer not null,
+    spec integer not null references specs, state text not null, kind text not null,
+    num_rows integer not null, num_bytes integer not null, num_steps integer not null,
+    num_policy integer not null, num_human integer not null, num_script integer not null, num_random integer not null,
+    total_reward real not null, task text, instruction text, init_state integer, seed integer, group_key text,
+    actor text, operator text, success integer, split text not null, labels text not null,
+    begun integer not null, changed integer not null, deleted integer, purged integer not null,
+    begun_at real not null, ended_at real, row_check integer not null,
+    unique (writer, number)
+);
+create index episodes_changed on episodes (changed);
+create index episodes_open on episodes (id) where state = 'open';
+create table spans (
+    id integer primary key autoincrement, commit_id integer not null, episode integer not null references episodes,
+    first_index integer not null, segment integer not null references segments, first_row integer not null,
+    num_rows integer not null, row_check integer not null
+);
+create index spans_episode on spans (episode, first_index);
+create index spans_segment on spans (segment);
+create index spans_commit on spans (commit_id);
+create table edits (
+    id integer primary key autoincrement, commit_id integer not null, episode integer not null references episodes,
+    state text not null, deleted integer, info text not null
+);
+create index edits_episode on edits (episode);
+create table commits (id integer primary key, time real not null, num_rows integer not null);
+"""
+
+SPAN_COLUMNS = "id, commit_id, episode, first_index, segment, first_row, num_rows, row_check"
+SPAN_DTYPE = np.dtype([(name.strip(), np.int64) for name in SPAN_COLUMNS.split(",")])
+
+
+PUT_EPISODE = (
+    f"insert or replace into episodes ({', '.join(EPISODE_COLUMNS)}) values ({', '.join('?' * len(EPISODE_COLUMNS))})"
+)
+
+
+class Catalog:
+    """A connection to a catalog, for the one writing process or for one of many readers."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, store_id: str):
+        self.path = path
+        self.store_id = store_id
+        self._db = connection
+        self._specs: dict[int, StepSpec] = {}
+
+    @staticmethod
+    def create(path: Path, store_id: str) -> Catalog:
+        """Make a new catalog; the file must not exist."""
+        with _naming(path, "create"), _connecting(path, write=True) as db:
+            db.execute("begin immediate")
+            for statement in SCHEMA.split(";"):
+                if statement.strip():
+                    db.execute(statement)
+            db.executemany("insert into meta values (?, ?)", [("format", str(FORMAT)), ("store", store_id)])
+            db.execute("commit")
+        return Catalog(path, db, store_id)
+
+    @staticmethod
+    def open(path: Path, *, write: bool = False, immutable: bool = False) -> Catalog:
+        """Open an existing catalog; a StoreFormatError if it is none, or of a format this version does not know."""
+        if not path.is_file():
+            raise StoreFormatError(
+                f"{path.parent}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
+            )
+        with _naming(path, "open"), _connecting(path, write=write, immutable=immutable) as db:
+            meta = dict(db.execute("select key, value from meta").fetchall())
+        found = meta.get("format", "")
+        if found != str(FORMAT):
+            db.close()
+            if found.isdigit() and int(found) > FORMAT:
+                raise StoreFormatError(
+                    f"{path.parent}: written in store format {found}, and this version of understudy reads up to "
+                    f"{FORMAT}; run `pip install --upgrade understudy`"
+                )
+            raise DamageError(f"{path}: its format is told as {found!r}; run `understudy repair`")
+        return Catalog(path, db, meta.get("store", ""))
+
+    def close(self) -> None:
+        with _naming(self.path, "close"):
+            self._db.close()
+
+    def finish(self) -> None:
+        """Close a catalog that is to be renamed: what is in its write-ahead log would stay behind."""
+        with closing(self):
+            if not self.checkpoint():
+                raise StoreFailedError(f"{self.path}: in use by another process; stop it and try again")
+
+    def checkpoint(self) -> bool:
+        """Move all of the write-ahead log into the main file; False if a reader was in the way."""
+        with _naming(self.path, "checkpoint"):
+            busy, _, _ = self._db.execute("pragma wal_checkpoint(truncate)").fetchone()
+        return not busy
+
+    @contextmanager
+    def transaction(self, *, write: bool) -> Iterator[None]:
+        """One snapshot for reading, or one atomic and durable change."""
+        with _naming(self.path, "commit" if write else "read"):
+            self._db.execute("begin immediate" if write else "begin")
+            try:
+                yield
+            except BaseException:
+                if self._db.in_transaction:
+                    self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+
+    # ---- commits
+
+    def last_commit(self) -> int:
+        with _naming(self.path, "read"):
+            found = self._db.execute("select max(id) from commits").fetchone()[0]
+        return int(found or 0)
+
+    def add_commit(self, commit: int, time: float, num_rows: int) -> None:
+        self._db.execute("insert into commits values (?, ?, ?)", (commit, time, num_rows))
+
+    # ---- specs
+
+    def spec(self, spec_id: int) -> StepSpec:
+        if spec_id not in self._specs:
+            with _naming(self.path, "read"):
+                found = self._db.execute("select digest, spec from specs where id = ?", (spec_id,)).fetchone()
+            if found is None or spec_digest(found[1]) != found[0]:
+                raise DamageError(f"{self.path}: spec {spec_id} is damaged; run `understudy repair`")
+            self._specs[spec_id] = StepSpec.from_json(json.loads(found[1]))
+        return self._specs[spec_id]
+
+    def spec_ids(self) -> list[int]:
+        return [row[0] for row in self._rows("select id from specs order by id")]
+
+    def put_spec(self, spec: StepSpec) -> int:
+        """The number of a spec, new or known."""
+        content = spec.json_text
+        found = self._rows("select id from specs where digest = ?", (spec_digest(content),))
+        if found:
+            return int(found[0][0])
+        added = self._db.execute("insert into specs (digest, spec) values (?, ?)", (spec_digest(content), content))
+        return int(added.lastrowid or 0)
+
+    # ---- writers
+
+    def writers(self) -> list[WriterRecord]:
+        rows = self._rows("select id, name, incarnation, last_seq from writers order by id")
+        return [WriterRecord(id=a, name=b, incarnation=c, last_seq=d) for a, b, c, d in rows]
+
+    def last_seq(self, name: str, incarnation: str) -> int | None:
+        """The last chunk of an incarnation that is stored; None if it never began."""
+        found = self._rows("select last_seq from writers where name = ? and incarnation = ?", (name, incarnation))
+        return int(found[0][0]) if found else None
+
+    def add_writer(self, name: str, incarnation: str) -> WriterRecord:
+        added = self._db.execute(
+            "insert into writers (name, incarnation, last_seq) values (?, ?, -1)", (name, incarnation)
+        )
+        return WriterRecord(id=int(added.lastrowid or 0), name=name, incarnation=incarnation, last_seq=-1)
+
+    def put_last_seq(self, writer: int, seq: int) -> None:
+        self._db.execute("update writers set last_seq = ? where id = ?", (seq, writer))
+
+    # ---- segments
+
+    def segments(self, where: str = "1", values: Sequence[Any] = ()) -> list[SegmentRecord]:
+        """The segments that fit an SQL condition, by id."""
+        names = ", ".join(SEGMENT_FIELDS)
+        rows = self._rows(f"select {names} from segments where {where} order by id", values)
+        return [
+            SegmentRecord(**{**dict(zip(SEGMENT_FIELDS, row, strict=True)), "sealed": bool(row[-1])}) for row in rows
+        ]
+
+    def segment(self, segment_id: int) -> SegmentRecord | None:
+        return next(iter(self.segments("id = ?", (segment_id,))), None)
+
+    def put_segment(self, segment: SegmentRecord) -> None:
+        values = [getattr(segment, name) for name in SEGMENT_FIELDS]
+        marks = ", ".join("?" * len(values))
+        self._db.execute(f"insert or replace into segments ({', '.join(SEGMENT_FIELDS)}) values ({marks})", values)
+
+    def remove_segment(self, segment_id: int) -> None:
+        self._db.execute("delete from segments where id = ?", (segment_id,))
+
+    def last_segment_id(self) -> int:
+        """The highest number ever given to a segment."""
+        found = self._rows("select seq from sqlite_sequence where name = 'segments'")
+        return int(found[0][0]) if found else 0
+
+    def layout(self, segment: SegmentRecord) -> Layout:
+        return Layout(
+            spec=self.spec(segment.spec),
+            capacity=segment.capacity,
+            heap_bytes=segment.heap_bytes,
+            store_id=self.store_id,
+            segment_id=segment.id,
+        )
+
+    # ---- episodes
+
+    def last_episode_id(self) -> int:
+        found = self._rows("select seq from sqlite_sequence where name = 'episodes'")
+        return int(found[0][0]) if found else 0
+
+    def episodes(self, where: str = "1", values: Sequence[Any] = (), *, check: bool = True) -> Iterator[EpisodeRecord]:
+        """The episodes that fit an SQL condition, by id; a DamageError at one that is not as it was written."""
+        names = ", ".join(EPISODE_COLUMNS)
+        last = 0
+        while True:  # in pages, so that no read transaction stays open while the caller works
+            page = self._rows(
+                f"select {names} from episodes where ({where}) and id > ? order by id limit 1000", (*values, last)
+            )
+            for row in page:
+                yield decode_episode(row, self.path, check=check)
+            if len(page) < 1000:
+                return
+            last = page[-1][0]
+
+    def episode(self, episode_id: int) -> EpisodeRecord | None:
+        return next(self.episodes("id = ?", (episode_id,)), None)
+
+    def episode_ids(self, where: str, values: Sequence[Any] = ()) -> list[int]:
+        # Not `order by id`: for that, SQLite walks the whole table by id, whatever index the condition has.
+        return sorted(row[0] for row in self._rows(f"select id from episodes where {where}", values))
+
+    def episode_specs(self, first: int, last: int) -> np.ndarray[Any, Any]:
+        """Pairs of episode and spec, for the episodes from `first` to `last`."""
+        rows = self._rows("select id, spec from episodes where id between ? and ?", (first, last))
+        return np.array(rows, np.int64).reshape(-1, 2)
+
+    def newest_episode_ids(self, limit: int) -> list[int]:
+        """The last episodes whose rows are there, the newest first."""
+        return [
+            row[0] for row in self._rows("select id from episodes where not purged order by id desc limit ?", (limit,))
+        ]
+
+    def has_episode(self, writer: int, number: int) -> bool:
+        return bool(self._rows("select 1 from episodes where writer = ? and number = ?", (writer, number)))
+
+    def put_episode(self, episode: EpisodeRecord, before: EpisodeRecord | None = None) -> None:
+        """Write an episode's row; what it said `before` is kept as an edit, so that the past can be asked for."""
+        self._db.execute(PUT_EPISODE, encode_episode(episode))
+        if before is not None and said(before) != said(episode):
+            state, deleted, info = said(before)
+            self._db.execute(
+                "insert into edits (commit_id, episode, state, deleted, info) values (?, ?, ?, ?, ?)",
+                (episode.changed, episode.id, state, deleted, json.dumps(info, sort_keys=True, ensure_ascii=False)),
+            )
+
+    def episode_totals(self) -> list[EpisodeTotals]:
+        """Totals by kind, of episodes that are not purged."""
+        rows = self._rows(
+            "select kind, deleted is not null, count(*), sum(num_steps), sum(num_bytes), sum(num_human),"
+            " coalesce(sum(success = 1), 0), sum(success is not null), sum(state = 'open'), sum(state = 'cut')"
+            " from episodes where not purged group by 1, 2 order by 2, 1"
+        )
+        return [EpisodeTotals(*row) for row in rows]
+
+    def newest_first(self, kind: str) -> np.ndarray[Any, Any]:
+        """Id, whether it is open, steps and bytes of a kind's episodes that are not deleted, the newest first."""
+        rows = self._rows(
+            "select id, state = 'open', num_steps, num_bytes from episodes where kind = ? and deleted is null"
+            " order by id desc",
+            (kind,),
+        )
+        return np.array(rows, np.int64).reshape(-1, 4)
+
+    # ---- spans
+
+    def add_span(
+        self, commit: int, episode: int, first_index: int, segment: int, first_row: int, num_rows: int, check: int
+    ) -> None:
+        self._db.execute(
+            "insert into spans (commit_id, episode, first_index, segment, first_row, num_rows, row_check)"
+            " values (?, ?, ?, ?, ?, ?, ?)",
+            (commit, episode, first_index, segment, first_row, num_rows, check),
+        )
+
+    def last_span_id(self) -> int:
+        """The highest number ever given to a span."""
+        found = self._rows("select seq from sqlite_sequence where name = 'spans'")
+        return int(found[0][0]) if found else 0
+
+    def remove_spans(self, ids: Iterable[int]) -> None:
+        self._db.executemany("delete from spans where id = ?", [(int(span),) for span in ids])
+
+    def spans(self, where: str = "1", values: Sequence[Any] = (), order: str = "id") -> np.ndarray[Any, Any]:
+        """Spans as a structured array (SPAN_DTYPE)."""
+        with _naming(self.path, "read"):
+            rows = self._db.execute(f"select {SPAN_COLUMNS} from spans where {where} order by {order}", values)
+            return np.fromiter(chain.from_iterable(rows), np.int64).view(SPAN_DTYPE)
+
+    def dead_episodes(self, segment_id: int) -> set[int]:
+        """The episodes with rows in a segment that are deleted; one that is still written to is not dead."""
+        rows = self._rows(
+            "select distinct e.id from spans s join episodes e on e.id = s.episode"
+            " where s.segment = ? and e.deleted is not null and e.state != 'open'",
+            (segment_id,),
+        )
+        return {row[0] for row in rows}
+
+    def live_rows(self) -> dict[int, int]:
+        """For each segment, how many of its rows belong to episodes that are not dead."""
+        return dict(
+            self._rows(
+                "select s.segment, sum(s.num_rows) from spans s join episodes e on e.id = s.episode"
+                " where e.deleted is null or e.state = 'open' group by 1"
+            )
+        )
+
+    # ---- checks
+
+    def integrity_problems(self) -> list[str]:
+        """What SQLite itself finds wrong."""
+        try:
+            found = [str(row[0]) for row in self._rows("pragma integrity_check(20)")]
+        except (DamageError, StoreFailedError) as error:
+            return [str(error)]
+        return [] if found == ["ok"] else found
+
+    def select(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        """Any question to the catalog."""
+        return self._rows(sql, values)
+
+    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+        with _naming(self.path, "read"):
+            return self._db.execute(sql, values).fetchall()
+
+
+@cache
+def spec_digest(content: str) -> str:
+    return xxhash.xxh3_128_hexdigest(content.encode())
+
+
+# ---- connections
+
+
+@contextmanager
+def _connecting(path: Path, *, write: bool, immutable: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection that stays open unless what is first done with it fails."""
+    mode = "rwc" if write else "ro"
+    uri = f"{path.resolve().as_uri()}?mode={mode}" + ("&immutable=1" if immutable else "")
+    db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30)
+    try:
+        if write:
+            (journal,) = db.execute("pragma journal_mode = wal").fetchone()
+            if journal != "wal":  # SQLite does not call this an error
+                raise sqlite3.OperationalError(f"cannot begin a write-ahead log, the journal mode stays {journal!r}")
+            db.execute("pragma synchronous = full")
+        yield db
+    except BaseException:
+        db.close()
+        raise
+
+
+@contextmanager
+def _naming(path: Path, what: str) -> Iterator[None]:
+    """Turn SQLite's errors into ours, with the file and what to do."""
+    try:
+        yield
+    except sqlite3.DatabaseError as error:
+        text = str(error)
+        if "syntax error" in text or "no such column" in text or "no such function" in text:
+            raise StoreError(
+                f"the condition is not SQL that fits the catalog ({text}); docs/formats.md has the columns"
+            ) from error
+        if "malformed" in text or "not a database" in text or "no such" in text or isinstance(error, UnicodeError):
+            raise DamageError(f"{path}: the catalog is damaged ({text}); run `understudy repair`") from error
+        advice = (
+            "free some space and open the store again; all that was acknowledged is safe"
+            if "full" in text
+            else "check the disk and its free space, then run `understudy verify` and open the store again; all "
+            "acknowledged is safe"
+        )
+        raise StoreFailedError(f"{path}: {what} failed: {text}; {advice}") from error

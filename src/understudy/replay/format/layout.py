@@ -1,0 +1,188 @@
+"""Layout: where each column of a segment lies in its file. Pure; docs/formats.md describes the same byte by byte.
+
+A segment is a safetensors file. Each fixed-shape field is one tensor [capacity, ...]. A ragged field is a tensor of
+(offset, length) pairs into the last tensor, `heap`, in which each value stands behind the 8 bytes of its checksum.
+A large field (`LARGE_BYTES` or more a row) has a tensor of checksums, so that it can be read and checked alone.
+All other bytes of a row, those checksums included, are covered by the tensor `row/checksum`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from understudy.core.spec import ArraySpec
+from understudy.core.step import StepSpec
+
+SEGMENT_FORMAT = "understudy-segment-1"
+LARGE_BYTES = 1024
+MAX_HEAP_BYTES = 2**32 - 1  # offsets are uint32
+HEADER_ALIGN = 4096
+ROW_ALIGN = 64  # capacities are multiples of this, so every column starts aligned for its dtype
+
+SAFETENSORS_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "float32": "F32",
+    "float64": "F64",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One tensor of a segment, the heap excepted."""
+
+    name: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]  # of one row
+    offset: int  # of row 0, in the file
+    row_bytes: int
+
+    def at(self, row: int) -> int:
+        """The place of a row in the file."""
+        return self.offset + row * self.row_bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The tensors of a segment of `capacity` rows and a heap of `heap_bytes`."""
+
+    spec: StepSpec
+    capacity: int
+    heap_bytes: int
+    store_id: str
+    segment_id: int
+
+    @cached_property
+    def fields(self) -> dict[str, ArraySpec]:
+        """The fields of a step, as the user named them."""
+        return self.spec.columns
+
+    @cached_property
+    def ragged(self) -> tuple[str, ...]:
+        return tuple(path for path, leaf in self.fields.items() if leaf.ragged)
+
+    @cached_property
+    def large(self) -> tuple[str, ...]:
+        return large_fields(self.spec)
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """All tensors but the heap, in the order of the file."""
+        columns: dict[str, Column] = {}
+        offset = len(self.header)
+        for name, (dtype, shape) in tensors_of(self.spec).items():
+            size = _size(dtype, shape)
+            columns[name] = Column(name=name, dtype=dtype, shape=shape, offset=offset, row_bytes=size)
+            offset += size * self.capacity
+        return columns
+
+    @cached_property
+    def small(self) -> tuple[Column, ...]:
+        """The columns whose bytes `row/checksum` covers, in the order in which it covers them."""
+        return tuple(c for c in self.columns.values() if c.name not in self.large and c.name != "row/checksum")
+
+    @cached_property
+    def heap_offset(self) -> int:
+        return len(self.header) + row_bytes_of(self.spec) * self.capacity
+
+    @cached_property
+    def file_bytes(self) -> int:
+        return self.heap_offset + self.heap_bytes
+
+    @cached_property
+    def header(self) -> bytes:
+        """The first bytes of the file: length, JSON, padding. The same for the same layout, for ever."""
+        content: dict[str, Any] = {
+            "__metadata__": {
+                "format": SEGMENT_FORMAT,
+                "store": self.store_id,
+                "segment": str(self.segment_id),
+                "spec": self.spec.json_text,
+            }
+        }
+        start = 0
+        tensors = {name: (dtype, (self.capacity, *shape)) for name, (dtype, shape) in tensors_of(self.spec).items()}
+        for name, (dtype, shape) in {**tensors, "heap": (np.dtype("uint8"), (self.heap_bytes,))}.items():
+            stop = start + _size(dtype, shape)
+            kind = SAFETENSORS_DTYPES[str(dtype)]
+            content[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, stop]}
+            start = stop
+        body = json.dumps(content, separators=(",", ":")).encode()
+        body += b" " * (-(len(body) + 8) % HEADER_ALIGN)
+        return struct.pack("<Q", len(body)) + body
+
+
+def tensors_of(spec: StepSpec) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+    """Name, dtype and row shape of each tensor but the heap, in the order of the file: wide dtypes first."""
+    tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    for path, leaf in spec.columns.items():
+        tensors[path] = (np.dtype("uint32"), (2,)) if leaf.ragged else (np.dtype(leaf.dtype), leaf.fixed_shape)
+    for path in large_fields(spec):
+        tensors[checksum_of(path)] = (np.dtype("uint64"), ())
+    tensors["row/episode"] = (np.dtype("int64"), ())  # with index: which row of which episode this is
+    tensors["row/index"] = (np.dtype("int32"), ())
+    tensors["row/record"] = (np.dtype("uint32"), (2,))  # in the heap: what the catalog says of the rows from here on
+    tensors["row/checksum"] = (np.dtype("uint64"), ())
+    return dict(sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])))
+
+
+def large_fields(spec: StepSpec) -> tuple[str, ...]:
+    return tuple(path for path, leaf in spec.columns.items() if leaf.row_bytes >= LARGE_BYTES)
+
+
+def checksum_of(path: str) -> str:
+    """The name of the tensor that holds the checksums of a large field."""
+    return f"checksum/{path}"
+
+
+def row_bytes_of(spec: StepSpec) -> int:
+    """Bytes of one row in all tensors, without the heap."""
+    return _row_bytes(spec.json_text, spec)
+
+
+MAX_KNOWN_SPECS = 100  # a server is shown specs by strangers
+_row_bytes_known: dict[str, int] = {}
+
+
+def _row_bytes(key: str, spec: StepSpec) -> int:
+    if key not in _row_bytes_known:
+        if len(_row_bytes_known) >= MAX_KNOWN_SPECS:
+            _row_bytes_known.clear()
+        _row_bytes_known[key] = sum(_size(dtype, shape) for dtype, shape in tensors_of(spec).values())
+    return _row_bytes_known[key]
+
+
+def plan(spec: StepSpec, segment_bytes: int, min_rows: int = 1, min_heap_bytes: int = 0) -> tuple[int, int]:
+    """Capacity in rows and heap bytes of a segment of about `segment_bytes`. Files are sparse: unused is free."""
+    rows = max(segment_bytes // row_bytes_of(spec), min_rows, 1)
+    capacity = -(-rows // ROW_ALIGN) * ROW_ALIGN
+    share = 1 if any(leaf.ragged for leaf in spec.columns.values()) else 4
+    return capacity, min(max(segment_bytes // share, min_heap_bytes), MAX_HEAP_BYTES)
+
+
+def parse_header(header: bytes) -> tuple[dict[str, str], dict[str, Any]]:
+    """The metadata and the tensors of a segment's header; a ValueError if it is not one."""
+    content = json.loads(header[8:])
+    if not isinstance(content, dict) or not isinstance(content.get("__metadata__"), dict):
+        raise ValueError("no metadata")
+    metadata = content.pop("__metadata__")
+    return metadata, content
+
+
+def _size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * math.prod(shape)

@@ -1,0 +1,1 @@
+"""Maintain: verify, repair, compact, back up and summarize a store."""

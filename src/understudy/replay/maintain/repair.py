@@ -1,0 +1,380 @@
+"""Repair: keeps all rows that are whole, in episodes without gaps, and says what it dropped.
+
+In order, each step safe to run again after a crash:
+1. files: a wrong size or header is set right from what the catalog or the header says;
+2. catalog: one that cannot be trusted is put aside and made again from the records in the segments;
+3. rows: those that are not whole leave the catalog;
+4. episodes: the rows before the first gap stay; whole rows behind a gap become episodes of their own, labelled
+   `salvaged_from` and `salvaged_index`, because no two rows may be neighbours that were not.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.core import DamageError, Source, StoreFailedError, StoreFormatError
+from understudy.durable import files
+from understudy.replay.format.catalog import CATALOG_FILE, Catalog
+from understudy.replay.format.chunk import Chunk, Part
+from understudy.replay.format.layout import Layout
+from understudy.replay.format.records import EpisodeRecord, SegmentRecord
+from understudy.replay.format.seal import SEAL_FILE, check_seal
+from understudy.replay.format.segment import Segment, digest_of_checksums, layout_of
+from understudy.replay.maintain.compaction import Progress
+from understudy.replay.maintain.rebuild_catalog import Knowledge, rebuild_catalog
+from understudy.replay.maintain.segment_scan import num_unrecorded
+from understudy.replay.maintain.verify import VerifyReport, verify
+from understudy.replay.write.store import LOCK_FILE, Store, segment_files, segment_path
+
+SALVAGE_ROWS = 256
+
+
+@dataclass(kw_only=True)
+class RepairReport:
+    """What was wrong, what was done, and what remains wrong (nothing, unless the disk itself is failing)."""
+
+    before: VerifyReport
+    after: VerifyReport
+    actions: list[str] = field(default_factory=list)
+    rows_dropped: int = 0
+    episodes_trimmed: int = 0
+    episodes_lost: int = 0
+    episodes_salvaged: int = 0  # new ones, of whole rows behind a gap
+
+
+def repair(path: str | Path, *, progress: Progress | None = None) -> RepairReport:
+    """Bring a damaged store back. Changes nothing if nothing is wrong; refused while another process writes."""
+    path = Path(path)
+    files.refuse_network_file_system(path)
+    before = verify(path, progress=progress)
+    if before.ok:
+        return RepairReport(before=before, after=before)
+    report = RepairReport(before=before, after=before)
+    lock = files.WriterLock(path / LOCK_FILE)
+    try:
+        knowledge = _knowledge(path)
+        _mend_files(path, knowledge, report)
+        if not knowledge.trusted:
+            aside = rebuild_catalog(path, knowledge)
+            report.actions.append(f"made the catalog again from the segments; the old one is {aside}")
+            files.remove_durably(path / SEAL_FILE)
+    finally:
+        lock.release()
+    with Store.open(path, create=False) as store:
+        _mend_records(store, report)
+        _drop_damaged_rows(store, report)
+        _mend_episodes(store, report)
+        for segment in list(store.state.filling.values()):  # take no more rows beside damaged ones
+            store.seal(segment.id)
+    report.after = verify(path, progress=progress)
+    return report
+
+
+# ---- what can be believed
+
+
+def _knowledge(path: Path) -> Knowledge:
+    """All that the old catalog says and that its checks confirm."""
+    known = Knowledge()
+    try:
+        check_seal(path)
+    except DamageError:
+        known.trusted = False
+    try:
+        catalog = Catalog.open(path / CATALOG_FILE)
+    except (DamageError, StoreFailedError):
+        known.trusted = False
+        return known
+    except StoreFormatError:
+        if (path / CATALOG_FILE).exists():
+            raise
+        known.trusted = False
+        return known
+    try:
+        known.trusted = known.trusted and not catalog.integrity_problems()
+        _collect(catalog, known)
+        known.trusted = known.trusted and not _lost_its_log(path, catalog)
+    finally:
+        catalog.close()
+    return known
+
+
+def _lost_its_log(path: Path, catalog: Catalog) -> bool:
+    """Whether whole rows lie behind the last commit: the catalog may have known them once."""
+    for record in catalog.segments():
+        file = segment_path(path, record.id)
+        if record.sealed or not file.exists():
+            continue
+        try:
+            segment = Segment.open(catalog.layout(record), file)
+        except DamageError:
+            continue
+        with closing(segment):
+            if num_unrecorded(segment, record.num_rows):
+                return True
+    return False
+
+
+def _collect(catalog: Catalog, known: Knowledge) -> None:
+    """Each table as far as it can be read; what fails its check is left out and ends the trust."""
+    try:
+        known.store_id = catalog.store_id
+        known.last_commit = catalog.last_commit()
+        known.writers = catalog.writers()
+        for segment in catalog.segments():
+            known.layouts[segment.id] = catalog.layout(segment)
+        ids = catalog.episode_ids("1")
+    except (DamageError, StoreFailedError, ValueError, TypeError, KeyError):
+        known.trusted = False
+        return
+    for episode_id in ids:
+        try:
+            for episode in catalog.episodes("id = ?", (episode_id,)):
+                known.episodes[episode.id] = episode
+        except (DamageError, StoreFailedError, ValueError, TypeError):
+            known.trusted = False
+
+
+# ---- files
+
+
+def _mend_files(path: Path, knowledge: Knowledge, report: RepairReport) -> None:
+    for file in segment_files(path):
+        layout = _believed_layout(file, knowledge)
+        if layout is None:
+            if not knowledge.trusted:
+                report.actions.append(
+                    f"{file}: its header is destroyed and the catalog does not know it; left as it is"
+                )
+            continue
+        knowledge.layouts[layout.segment_id] = layout
+        with files.naming(file, "mend"):
+            fd = os.open(file, os.O_RDWR)
+            try:
+                if os.fstat(fd).st_size != layout.file_bytes:
+                    os.ftruncate(fd, layout.file_bytes)
+                    report.actions.append(f"{file}: set back to its size; what was cut off is lost")
+                if files.read_at(fd, len(layout.header), 0, file) != layout.header:
+                    files.write_at(fd, layout.header, 0, file)
+                    report.actions.append(f"{file}: wrote its header again")
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+
+def _believed_layout(file: Path, knowledge: Knowledge) -> Layout | None:
+    """A trusted catalog's layout, or what the header says if it says what it must, or what the catalog says."""
+    known = knowledge.layouts.get(int(file.stem))
+    if known is not None and knowledge.trusted:
+        return known
+    try:
+        told = layout_of(file)
+    except DamageError:
+        return known
+    with file.open("rb") as stream:
+        exact = stream.read(len(told.header)) == told.header
+    return told if exact and told.segment_id == int(file.stem) else known
+
+
+# ---- rows
+
+
+def _mend_records(store: Store, report: RepairReport) -> None:
+    """Records are copies of what the catalog says; one that is damaged is replaced by blanks of its length."""
+    for segment, record in _segments(store):
+        for span in store.catalog.spans("segment = ?", (record.id,)):
+            first_row, num_rows = int(span["first_row"]), int(span["num_rows"])
+            _, good = segment.read_small(first_row, num_rows)
+            places = segment.read_column("row/record", first_row, num_rows)
+            for row in np.flatnonzero(good & (places[:, 1] > 0)):
+                if segment.read_heap(places[row]) is None:
+                    segment.blank_heap(places[row])
+                    report.actions.append(f"{segment.path}: blanked the damaged record at row {first_row + int(row)}")
+        segment.close()
+
+
+def _drop_damaged_rows(store: Store, report: RepairReport) -> None:
+    """Replace each span that is not whole by the runs of it that are."""
+    for segment, record in _segments(store):
+        for span in store.catalog.spans("segment = ?", (record.id,)):
+            runs = list(_whole_runs(segment, span))
+            whole = runs == [(0, int(span["num_rows"]))]
+            if whole and _digest(segment, span, *runs[0]) == span["row_check"]:
+                continue
+            kept = sum(stop - start for start, stop in runs)
+            report.rows_dropped += int(span["num_rows"]) - kept
+            with store.changing() as commit, store.catalog.transaction(write=True):
+                store.catalog.remove_spans([int(span["id"])])
+                for start, stop in runs:
+                    store.catalog.add_span(
+                        int(span["commit_id"]),
+                        int(span["episode"]),
+                        int(span["first_index"]) + start,
+                        record.id,
+                        int(span["first_row"]) + start,
+                        stop - start,
+                        _digest(segment, span, start, stop),
+                    )
+                store.catalog.add_commit(commit, store.clock(), 0)
+                store.state.commit = commit
+        segment.clear_tail(record.num_rows, record.heap_used)
+        segment.close()
+    for record in store.catalog.segments():  # files that are gone
+        if not segment_path(store.path, record.id).exists():
+            spans = store.catalog.spans("segment = ?", (record.id,))
+            report.rows_dropped += int(spans["num_rows"].sum())
+            report.actions.append(f"{segment_path(store.path, record.id)}: the file is gone, and its rows with it")
+            with store.changing(), store.catalog.transaction(write=True):
+                store.catalog.remove_spans(spans["id"])
+                store.catalog.remove_segment(record.id)
+            store.state.filling.pop(record.spec, None)
+
+
+def _segments(store: Store) -> Iterator[tuple[Segment, SegmentRecord]]:
+    for record in store.catalog.segments():
+        file = segment_path(store.path, record.id)
+        if file.exists():
+            yield Segment.open(store.catalog.layout(record), file, write=True), record
+
+
+def _whole_runs(segment: Segment, span: Any) -> Iterator[tuple[int, int]]:
+    """The runs of whole rows in a span, as [start, stop) within it."""
+    num_rows = int(span["num_rows"])
+    fields, good = segment.read_checked(int(span["first_row"]), num_rows)
+    good &= fields["row/episode"] == span["episode"]
+    good &= fields["row/index"] == np.arange(num_rows) + span["first_index"]
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], good, [False]]).astype(np.int8)))
+    yield from ((int(a), int(b)) for a, b in edges.reshape(-1, 2))
+
+
+def _digest(segment: Segment, span: Any, start: int, stop: int) -> int:
+    return digest_of_checksums(segment.read_column("row/checksum", int(span["first_row"]) + start, stop - start))
+
+
+# ---- episodes
+
+
+def _mend_episodes(store: Store, report: RepairReport) -> None:
+    """Episodes with gaps: the rows before the first gap stay, each whole run behind it becomes an episode."""
+    for episode_id in store.catalog.episode_ids("not purged"):
+        episode = store.catalog.episode(episode_id)
+        assert episode is not None
+        spans = store.catalog.spans("episode = ?", (episode_id,), order="first_index")
+        runs = list(_contiguous(spans))
+        if len(runs) == 1 and runs[0]["first_index"][0] == 0 and runs[0]["num_rows"].sum() == episode.num_rows:
+            continue
+        head = runs.pop(0) if runs and runs[0]["first_index"][0] == 0 else None
+        for run in runs:
+            report.episodes_salvaged += _salvage(store, episode, run)
+        _trim(store, episode, head, runs)
+        if head is None:
+            report.episodes_lost += 1
+            report.actions.append(f"episode {episode_id}: its first rows are lost, so it is no longer listed")
+        else:
+            report.episodes_trimmed += 1
+            kept = int(head["num_rows"].sum())
+            report.actions.append(f"episode {episode_id}: kept rows 0 to {kept - 1} of {episode.num_rows}")
+
+
+def _contiguous(spans: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+    """Groups of spans that follow each other without a gap."""
+    if len(spans):
+        ends = spans["first_index"] + spans["num_rows"]
+        breaks = np.flatnonzero(spans["first_index"][1:] != ends[:-1]) + 1
+        yield from np.split(spans, breaks)
+
+
+def _salvage(store: Store, episode: EpisodeRecord, run: np.ndarray[Any, Any]) -> int:
+    """Copy a run of rows into an episode of its own; 0 if it holds no step. Done once, however often it is called."""
+    spec = store.catalog.spec(episode.spec)
+    columns = _read(store, run, tuple(spec.columns))
+    if not columns["is_step"].any():
+        return 0
+    first_index = int(run["first_index"][0])
+    name = f"repair/{episode.id}/{first_index}"
+    writer = store.begin_writer(name, "repair")
+    labels = {**episode.info.labels, "salvaged_from": str(episode.id), "salvaged_index": str(first_index)}
+    num_rows = len(columns["is_step"])
+    last_state = "cut" if columns["is_step"][-1] else "ended"
+    for seq, start in enumerate(range(0, num_rows, SALVAGE_ROWS)):
+        stop = min(start + SALVAGE_ROWS, num_rows)
+        if seq > writer.last_seq:
+            part = Part(
+                episode=0,
+                first_index=start,
+                num_rows=stop - start,
+                info=replace(episode.info, labels=labels),
+                state=last_state if stop == num_rows else "open",  # type: ignore[arg-type]
+            )
+            store.commit(
+                Chunk(
+                    writer=name,
+                    incarnation="repair",
+                    seq=seq,
+                    spec=spec,
+                    parts=(part,),
+                    columns={path: column[start:stop] for path, column in columns.items()},
+                )
+            )
+    if episode.deleted is not None:
+        copied = store.catalog.episode_ids("writer = ?", (writer.id,))
+        store.delete(copied)
+    return 1
+
+
+def _trim(store: Store, episode: EpisodeRecord, head: np.ndarray[Any, Any] | None, rest: list[Any]) -> None:
+    """Let the catalog say of an episode what its remaining rows say."""
+    with store.changing() as commit:
+        catalog = store.catalog
+        if head is None:
+            trimmed = replace(episode, purged=True, deleted=episode.deleted or commit, changed=commit)
+        else:
+            columns = _read(store, head, ("is_step", "source", "reward"))
+            is_step = columns["is_step"]
+            counts = np.bincount(columns["source"][is_step], minlength=len(Source))
+            num_rows = len(is_step)
+            trimmed = replace(
+                episode,
+                state="cut" if is_step[-1] else "ended",
+                num_rows=num_rows,
+                num_bytes=episode.num_bytes * num_rows // max(episode.num_rows, 1),
+                num_steps=int(is_step.sum()),
+                num_policy=int(counts[Source.POLICY]),
+                num_human=int(counts[Source.HUMAN]),
+                num_script=int(counts[Source.SCRIPT]),
+                num_random=int(counts[Source.RANDOM]),
+                total_reward=float(np.asarray(columns["reward"], np.float64)[is_step].sum()),
+                changed=commit,
+                ended_at=episode.ended_at or store.clock(),
+            )
+        with catalog.transaction(write=True):
+            for run in rest:
+                catalog.remove_spans(run["id"])
+            catalog.put_episode(trimmed)
+            catalog.add_commit(commit, store.clock(), 0)
+        store.state.commit = commit
+        store.state.episodes.pop((episode.writer, episode.number), None)
+
+
+def _read(store: Store, spans: np.ndarray[Any, Any], paths: tuple[str, ...]) -> dict[str, Any]:
+    """Some fields of the rows of several spans."""
+    pieces = []
+    records = {record.id: record for record in store.catalog.segments()}
+    for span in spans:
+        record = records[int(span["segment"])]
+        segment = Segment.open(store.catalog.layout(record), segment_path(store.path, record.id))
+        pieces.append(segment.read_checked(int(span["first_row"]), int(span["num_rows"]))[0])
+        segment.close()
+    return {
+        path: [value for piece in pieces for value in piece[path]]
+        if isinstance(pieces[0][path], list)
+        else np.concatenate([piece[path] for piece in pieces])
+        for path in paths
+    }

@@ -1,0 +1,58 @@
+"""Summary: what a store holds, in numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from understudy.core import StepSpec
+from understudy.durable.files import lock_is_held
+from understudy.replay.format.records import EpisodeTotals, WriterRecord
+from understudy.replay.read.reader import Reader
+from understudy.replay.write.store import LOCK_FILE, segment_files
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summary:
+    """A store as of one commit."""
+
+    path: Path
+    store_id: str
+    commit: int
+    being_written: bool
+    totals: tuple[EpisodeTotals, ...]  # by kind; deleted ones apart
+    num_purged: int
+    num_segments: int
+    num_rows: int  # in segments, dead ones included
+    num_dead_rows: int  # of deleted episodes, or left by a repair: what compaction gives back
+    disk_bytes: int
+    writers: tuple[WriterRecord, ...]
+    specs: tuple[StepSpec, ...]
+    num_orphans: int  # segment files that nothing refers to
+
+
+def summarize(path: str | Path) -> Summary:
+    """Count a store, also while another process writes to it."""
+    with Reader(path) as reader:
+        catalog = reader.catalog
+        with catalog.transaction(write=False):
+            segments = catalog.segments()
+            live = sum(catalog.live_rows().values())
+            num_rows = sum(segment.num_rows for segment in segments)
+            known = {segment.id for segment in segments}
+            there = segment_files(reader.path)
+            return Summary(
+                path=reader.path,
+                store_id=catalog.store_id,
+                commit=catalog.last_commit(),
+                being_written=lock_is_held(reader.path / LOCK_FILE),
+                totals=tuple(catalog.episode_totals()),
+                num_purged=len(catalog.episode_ids("purged")),
+                num_segments=len(segments),
+                num_rows=num_rows,
+                num_dead_rows=num_rows - live,
+                disk_bytes=sum(file.stat().st_blocks * 512 for file in [*there, *reader.path.glob("catalog.*")]),
+                writers=tuple(catalog.writers()),
+                specs=tuple(catalog.spec(spec_id) for spec_id in catalog.spec_ids()),
+                num_orphans=sum(int(file.stem) not in known for file in there),
+            )

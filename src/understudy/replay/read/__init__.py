@@ -1,0 +1,1 @@
+"""Read: episodes, views and batches of rows, in any number of processes."""

@@ -1,0 +1,191 @@
+"""Reader: the read side of a store, in any number of processes, while another writes.
+
+A Reader sees the store as of a commit and moves on when it calls `follow`. It reads only rows that the catalog has,
+and hands on only rows whose checksums hold.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.core import DamageError, Episode, EpisodeError, StepSpec, StoreError, StoreFormatError
+from understudy.core.closing import Closes
+from understudy.durable import files
+from understudy.replay.format.catalog import CATALOG_FILE, SPAN_DTYPE, Catalog
+from understudy.replay.format.records import EpisodeRecord
+from understudy.replay.format.seal import check_seal
+from understudy.replay.format.segment import Segment, digest_of_checksums
+from understudy.replay.write.store import segment_path
+
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """What is new since the last look. A span whose rows are known already tells their new place."""
+
+    commit: int
+    spans: np.ndarray[Any, Any]  # SPAN_DTYPE, in the order they were committed
+    episodes: tuple[int, ...]  # the ids of those that are new or changed
+
+    def __bool__(self) -> bool:
+        return len(self.spans) > 0 or len(self.episodes) > 0
+
+
+class Reader(Closes):
+    """A store opened for reading. Use as a context manager, or call `close`."""
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        self.catalog = _open_catalog(self.path)
+        self._segments: dict[int, Segment] = {}
+        self.commit = 0  # as of which commit `follow` has reported
+        self._last_span = 0
+
+    def close(self) -> None:
+        for segment in self._segments.values():
+            segment.close()
+        self._segments.clear()
+        self.catalog.close()
+
+    # ---- following
+
+    def last_commit(self) -> int:
+        """The newest commit in the store, whether followed or not."""
+        return self.catalog.last_commit()
+
+    def follow(self, timeout_s: float = 0.0) -> Changes:
+        """All that was committed since the last call; waits up to `timeout_s` for something new."""
+        deadline = time.monotonic() + timeout_s
+        while self.catalog.last_commit() <= self.commit and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        with self.catalog.transaction(write=False):
+            commit = self.catalog.last_commit()
+            if commit == self.commit:
+                return Changes(commit=commit, spans=np.zeros(0, SPAN_DTYPE), episodes=())
+            spans = self.catalog.spans("id > ?", (self._last_span,))
+            episodes = self.catalog.episode_ids("changed > ?", (self.commit,))
+        self.commit = commit
+        if len(spans):
+            self._last_span = int(spans["id"][-1])
+        return Changes(commit=commit, spans=spans, episodes=tuple(episodes))
+
+    # ---- episodes
+
+    def spec(self, spec_id: int) -> StepSpec:
+        return self.catalog.spec(spec_id)
+
+    def episodes(self, where: str = "deleted is null", values: Sequence[Any] = ()) -> Iterator[EpisodeRecord]:
+        """The episodes that fit an SQL condition on the table `episodes`, by id; without one, all not deleted."""
+        return self.catalog.episodes(where, values)
+
+    def record(self, episode_id: int) -> EpisodeRecord:
+        """What is known of an episode, deleted or not."""
+        found = self.catalog.episode(episode_id)
+        if found is None:
+            raise StoreError(f"{self.path}: there is no episode {episode_id}; see `understudy info --episodes`")
+        return found
+
+    def read(self, episode_id: int) -> Episode:
+        """An episode with all its steps; one that is open or cut, up to the last step whose outcome is known."""
+        record, columns = self.rows(episode_id)
+        if record.num_rows < 2:
+            raise EpisodeError(
+                f"episode {episode_id}: has {record.num_rows} rows so far, and a step needs the row after it"
+            )
+        return Episode.from_columns(columns, record.info)
+
+    def rows(self, episode_id: int) -> tuple[EpisodeRecord, dict[str, Any]]:
+        """An episode's committed rows as flat columns, checked."""
+        for attempt in (1, 2, 3):
+            with self.catalog.transaction(write=False):
+                record = self.record(episode_id)
+                spans = self.catalog.spans("episode = ?", (episode_id,), order="first_index")
+            if record.purged:
+                raise StoreError(f"episode {episode_id}: deleted, and its rows were removed by compaction")
+            try:
+                return record, self._gather(record, spans)
+            except DamageError:
+                # Compaction may have moved the rows and removed the file between the two; then the catalog says so.
+                again = self.catalog.spans("episode = ?", (episode_id,), order="first_index")
+                if attempt == 3 or np.array_equal(again, spans):
+                    raise
+        raise AssertionError("unreachable")
+
+    def _gather(self, record: EpisodeRecord, spans: np.ndarray[Any, Any]) -> dict[str, Any]:
+        pieces = []
+        expected = 0
+        for span in spans:
+            if span["first_index"] != expected:
+                break
+            pieces.append(self.read_span(span))
+            expected += int(span["num_rows"])
+        if expected != record.num_rows:
+            raise DamageError(
+                f"{self.path}: episode {record.id} has {record.num_rows} rows and the catalog places {expected}; "
+                f"run `understudy verify`, then `understudy repair`"
+            )
+        spec = self.spec(record.spec)
+        columns: dict[str, Any] = {}
+        for path, leaf in spec.columns.items():
+            if leaf.ragged:
+                columns[path] = [value for piece in pieces for value in piece[path]]
+            else:
+                columns[path] = np.concatenate([piece[path] for piece in pieces])
+        return columns
+
+    def read_span(self, span: np.void) -> dict[str, Any]:
+        """The rows of one span, with `row/episode` and `row/index`; a DamageError if they are not what was written."""
+        segment = self.segment(int(span["segment"]))
+        first_row, num_rows = int(span["first_row"]), int(span["num_rows"])
+        fields, good = segment.read_checked(first_row, num_rows)
+        good &= fields["row/episode"] == span["episode"]
+        good &= fields["row/index"] == np.arange(num_rows) + span["first_index"]
+        if not good.all():
+            row = first_row + int(np.argmin(good))
+            raise DamageError(
+                f"{segment.path}: row {row} (episode {span['episode']}, index {span['first_index'] + row - first_row}) "
+                f"is not what was written; run `understudy verify`, then `understudy repair`"
+            )
+        if digest_of_checksums(segment.read_column("row/checksum", first_row, num_rows)) != span["row_check"]:
+            raise DamageError(
+                f"{segment.path}: rows {first_row} to {first_row + num_rows - 1} are whole but not those the catalog "
+                f"means; run `understudy verify`, then `understudy repair`"
+            )
+        return fields
+
+    # ---- segments
+
+    def segment(self, segment_id: int) -> Segment:
+        """An open segment. A file that compaction removes stays readable while it is open here."""
+        if segment_id not in self._segments:
+            found = self.catalog.segment(segment_id)
+            if found is None:
+                raise DamageError(f"{self.path}: segment {segment_id} is not in the catalog; run `understudy verify`")
+            layout = self.catalog.layout(found)
+            self._segments[segment_id] = Segment.open(layout, segment_path(self.path, segment_id))
+        return self._segments[segment_id]
+
+
+def _open_catalog(path: Path) -> Catalog:
+    """A read-only connection. Without the right to write in the directory, the store must have been closed cleanly."""
+    if not path.is_dir():
+        raise StoreFormatError(f"{path}: not an Understudy store (there is no such directory); check the path")
+    files.refuse_network_file_system(path)
+    catalog = path / CATALOG_FILE
+    clean = catalog.is_file() and check_seal(path)
+    if not os.access(path, os.W_OK):
+        if not clean:
+            raise StoreFormatError(
+                f"{path}: this user may not write here, and the store is in use or was not closed cleanly, so its "
+                f"catalog cannot be followed; run as the user who writes it"
+            )
+        return Catalog.open(catalog, immutable=True)
+    return Catalog.open(catalog)

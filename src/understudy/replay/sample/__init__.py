@@ -1,0 +1,1 @@
+"""Sample: batches from views: selectors, samplers, mixtures, prefetching and rate limits."""

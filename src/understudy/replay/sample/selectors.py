@@ -1,0 +1,199 @@
+"""Selectors: which steps next. Each draws from a ViewIndex and says how much each draw should weigh.
+
+What they return are rows after steps, as the index has them. A selector's state is a few numbers; only the prioritized
+one also has the priorities.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from understudy.core import StoreError
+from understudy.replay.read.view import ViewIndex
+from understudy.replay.sample.sumtree import SumTree
+
+Array = np.ndarray[Any, Any]
+
+
+class Drawn(NamedTuple):
+    """Rows after steps, by span and offset, and the weight of each."""
+
+    span: Array
+    offset: Array
+    weight: Array  # float32
+
+
+class Selector(Protocol):
+    """The law by which steps are drawn."""
+
+    def available(self, index: ViewIndex) -> int:
+        """How many steps it could draw from now."""
+
+    def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: dict[str, Any]) -> None: ...
+
+
+class _Stateless:
+    def available(self, index: ViewIndex) -> int:
+        return len(index)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        if state:
+            raise StoreError(
+                f"{type(self).__name__} has no state, got {sorted(state)}; it was saved by another selector"
+            )
+
+
+class Uniform(_Stateless):
+    """Every step alike; only the newest `last_steps` of the view, if that is given."""
+
+    def __init__(self, *, last_steps: int | None = None):
+        if last_steps is not None and last_steps < 1:
+            raise StoreError(f"last_steps: expected None or a number from 1, got {last_steps}")
+        self._last_steps = last_steps
+        self.options = {"last_steps": last_steps}
+
+    def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn:
+        total = len(index)
+        first = 0 if self._last_steps is None else max(total - self._last_steps, 0)
+        return Drawn(*index.find(rng.integers(first, total, size)), np.ones(size, np.float32))
+
+
+class UniformEpisodes(_Stateless):
+    """Every episode alike, then every step of it in the view; only the newest `last_episodes`, if that is given.
+
+    With `by_steps`, every step of those episodes alike. With `from_start`, the first step of each: together with a long
+    padded Sequences, whole episodes.
+    """
+
+    def __init__(self, *, last_episodes: int | None = None, by_steps: bool = False, from_start: bool = False):
+        if by_steps and from_start:
+            raise StoreError("by_steps and from_start exclude each other; choose one")
+        if last_episodes is not None and last_episodes < 1:
+            raise StoreError(f"last_episodes: expected None or a number from 1, got {last_episodes}")
+        self._last_episodes = last_episodes
+        self._by_steps = by_steps
+        self._from_start = from_start
+        self.options = {"last_episodes": last_episodes, "by_steps": by_steps, "from_start": from_start}
+
+    def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn:
+        episodes = index.episodes()
+        if self._last_episodes is not None:
+            episodes = episodes[-self._last_episodes :]
+        counts = index.episode_counts(episodes)
+        if self._by_steps:
+            ends = np.cumsum(counts)
+            target = rng.integers(0, ends[-1], size)
+            which = np.searchsorted(ends, target, side="right")
+            into = target - (ends[which] - counts[which])
+        else:
+            which = rng.integers(0, len(episodes), size)
+            into = np.zeros(size, np.int64) if self._from_start else rng.integers(0, counts[which])
+        return Drawn(*index.find_in_episodes(episodes[which], into), np.ones(size, np.float32))
+
+
+class OldestOnce:
+    """A queue: each step once (or `times` times in a row), in the order in which their outcome became known."""
+
+    def __init__(self, *, times: int = 1):
+        if times < 1:
+            raise StoreError(f"times: expected a number from 1, got {times}")
+        self._times = times
+        self.options = {"times": times}
+        self._next_row = 0  # of all rows, in the order of the log
+        self._given = 0  # how often the step there was given already
+
+    def available(self, index: ViewIndex) -> int:
+        return (len(index) - index.position_of_row(self._next_row)) * self._times - self._given
+
+    def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn:
+        if size > self.available(index):
+            raise StoreError(f"the queue has {self.available(index)} steps left, asked for {size}; wait for more")
+        first = index.position_of_row(self._next_row)
+        positions = first + (self._given + np.arange(size)) // self._times
+        span, offset = index.find(positions)
+        end = self._given + size
+        if size:
+            self._next_row = int(index.runs.row_number(span[-1:], offset[-1:])[0]) + (end % self._times == 0)
+            self._given = end % self._times
+        return Drawn(span, offset, np.ones(size, np.float32))
+
+    def state(self) -> dict[str, Any]:
+        return {"next_row": self._next_row, "given": self._given}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._next_row, self._given = int(state["next_row"]), int(state["given"])
+
+
+class Prioritized:
+    """Steps in proportion to `priority ** alpha`; a new step has the highest priority seen so far.
+
+    The weight of a draw is `(N * P) ** -beta`, divided by the largest of the batch.
+    """
+
+    def __init__(self, *, alpha: float = 0.6, beta: float = 0.4):
+        if alpha < 0 or not 0 <= beta <= 1:
+            raise StoreError(f"prioritized: expected alpha from 0 and beta from 0 to 1, got {alpha} and {beta}")
+        self._alpha = alpha
+        self._beta = beta
+        self._highest = 1.0
+        self._priority = np.zeros(0)  # by row, 0 where it was never set or is new
+        self._tree = SumTree(np.float64)
+        self._seen = -1  # commit of the index
+
+    def available(self, index: ViewIndex) -> int:
+        return len(index)
+
+    def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn:
+        self._keep_up(index)
+        total = float(self._tree.total)
+        rows, _ = self._tree.find(rng.random(size) * total)
+        chance = self._tree.weights(rows) / total
+        weight = (len(index) * chance) ** -self._beta
+        span, offset = index.runs.row_place(rows)
+        return Drawn(span, offset, (weight / weight.max(initial=1e-12)).astype(np.float32))
+
+    def update(self, index: ViewIndex, episode: Array, step: Array, priority: Array) -> None:
+        """Set the priorities of steps; those that left the view meanwhile are passed over."""
+        if not (np.isfinite(priority).all() and (np.asarray(priority) > 0).all()):
+            raise StoreError("priority: expected finite numbers above 0; add a small constant to the error")
+        self._keep_up(index)
+        rows = np.array([index.runs.row_number_of(int(e), int(i) + 1) for e, i in zip(episode, step, strict=True)])
+        inside = self._tree.weights(rows) > 0
+        rows, priority = rows[inside], np.asarray(priority, np.float64)[inside]
+        self._priority[rows] = priority
+        self._highest = max(self._highest, float(priority.max(initial=0)))
+        self._tree.set(rows, priority**self._alpha)
+
+    def _keep_up(self, index: ViewIndex) -> None:
+        if self._seen == index.commit:
+            return
+        self._seen = index.commit
+        inside = index.row_mask()
+        grown = len(inside) - len(self._tree)
+        self._priority = np.concatenate([self._priority, np.zeros(len(inside) - len(self._priority))])
+        if grown:
+            self._tree.append(np.zeros(grown))
+        known = self._tree.weights(np.arange(len(inside))) > 0
+        new = np.flatnonzero(inside & ~known)
+        fresh = new[self._priority[new] == 0]
+        self._priority[fresh] = self._highest
+        self._tree.set(new, self._priority[new] ** self._alpha)
+        gone = np.flatnonzero(~inside & known)
+        self._tree.set(gone, np.zeros(len(gone)))
+
+    def state(self) -> dict[str, Any]:
+        return {"highest": self._highest, "priority": self._priority.copy()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._highest = float(state["highest"])
+        self._priority = np.array(state["priority"], np.float64)
+        self._tree, self._seen = SumTree(np.float64), -1

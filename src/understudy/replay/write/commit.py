@@ -1,0 +1,363 @@
+"""Commit: chunks of one or more writers, checked, given their places, written, and recorded in one transaction.
+
+Nothing of the store's own state changes before the transaction is durable: a Commit collects what will be new and
+`publish` hands it over. If anything fails before that, the rows it wrote lie behind the last commit, unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import ChainMap
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from understudy.core import FencedError, SequenceError, Source, SpecError, StepSpec
+from understudy.replay.format.catalog import Catalog
+from understudy.replay.format.chunk import Chunk, Part
+from understudy.replay.format.layout import MAX_HEAP_BYTES, plan, row_bytes_of
+from understudy.replay.format.records import EpisodeRecord, SegmentRecord, WriterRecord, info_to_json
+from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, digest_of_checksums, to_bytes
+
+
+@dataclass(kw_only=True)
+class State:
+    """What the writing process knows of its store, as of the last commit."""
+
+    commit: int = 0
+    next_episode: int = 1
+    next_segment: int = 1
+    writers: MutableMapping[str, WriterRecord] = field(default_factory=dict)  # by name: the newest incarnation
+    episodes: MutableMapping[tuple[int, int], EpisodeRecord] = field(default_factory=dict)  # open, by writer and number
+    spec_ids: MutableMapping[str, int] = field(default_factory=dict)  # by the spec's text
+    filling: MutableMapping[int, SegmentRecord] = field(default_factory=dict)  # by spec: the segment that takes rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Span:
+    episode: int
+    first_index: int
+    segment: int
+    first_row: int
+    num_rows: int
+    check: int
+
+
+class Commit:
+    """One commit in the making. Calls in this order: add (any number), record, publish."""
+
+    def __init__(
+        self,
+        state: State,
+        catalog: Catalog,
+        open_segment: Callable[[SegmentRecord, bool], Segment],
+        segment_bytes: int,
+        now: float,
+    ):
+        self._base = state
+        self._catalog = catalog
+        self._open_segment = open_segment
+        self._segment_bytes = segment_bytes
+        self._now = now
+        self.number = state.commit + 1
+        self.num_rows = 0
+        self._new = replace(
+            state,
+            commit=self.number,
+            writers=ChainMap({}, state.writers),
+            episodes=ChainMap({}, state.episodes),
+            filling=ChainMap({}, state.filling),
+        )
+        self._changed: dict[int, EpisodeRecord] = {}
+        self._sealed: list[SegmentRecord] = []
+        self._spans: list[_Span] = []
+        self._written: dict[int, Segment] = {}  # by id: those to sync
+
+    # ---- collecting
+
+    def add(self, chunk: Chunk) -> bool:
+        """Take a chunk; False if it is stored already. An error means that nothing of it was taken."""
+        writer = self._new.writers.get(chunk.writer)
+        if writer is None or writer.incarnation != chunk.incarnation:
+            newer = "has not begun" if writer is None else "was replaced by a newer process of the same name"
+            raise (SequenceError if writer is None else FencedError)(
+                f"writer {chunk.writer!r} {newer}, so its chunk {chunk.seq} is refused; "
+                f"stop this process, or begin a writer with another name"
+            )
+        if chunk.seq <= writer.last_seq:
+            return False
+        if chunk.seq != writer.last_seq + 1:
+            raise SequenceError(
+                f"writer {chunk.writer!r}: expected chunk {writer.last_seq + 1}, got {chunk.seq}; send what is between"
+            )
+        self._check_columns(chunk)
+        episodes = self._check_parts(chunk, writer)
+        if chunk.num_rows:
+            self._place(chunk, episodes)
+        for part, episode in zip(chunk.parts, episodes, strict=True):
+            self._changed[episode.id] = episode
+            self._new.episodes[episode.writer, part.episode] = episode
+            self._new.next_episode = max(self._new.next_episode, episode.id + 1)
+        self._new.writers[chunk.writer] = replace(writer, last_seq=chunk.seq)
+        self.num_rows += chunk.num_rows
+        return True
+
+    def _check_parts(self, chunk: Chunk, writer: WriterRecord) -> list[EpisodeRecord]:
+        """The episodes as they will be after this chunk."""
+        spec_id = self._spec_id(chunk.spec)
+        new: dict[int, EpisodeRecord] = {}
+        next_id = self._new.next_episode
+        found = []
+        row = 0
+        for part in chunk.parts:
+            episode = new.get(part.episode) or self._new.episodes.get((writer.id, part.episode))
+            if episode is None:
+                if self._catalog.has_episode(writer.id, part.episode):
+                    raise SequenceError(
+                        f"writer {chunk.writer!r}: episode {part.episode} has ended; give the next one a new number"
+                    )
+                if part.num_rows == 0:
+                    raise SequenceError(
+                        f"writer {chunk.writer!r}: episode {part.episode} has no rows yet; send its first step with it"
+                    )
+                episode = EpisodeRecord(
+                    id=next_id,
+                    writer=writer.id,
+                    number=part.episode,
+                    spec=spec_id,
+                    state="open",
+                    info=part.info,
+                    begun=self.number,
+                    changed=self.number,
+                    begun_at=self._now,
+                )
+                next_id += 1
+            if episode.state != "open" or episode.num_rows != part.first_index or episode.spec != spec_id:
+                raise SequenceError(
+                    f"writer {chunk.writer!r}, episode {part.episode}: expected rows from index {episode.num_rows} of "
+                    f"an open episode, got rows from {part.first_index} and the episode is {episode.state}; "
+                    f"each episode is written once, in order, with one spec"
+                )
+            new[part.episode] = episode = self._after(episode, part, chunk, row)
+            found.append(episode)
+            row += part.num_rows
+        return found
+
+    def _after(self, episode: EpisodeRecord, part: Part, chunk: Chunk, row: int) -> EpisodeRecord:
+        rows = slice(row, row + part.num_rows)
+        is_step = np.asarray(chunk.columns["is_step"][rows]) if part.num_rows else np.zeros(0, bool)
+        if is_step.size and not is_step[:-1].all():
+            raise SpecError("is_step: only the last row of an episode may hold no step; write the steps first")
+        if part.state == "open" and is_step.size and not is_step[-1]:
+            raise SpecError("is_step: a last observation ends the episode; send it with the state 'ended'")
+        if part.state == "ended" and (not is_step.size or is_step[-1]):
+            raise SpecError("is_step: an episode ends with the row of its last observation; send it, or cut it")
+        ends = (np.asarray(chunk.columns["terminated"][rows]) | np.asarray(chunk.columns["truncated"][rows]))[is_step]
+        if ends[:-1].any():
+            raise SpecError("terminated: only the last step of an episode may be; end the episode there")
+        sources = np.asarray(chunk.columns["source"][rows])[is_step]
+        counts = np.bincount(sources, minlength=len(Source))
+        with np.errstate(over="ignore", invalid="ignore"):
+            reward = np.asarray(chunk.columns["reward"][rows], np.float64)[is_step].sum()
+        if not math.isfinite(episode.total_reward + float(reward)):
+            raise SpecError("reward: the sum over the episode is too large for a float64; scale the rewards")
+        num_human = episode.num_human + int(counts[Source.HUMAN])
+        info = replace(
+            part.info,
+            success=episode.info.success if part.info.success is None else part.info.success,
+            labels={**episode.info.labels, **part.info.labels},  # what was said from outside meanwhile stays
+            kind="correction" if part.info.kind == "practice" and num_human else part.info.kind,
+        )
+        return replace(
+            episode,
+            state=part.state,
+            info=info,
+            num_rows=episode.num_rows + part.num_rows,
+            num_steps=episode.num_steps + int(is_step.sum()),
+            num_bytes=episode.num_bytes + part.num_rows * row_bytes_of(chunk.spec) + _ragged_bytes(chunk, rows),
+            num_policy=episode.num_policy + int(counts[Source.POLICY]),
+            num_human=num_human,
+            num_script=episode.num_script + int(counts[Source.SCRIPT]),
+            num_random=episode.num_random + int(counts[Source.RANDOM]),
+            total_reward=episode.total_reward + float(reward),
+            changed=self.number,
+            ended_at=None if part.state == "open" else self._now,
+        )
+
+    def _check_columns(self, chunk: Chunk) -> None:
+        """Refuse columns that are not those of the spec: a chunk may come from another process."""
+        wanted, num_rows = chunk.spec.columns, chunk.num_rows
+        if chunk.columns.keys() != wanted.keys():
+            odd = sorted(chunk.columns.keys() ^ wanted.keys())[0]
+            raise SpecError(
+                f"{odd}: is in {'the spec' if odd in wanted else 'the chunk'} only; send what the spec says"
+            )
+        for path, leaf in wanted.items():
+            column = chunk.columns[path]
+            if leaf.ragged:
+                good = isinstance(column, list) and len(column) == num_rows
+                for value in column if good else ():
+                    leaf.check(value, path)
+            else:
+                good = (
+                    isinstance(column, np.ndarray)
+                    and column.dtype == leaf.numpy_dtype
+                    and column.shape == (num_rows, *leaf.shape)
+                )
+            if not good:
+                raise SpecError(f"{path}: expected {num_rows} rows of {leaf}, got something else; check the writer")
+
+    def _spec_id(self, spec: StepSpec) -> int:
+        key = spec.json_text
+        if key not in self._base.spec_ids:
+            with self._catalog.transaction(write=True):
+                self._base.spec_ids[key] = self._catalog.put_spec(spec)
+        return self._base.spec_ids[key]
+
+    # ---- placing
+
+    def _place(self, chunk: Chunk, episodes: list[EpisodeRecord]) -> None:
+        records = self._records(chunk, episodes)
+        heap_bytes = sum(len(record) + HEAP_CHECKSUM.size for record in records.values())
+        heap_bytes += _ragged_bytes(chunk, slice(None))
+        place = self._room(chunk.spec, chunk.num_rows, heap_bytes)
+        segment = self._open_segment(place, False)
+        episode = np.repeat(np.array([e.id for e in episodes], np.int64), [p.num_rows for p in chunk.parts])
+        index = np.concatenate(
+            [np.arange(p.first_index, p.first_index + p.num_rows, dtype=np.int32) for p in chunk.parts]
+        )
+        rows = segment.write(
+            chunk.columns,
+            first_row=place.num_rows,
+            heap_offset=place.heap_used,
+            episode=episode,
+            index=index,
+            records=records,
+        )
+        start = 0
+        for part, owner in zip(chunk.parts, episodes, strict=True):
+            if part.num_rows:
+                check = digest_of_checksums(rows.checksums[start : start + part.num_rows])
+                self._spans.append(
+                    _Span(
+                        episode=owner.id,
+                        first_index=part.first_index,
+                        segment=place.id,
+                        first_row=place.num_rows + start,
+                        num_rows=part.num_rows,
+                        check=check,
+                    )
+                )
+            start += part.num_rows
+        self._written[place.id] = segment
+        self._new.filling[place.spec] = replace(
+            place, num_rows=place.num_rows + chunk.num_rows, heap_used=place.heap_used + rows.heap_bytes
+        )
+
+    def _records(self, chunk: Chunk, episodes: list[EpisodeRecord]) -> dict[int, bytes]:
+        """For the first row of each part, what the catalog will say: enough to make the catalog again."""
+        records = {}
+        row = 0
+        for part, episode in zip(chunk.parts, episodes, strict=True):
+            if part.num_rows:
+                content: dict[str, Any] = {
+                    "commit": self.number,
+                    "time": self._now,
+                    "writer": chunk.writer,
+                    "incarnation": chunk.incarnation,
+                    "seq": chunk.seq,
+                    "number": part.episode,
+                    "episode": episode.id,
+                    "first_index": part.first_index,
+                    "num_rows": part.num_rows,
+                    "state": part.state,
+                }
+                if part.first_index == 0 or part.state != "open":
+                    content["info"] = info_to_json(episode.info)
+                records[row] = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+            row += part.num_rows
+        return records
+
+    def _room(self, spec: StepSpec, num_rows: int, heap_bytes: int) -> SegmentRecord:
+        """The segment that takes these rows; the one before it is sealed if they do not fit."""
+        spec_id = self._spec_id(spec)
+        place = self._new.filling.get(spec_id)
+        if heap_bytes > MAX_HEAP_BYTES:
+            raise SpecError(
+                f"{heap_bytes} bytes of ragged values in one chunk, and 4 GiB is the most; commit more often"
+            )
+        if place is not None:
+            if place.num_rows + num_rows <= place.capacity and place.heap_used + heap_bytes <= place.heap_bytes:
+                return place
+            self._sealed.append(replace(place, sealed=True))
+        capacity, heap_capacity = plan(spec, self._segment_bytes, num_rows, heap_bytes)
+        place = SegmentRecord(
+            id=self._new.next_segment,
+            spec=spec_id,
+            capacity=capacity,
+            heap_bytes=heap_capacity,
+            num_rows=0,
+            heap_used=0,
+            sealed=False,
+        )
+        self._open_segment(place, True)
+        self._new.next_segment += 1
+        self._new.filling[spec_id] = place
+        return place
+
+    # ---- making it durable
+
+    def record(self) -> None:
+        """The sync of the rows and the catalog's transaction. When this returns, the commit is durable."""
+        catalog = self._catalog
+        with catalog.transaction(write=True):
+            for segment in self._sealed:
+                catalog.put_segment(segment)
+            for filling in _top(self._new.filling).values():
+                catalog.put_segment(filling)
+            for writer in _top(self._new.writers).values():
+                catalog.put_last_seq(writer.id, writer.last_seq)
+            for episode in self._changed.values():
+                catalog.put_episode(episode, self._base.episodes.get((episode.writer, episode.number)))
+            for span in self._spans:
+                catalog.add_span(
+                    self.number, span.episode, span.first_index, span.segment, span.first_row, span.num_rows, span.check
+                )
+            catalog.add_commit(self.number, self._now, self.num_rows)
+            # All that stands above is in memory until the transaction ends. It was done while the disk is at the rows.
+            for written in self._written.values():
+                written.sync()
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to make durable."""
+        return bool(self._changed) or bool(_top(self._new.writers))
+
+    def publish(self) -> list[int]:
+        """Make the new state the store's own; returns the segments that were sealed."""
+        base = self._base
+        base.commit = self.number
+        base.next_episode = self._new.next_episode
+        base.next_segment = self._new.next_segment
+        base.writers.update(_top(self._new.writers))
+        base.filling.update(_top(self._new.filling))
+        for key, episode in _top(self._new.episodes).items():
+            if episode.state == "open":
+                base.episodes[key] = episode
+            else:
+                base.episodes.pop(key, None)
+        return [segment.id for segment in self._sealed]
+
+
+def _ragged_bytes(chunk: Chunk, rows: slice) -> int:
+    """What the ragged values of some rows take in the heap."""
+    ragged = [chunk.columns[path][rows] for path, leaf in chunk.spec.columns.items() if leaf.ragged]
+    return sum(len(to_bytes(value)) + HEAP_CHECKSUM.size for column in ragged for value in column)
+
+
+def _top(overlay: MutableMapping[Any, Any]) -> dict[Any, Any]:
+    assert isinstance(overlay, ChainMap)
+    return dict(overlay.maps[0])

@@ -1,0 +1,451 @@
+"""Store: the write side of a directory of experience. When `commit` returns, the rows survive any crash.
+
+Any number of threads may call `commit`. There is no committing thread: the first caller to get the lock commits what
+all that wait have brought (group commit), so the two syncs are shared.
+
+| caller | takes from | blocks on | woken by |
+|---|---|---|---|
+| `commit`, leading | the queue of waiting chunks | the disk | - |
+| `commit`, following | - | the commit lock | the leader's release; finds its chunk done |
+| `delete`, `label`, ... | - | the commit lock | the leader's release |
+
+What other processes ask for (inbox.py) is applied when the store is opened and after a commit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from understudy.core import (
+    DamageError,
+    FencedError,
+    StepSpec,
+    StoreClosedError,
+    StoreError,
+    StoreFailedError,
+    StoreFormatError,
+    UnderstudyError,
+)
+from understudy.core.closing import Closes
+from understudy.durable import files
+from understudy.replay.format.catalog import CATALOG_FILE, Catalog
+from understudy.replay.format.chunk import Chunk
+from understudy.replay.format.records import EpisodeRecord, SegmentRecord, WriterRecord, with_labels
+from understudy.replay.format.seal import SEAL_FILE, check_seal, write_seal
+from understudy.replay.format.segment import Segment
+from understudy.replay.maintain.compaction import CompactionReport, Progress, compact
+from understudy.replay.write.commit import Commit, State
+from understudy.replay.write.edit_requests import Inbox
+from understudy.replay.write.retention import Retention, expired
+from understudy.replay.write.writer import Writer
+
+SEGMENT_BYTES = 256 * 2**20
+LOCK_FILE = "writer.lock"
+SEGMENTS_DIRECTORY = "segments"
+
+
+class _Waiting:
+    """A chunk on its way into the store."""
+
+    def __init__(self, chunk: Chunk):
+        self.chunk = chunk
+        self.done = False
+        self.commit = 0
+        self.error: UnderstudyError | None = None
+
+
+class Store(Closes):
+    """An open store, in the one process that writes to it. Use as a context manager, or call `close`.
+
+    `catalog`, `state` and `changing` are for the modules beside this one.
+    """
+
+    keeps_columns = False  # a chunk is written when `commit` returns
+
+    def __init__(
+        self, path: Path, catalog: Catalog, lock: files.WriterLock, *, segment_bytes: int, clock: Callable[[], float]
+    ):
+        self.path = path
+        self.catalog = catalog
+        self._lock_file = lock
+        self.segment_bytes = segment_bytes
+        self.clock = clock
+        self._segments: dict[int, Segment] = {}
+        self._failure: StoreFailedError | None = None
+        self._commit_lock = threading.Lock()
+        self._maintenance_lock = threading.Lock()  # one retention or compaction at a time
+        self._queue_lock = threading.Lock()
+        self._queue: list[_Waiting] = []
+        self.state = self._load_state()
+        self._inbox = Inbox(self)
+
+    # ---- opening and closing
+
+    @staticmethod
+    def open(
+        path: str | Path,
+        *,
+        create: bool = True,
+        segment_bytes: int = SEGMENT_BYTES,
+        clock: Callable[[], float] = time.time,
+    ) -> Store:
+        """Open a store for writing, making it if it is not there; refused if another process writes to it.
+
+        `segment_bytes` is the size at which a new segment file is begun; `clock` gives the times in the catalog.
+        """
+        path = Path(path)
+        if not create and not (path / CATALOG_FILE).is_file():
+            raise StoreFormatError(
+                f"{path}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
+            )
+        _make_directory(path)
+        files.refuse_network_file_system(path)
+        with ExitStack() as undo:
+            lock = files.WriterLock(path / LOCK_FILE)
+            undo.callback(lock.release)
+            if not (path / CATALOG_FILE).exists():
+                _create_catalog(path)
+            clean = check_seal(path)
+            files.remove_durably(path / SEAL_FILE)
+            log = path / f"{CATALOG_FILE}-wal"
+            if log.exists():  # the last process crashed or gave up
+                files.write_again(log)
+            catalog = Catalog.open(path / CATALOG_FILE, write=True)
+            undo.callback(catalog.close)
+            files.sync_directory(path)  # SQLite has made its log, and is silent if the log's name is not durable
+            store = Store(path, catalog, lock, segment_bytes=segment_bytes, clock=clock)
+            undo.callback(store._close_segments)
+            if not clean:
+                store._clear_after_crash()
+            store._inbox.look()
+            undo.pop_all()
+        return store
+
+    def close(self) -> None:
+        """Give the store back. Everything committed is safe whether or not this is called."""
+        with self._commit_lock:
+            if not self._lock_file.held:
+                return
+            try:
+                self._close_segments()
+                with closing(self.catalog):
+                    settled = self._failure is None and self.catalog.checkpoint()
+                if settled and not (self.path / f"{CATALOG_FILE}-wal").exists():
+                    write_seal(self.path)
+            finally:
+                self._lock_file.release()
+
+    # ---- writing
+
+    def writer(self, name: str, spec: StepSpec, *, commit_steps: int = 50, flush_each_episode: bool = True) -> Writer:
+        """A writer that takes steps one by one. A new one of the same name replaces the old and cuts its episodes."""
+        incarnation = uuid.uuid4().hex
+        self.begin_writer(name, incarnation)
+        return Writer(self, name, incarnation, spec, commit_steps=commit_steps, flush_each_episode=flush_each_episode)
+
+    def begin_writer(self, name: str, incarnation: str) -> WriterRecord:
+        """Register an incarnation of a writer, or find it again: `last_seq` says where it stopped."""
+        with self.changing() as commit:
+            known = self._find_writer(name, incarnation)
+            if known is not None and known.incarnation == incarnation:
+                return known
+            left = [e for e in self.state.episodes.values() if known is not None and e.writer == known.id]
+            with self.catalog.transaction(write=True):
+                record = self.catalog.add_writer(name, incarnation)
+                for episode in left:
+                    cut = replace(episode, state="cut", changed=commit, ended_at=self.clock())
+                    self.catalog.put_episode(cut, before=episode)
+                self.catalog.add_commit(commit, self.clock(), 0)
+            self.state.commit = commit
+            self.state.writers[name] = record
+            for episode in left:
+                del self.state.episodes[episode.writer, episode.number]
+            return record
+
+    def last_seq(self, name: str, incarnation: str) -> int:
+        """The last chunk of an incarnation that is stored; -1 if there is none. Registers nothing."""
+        with self.changing():
+            known = self._find_writer(name, incarnation)
+        return known.last_seq if known is not None and known.incarnation == incarnation else -1
+
+    def _find_writer(self, name: str, incarnation: str) -> WriterRecord | None:
+        """The newest incarnation of a writer; an error if this one is an older one."""
+        known = self.state.writers.get(name)
+        if known is None or known.incarnation == incarnation:
+            return known
+        last_seq = self.catalog.last_seq(name, incarnation)
+        if last_seq is not None:
+            raise FencedError(
+                f"writer {name!r} was replaced by a newer process of the same name; stop this process, or begin a "
+                f"writer with another name",
+                last_seq=last_seq,
+            )
+        return known
+
+    def commit(self, chunk: Chunk) -> int:
+        """Store a chunk durably and return the number of its commit; one that is stored already is not stored again.
+
+        Blocks until the disk has it. A chunk that is wrong raises and changes nothing; if the disk fails, all that
+        wait get the error and the store takes nothing more until it is opened again.
+        """
+        mine = _Waiting(chunk)
+        with self._queue_lock:
+            self._queue.append(mine)
+        with self._commit_lock:
+            if not mine.done:
+                self._lead()
+        if mine.error is not None:
+            raise mine.error
+        self._inbox.look()
+        return mine.commit
+
+    def _lead(self) -> None:
+        """Commit all that waits, in the order it came."""
+        with self._queue_lock:
+            group, self._queue = self._queue, []
+        try:
+            self._check_usable()
+            taken = self._commit_group(group)
+        except UnderstudyError as error:
+            self._fail(group, error)
+        except BaseException as error:  # what is in memory may no longer be what is on disk
+            self._fail(group, StoreFailedError(f"{self.path}: a commit was interrupted ({error!r}); open it again"))
+            raise
+        else:
+            for waiting in taken:
+                waiting.commit, waiting.done = self.state.commit, True
+
+    def _commit_group(self, group: list[_Waiting]) -> list[_Waiting]:
+        """Make the good chunks of a group durable and return them; the wrong ones get their own error."""
+        commit = Commit(self.state, self.catalog, self._open_segment, self.segment_bytes, self.clock())
+        taken = []
+        for waiting in group:
+            try:
+                commit.add(waiting.chunk)
+                taken.append(waiting)
+            except StoreFailedError:
+                raise
+            except UnderstudyError as error:
+                waiting.error, waiting.done = error, True
+        if commit.changes:
+            commit.record()
+            for sealed in commit.publish():
+                self._close_segment(sealed)
+        return taken
+
+    def _fail(self, group: list[_Waiting], error: UnderstudyError) -> None:
+        if isinstance(error, StoreFailedError) and self._failure is None:
+            self._failure = error
+        for waiting in group:
+            if not waiting.done:
+                waiting.error, waiting.done = error, True
+
+    # ---- changing what is known of episodes
+
+    def delete(self, episodes: Iterable[int]) -> int:
+        """Take episodes out of every view; their rows stay until `compact`. Returns how many were there."""
+        return self._edit(episodes, lambda e, commit: None if e.deleted else replace(e, deleted=commit, changed=commit))
+
+    def restore(self, episodes: Iterable[int]) -> int:
+        """Take back a `delete`; refused for an episode whose rows are gone."""
+
+        def edit(episode: EpisodeRecord, commit: int) -> EpisodeRecord | None:
+            if episode.purged:
+                raise StoreError(f"episode {episode.id}: its rows were removed by compaction; import it again")
+            return replace(episode, deleted=None, changed=commit) if episode.deleted else None
+
+        return self._edit(episodes, edit)
+
+    def label(self, episodes: Iterable[int], labels: Mapping[str, str | None]) -> int:
+        """Set free labels on episodes; a value of None takes a label off."""
+        return self._edit(episodes, lambda episode, commit: with_labels(episode, labels, commit))
+
+    def judge(self, episodes: Iterable[int], success: bool | None) -> int:
+        """Say whether episodes succeeded, where that is known only afterwards."""
+        return self._edit(
+            episodes,
+            lambda episode, commit: replace(episode, info=replace(episode.info, success=success), changed=commit),
+        )
+
+    def _edit(self, episodes: Iterable[int], edit: Callable[[EpisodeRecord, int], EpisodeRecord | None]) -> int:
+        """One commit that rewrites episodes; `edit` returns None to leave one as it is."""
+        with self.changing() as commit:
+            edited = []
+            for episode_id in dict.fromkeys(int(e) for e in episodes):
+                found = self.catalog.episode(episode_id)
+                if found is None:
+                    raise StoreError(f"{self.path}: there is no episode {episode_id}; see `understudy info --episodes`")
+                new = edit(found, commit)
+                if new is not None:
+                    edited.append((found, new))
+            if edited:
+                with self.catalog.transaction(write=True):
+                    for before, episode in edited:
+                        self.catalog.put_episode(episode, before)
+                    self.catalog.add_commit(commit, self.clock(), 0)
+                self.state.commit = commit
+                for _, episode in edited:
+                    if episode.state == "open":
+                        self.state.episodes[episode.writer, episode.number] = episode
+            return len(edited)
+
+    # ---- giving space back
+
+    def retain(self, retention: Retention) -> int:
+        """Delete (softly) the oldest episodes of each kind beyond its budget; returns how many."""
+        with self._maintenance_lock:
+            return self.delete(self.over_budget(retention))
+
+    def over_budget(self, retention: Retention) -> list[int]:
+        """The episodes that `retain` would delete."""
+        with self.snapshot() as catalog:
+            return expired(catalog, retention)
+
+    def compact(self, *, min_dead: float = 0.3, progress: Progress | None = None) -> CompactionReport:
+        """Give back the disk space of deleted episodes; they cannot be restored afterwards."""
+        with self._maintenance_lock:
+            return compact(self, min_dead=min_dead, progress=progress)
+
+    def seal(self, segment_id: int) -> SegmentRecord:
+        """Take no more rows into a segment."""
+        with self.changing():
+            segment = self.catalog.segment(segment_id)
+            if segment is None:
+                raise StoreError(f"{self.path}: there is no segment {segment_id}")
+            sealed = replace(segment, sealed=True)
+            with self.catalog.transaction(write=True):
+                self.catalog.put_segment(sealed)
+            filling = self.state.filling.get(segment.spec)
+            if filling is not None and filling.id == segment_id:
+                del self.state.filling[segment.spec]
+            self._close_segment(segment_id)
+            return sealed
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Catalog]:
+        """A connection for long looks at the catalog, which no commit has to wait for."""
+        catalog = Catalog.open(self.catalog.path)
+        try:
+            with catalog.transaction(write=False):
+                yield catalog
+        finally:
+            catalog.close()
+
+    @contextmanager
+    def changing(self) -> Iterator[int]:
+        """The commit lock, with the number of the commit to make; a failing disk stops the store."""
+        with self._commit_lock:
+            self._check_usable()
+            try:
+                yield self.state.commit + 1
+            except StoreFailedError as error:
+                self._failure = error
+                raise
+
+    # ---- reading what it is
+
+    @property
+    def last_commit(self) -> int:
+        """The number of the last durable commit."""
+        return self.state.commit
+
+    def segment_path(self, segment_id: int) -> Path:
+        return segment_path(self.path, segment_id)
+
+    def segment_files(self) -> list[Path]:
+        return segment_files(self.path)
+
+    # ---- inside
+
+    def _check_usable(self) -> None:
+        if self._failure is not None:
+            raise StoreFailedError(f"the store stopped at an earlier error: {self._failure}")
+        if not self._lock_file.held:
+            raise StoreClosedError(f"{self.path}: the store is closed in this process; open it here to write to it")
+
+    def _load_state(self) -> State:
+        catalog = self.catalog
+        files_there = [int(path.stem) for path in self.segment_files()]
+        state = State(
+            commit=catalog.last_commit(),
+            next_episode=catalog.last_episode_id() + 1,
+            next_segment=max([catalog.last_segment_id(), *files_there]) + 1,
+            writers={w.name: w for w in catalog.writers()},
+            episodes={(e.writer, e.number): e for e in catalog.episodes("state = 'open'")},
+            spec_ids={catalog.spec(spec_id).json_text: spec_id for spec_id in catalog.spec_ids()},
+        )
+        for segment in catalog.segments():
+            if not segment.sealed:
+                state.filling[segment.spec] = segment
+        return state
+
+    def _open_segment(self, record: SegmentRecord, create: bool) -> Segment:
+        if record.id not in self._segments:
+            path = segment_path(self.path, record.id)
+            layout = self.catalog.layout(record)
+            self._segments[record.id] = (
+                Segment.create(layout, path) if create else Segment.open(layout, path, write=True)
+            )
+        return self._segments[record.id]
+
+    def _close_segments(self) -> None:
+        for segment_id in list(self._segments):
+            self._close_segment(segment_id)
+
+    def _close_segment(self, segment_id: int) -> None:
+        if segment_id in self._segments:
+            self._segments.pop(segment_id).close()
+
+    def _clear_after_crash(self) -> None:
+        """Zero what uncommitted writes left behind the last rows."""
+        for record in list(self.state.filling.values()):
+            try:
+                self._open_segment(record, False).clear_tail(record.num_rows, record.heap_used)
+            except DamageError:  # verify and repair deal with it; take no more rows into a damaged file
+                del self.state.filling[record.spec]
+
+
+def segment_path(store: Path, segment_id: int) -> Path:
+    return store / SEGMENTS_DIRECTORY / f"{segment_id:08d}.safetensors"
+
+
+def segment_files(store: Path) -> list[Path]:
+    """All segment files there are, whether the catalog knows them or not."""
+    return sorted(p for p in (store / SEGMENTS_DIRECTORY).glob("*.safetensors") if p.stem.isdigit())
+
+
+def _make_directory(path: Path) -> None:
+    """The directory of a store, durable; one that holds something else is refused."""
+    with files.naming(path, "create"):
+        if path.exists() and not path.is_dir():
+            raise StoreFormatError(f"{path}: a store is a directory, and this is a file; choose another path")
+        known = {CATALOG_FILE, LOCK_FILE, SEGMENTS_DIRECTORY, SEAL_FILE}
+        if path.is_dir() and not (path / CATALOG_FILE).exists():
+            others = [p.name for p in path.iterdir() if p.name not in known and not p.name.startswith(CATALOG_FILE)]
+            if others or any((path / SEGMENTS_DIRECTORY).glob("*.safetensors")):
+                raise StoreFormatError(
+                    f"{path}: holds other files ({', '.join(sorted(others)[:3]) or 'segments'}) and no {CATALOG_FILE}; "
+                    f"choose an empty directory, or run `understudy repair` if this was a store"
+                )
+        place = path.resolve()
+        new = [directory for directory in (place, *place.parents) if not directory.exists()]
+        (path / SEGMENTS_DIRECTORY).mkdir(parents=True, exist_ok=True)
+    for directory in dict.fromkeys([path, place.parent, *(made.parent for made in new)]):
+        files.sync_directory(directory)
+
+
+def _create_catalog(path: Path) -> None:
+    """A new catalog under its name only when it is whole."""
+    new = path / f"{CATALOG_FILE}.new"
+    with files.naming(new, "create"):
+        for leftover in path.glob(f"{CATALOG_FILE}.new*"):
+            leftover.unlink()
+        Catalog.create(new, uuid.uuid4().hex).finish()
+        new.rename(path / CATALOG_FILE)
+    files.sync_directory(path)

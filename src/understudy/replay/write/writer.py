@@ -1,0 +1,248 @@
+"""Writer: takes the steps of an actor one by one and commits them in chunks.
+
+    writer = store.writer("actor-0", spec)
+    writer.begin(task="pick", seed=7)
+    ...
+    writer.append(Step(observation=obs, action=action, reward=reward, terminated=terminated, truncated=truncated))
+    ...
+    writer.end(last_observation, success=True)
+
+Every step is checked and copied on append, so that the caller may reuse its buffers. A step is durable once a commit
+has taken it: every `commit_steps` rows, at `flush`, and at the end of each episode unless told otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from understudy.core import EpisodeError, EpisodeInfo, Step, StepSpec, UnderstudyError
+from understudy.core.tree import Tree
+from understudy.replay.format.chunk import Chunk, Part, State
+
+
+class TakesChunks(Protocol):
+    """Where a writer's chunks go."""
+
+    @property
+    def keeps_columns(self) -> bool:
+        """Whether it goes on reading a chunk's columns after `commit` has returned."""
+        ...
+
+    def commit(self, chunk: Chunk) -> int: ...
+
+
+class Writer:
+    """One stream of episodes, one open at a time. Not for several threads at once."""
+
+    def __init__(
+        self,
+        store: TakesChunks,
+        name: str,
+        incarnation: str,
+        spec: StepSpec,
+        *,
+        commit_steps: int = 50,
+        flush_each_episode: bool = True,
+    ):
+        if commit_steps < 1:
+            raise EpisodeError(f"commit_steps: expected at least 1, got {commit_steps}")
+        self.name = name
+        self.incarnation = incarnation
+        self.spec = spec
+        self._store = store
+        self._flush_each_episode = flush_each_episode
+        self._commit_rows = commit_steps
+        self._buffer = self._new_rows()
+        self._spare: deque[_Rows] = deque(maxlen=2)  # given back by whoever keeps columns; a thread may do so
+        self._parts: list[Part] = []  # ended parts that are not committed yet
+        self._seq = 0
+        self._number = -1  # of the current episode
+        self._info: EpisodeInfo | None = None  # None between episodes
+        self._index = 0  # of the next row in its episode
+        self._part_start = 0  # in the buffer: where the current episode's uncommitted rows begin
+        self._ended = False  # the last step appended was terminated or truncated
+        self._num_refused = 0  # steps of the current episode, since the last one that was taken
+        self._in_doubt = False  # a commit failed, and the store may have it all the same: the same chunk goes first
+        self._last_commit = 0
+
+    @property
+    def num_uncommitted(self) -> int:
+        """Rows that a crash would lose now."""
+        return len(self._buffer)
+
+    def begin(self, info: EpisodeInfo | None = None, **attributes: Any) -> int:
+        """Begin an episode; attributes are those of EpisodeInfo. Returns the writer's number of it."""
+        if self._info is not None:
+            raise EpisodeError(f"writer {self.name!r}: episode {self._number} is still open; call end() or cut() first")
+        self._info = replace(info or EpisodeInfo(actor=self.name), **attributes)
+        self._number += 1
+        self._index = 0
+        self._part_start = len(self._buffer)
+        self._ended = False
+        self._num_refused = 0
+        return self._number
+
+    def append(self, step: Step) -> None:
+        """Take a step. A step that does not fit the spec is refused and changes nothing.
+
+        If the commit that it brings about fails, the step is kept, and the next call first tries that commit again and
+        takes nothing while it fails. Steps that follow such a gap are an episode of their own.
+        """
+        self._check_open("append")
+        if self._ended:
+            raise EpisodeError(
+                f"writer {self.name!r}: the last step was terminated or truncated; call end() with the last observation"
+            )
+        row = self.spec.row(step)
+        if self._in_doubt:
+            try:
+                self._commit()
+            except UnderstudyError:
+                self._num_refused += 1
+                raise
+        if self._num_refused:
+            self._begin_behind_gap()
+        self._buffer.append(row)
+        self._index += 1
+        self._ended = step.last
+        if len(self._buffer) >= self._commit_rows:
+            self._commit()
+
+    def end(self, last_observation: Tree, **attributes: Any) -> int:
+        """End the episode with what its last action led to; `success` and other attributes may be set now.
+
+        An episode whose last steps were refused is cut instead.
+        """
+        info = self._check_open("end")
+        if self._num_refused:
+            return self.cut(**attributes)
+        if not self._ended:
+            raise EpisodeError(
+                f"writer {self.name!r}: the last step is neither terminated nor truncated; mark it, or call cut() to "
+                f"give the episode up"
+            )
+        return self._finish("ended", replace(info, **attributes), last_observation)
+
+    def cut(self, last_observation: Tree | None = None, **attributes: Any) -> int:
+        """Give the episode up where it stands: an operator's abort, a fault. Its steps are kept."""
+        info = self._check_open("cut")
+        if self._index == 0:  # nothing was written: there is no episode
+            self._info = None
+            return self._last_commit
+        if self._num_refused:  # it is not what the last step that was taken led to
+            last_observation = None
+        return self._finish("cut", replace(info, **attributes), last_observation)
+
+    def flush(self) -> int:
+        """Commit all that was appended; returns the number of the commit when it is durable."""
+        return self._commit()
+
+    def _commit(self) -> int:
+        if self._info is not None:
+            self._close_part("open", self._info)
+        if self._parts:
+            chunk = Chunk(
+                writer=self.name,
+                incarnation=self.incarnation,
+                seq=self._seq,
+                spec=self.spec,
+                columns=self._buffer.columns(),
+                parts=tuple(self._parts),
+                done=partial(self._spare.append, self._buffer),
+            )
+            self._in_doubt = True
+            self._last_commit = self._store.commit(chunk)
+            self._in_doubt = False
+            self._seq += 1
+            self._parts.clear()
+            if self._store.keeps_columns:
+                self._buffer = self._spare.pop() if self._spare else self._new_rows()
+            self._buffer.clear()
+            self._part_start = 0
+        return self._last_commit
+
+    def _finish(self, state: State, info: EpisodeInfo, last_observation: Tree | None) -> int:
+        if self._in_doubt:
+            self._commit()
+        if last_observation is not None:
+            self._buffer.append(self.spec.last_row(last_observation))
+            self._index += 1
+        self._close_part(state, info)
+        self._info = None
+        if self._flush_each_episode or len(self._buffer) >= self._commit_rows:
+            return self._commit()
+        return self._last_commit
+
+    def _begin_behind_gap(self) -> None:
+        """Cut the episode where steps were refused; what follows did not follow the last step that was taken."""
+        info = self._check_open("append")
+        if self._index:
+            self._close_part("cut", info)
+            self._number += 1
+            self._index = 0
+        self._info = behind_gap(info, self._num_refused)
+        self._num_refused = 0
+
+    def _new_rows(self) -> _Rows:
+        return _Rows(self.spec, self._commit_rows + 1)
+
+    def _close_part(self, state: State, info: EpisodeInfo) -> None:
+        num_rows = len(self._buffer) - self._part_start
+        if num_rows or state != "open":
+            self._parts.append(
+                Part(
+                    episode=self._number, first_index=self._index - num_rows, num_rows=num_rows, state=state, info=info
+                )
+            )
+            self._part_start = len(self._buffer)
+
+    def _check_open(self, what: str) -> EpisodeInfo:
+        if self._info is None:
+            raise EpisodeError(f"writer {self.name!r}: {what}() outside an episode; call begin() first")
+        return self._info
+
+
+def behind_gap(info: EpisodeInfo, num_steps: int) -> EpisodeInfo:
+    """The attributes of the rest of an episode from whose middle steps are missing."""
+    return replace(info, labels={**info.labels, "steps_missing_before": str(num_steps)})
+
+
+class _Rows:
+    """Rows waiting to be committed, as columns that are used again and again."""
+
+    def __init__(self, spec: StepSpec, capacity: int):
+        self._fixed = {
+            path: np.empty((capacity, *leaf.fixed_shape), leaf.dtype)
+            for path, leaf in spec.columns.items()
+            if not leaf.ragged
+        }
+        self._ragged: dict[str, list[Any]] = {path: [] for path, leaf in spec.columns.items() if leaf.ragged}
+        self._order = tuple(spec.columns)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def append(self, row: dict[str, Any]) -> None:
+        for path, column in self._fixed.items():
+            column[self._length] = row[path]
+        for path, values in self._ragged.items():
+            value = row[path]
+            values.append(value if isinstance(value, str) else np.array(value))
+        self._length += 1
+
+    def columns(self) -> dict[str, Any]:
+        return {
+            path: self._fixed[path][: self._length] if path in self._fixed else self._ragged[path]
+            for path in self._order
+        }
+
+    def clear(self) -> None:
+        self._length = 0
+        for values in self._ragged.values():
+            values.clear()

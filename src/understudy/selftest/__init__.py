@@ -1,0 +1,1 @@
+"""Selftest: benchmarks and crash tests that users run on their own machine."""

@@ -1,0 +1,393 @@
+"""Crash test: kills a writing process again and again, in every phase of its work, and counts what was lost.
+
+The parent forks a child that opens the store, writes episodes from two threads, deletes, retains and compacts, and
+tells through a pipe each thing that was acknowledged to it. Each thread shows on a board in shared memory what it is
+doing. The parent waits for a phase or an instant chosen at random, kills the child with SIGKILL, opens the store and
+compares. What a step contains follows from its episode's seed and its index, so every row can be checked.
+
+| loop | takes from | blocks on | woken by |
+|---|---|---|---|
+| parent | the board, the child's pipe | - (it polls) | - |
+| child, two writers | - | the store's commit lock | the committing thread |
+| child, main | - | a pause | time |
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec, text
+from understudy.core import tree as trees
+from understudy.durable import files
+from understudy.replay.format.segment import Segment
+from understudy.replay.maintain import compaction
+from understudy.replay.maintain.verify import verify
+from understudy.replay.read.reader import Reader
+from understudy.replay.write.commit import Commit
+from understudy.replay.write.retention import Budget, Retention
+from understudy.replay.write.store import Store
+
+SEGMENT_BYTES = 400_000
+KEEP_PRACTICE_STEPS = 1500
+NUM_THREADS = 3
+PHASES = (
+    "idle",
+    "open",
+    "append",
+    "write rows",
+    "sync",
+    "catalog transaction",
+    "begin segment",
+    "retention",
+    "delete",
+    "compact",
+    "move over",
+    "remove files",
+    "close",
+)
+SPEC = StepSpec(
+    observation=Spec({"camera": ArraySpec(shape=(24, 24, 3), dtype="uint8"), "note": text()}),
+    action=Spec(ArraySpec(shape=(3,), dtype="float32")),
+)
+
+
+@dataclass(kw_only=True)
+class CrashReport:
+    """What the test counted, in rows (T steps and a last observation make T+1)."""
+
+    kills: int = 0
+    acknowledged: int = 0
+    found: int = 0  # of the acknowledged
+    unacknowledged: int = 0  # committed when the kill came, before the writer was told: neither lost nor wrong
+    lost: int = 0
+    duplicated: int = 0
+    different: int = 0
+    undeleted: int = 0  # episodes whose deletion was acknowledged and which are back
+    killed_while: Counter[str] = field(default_factory=Counter)  # threads by what they were doing
+    problems: list[str] = field(default_factory=list)  # what verify says at the end
+
+    @property
+    def ok(self) -> bool:
+        return not (self.lost or self.duplicated or self.different or self.undeleted or self.problems)
+
+
+def run_crash_test(
+    directory: Path, *, kills: int, seed: int = 0, progress: Callable[[CrashReport], None] | None = None
+) -> CrashReport:
+    """Kill a writer `kills` times on a store in `directory` and check after each."""
+    rng = random.Random(seed)
+    report = CrashReport()
+    ledger = _Ledger()
+    board = _Board()
+    checked = 0
+    while report.kills < kills:
+        _one_life(directory, rng, ledger, board)
+        report.kills += 1
+        report.killed_while.update(board.phases())
+        checked = _check_new(directory, ledger, report, checked)
+        if progress:
+            progress(report)
+        if report.lost or report.duplicated or report.different:
+            break
+    _check_all(directory, ledger, report)
+    return report
+
+
+class _Board:
+    """One byte of shared memory for each thread of the child: what it is doing."""
+
+    def __init__(self) -> None:
+        self._bytes = mmap.mmap(-1, NUM_THREADS)
+        self._slot = threading.local()
+
+    def clear(self) -> None:
+        self._bytes[:] = bytes(NUM_THREADS)
+
+    def take_slot(self, slot: int) -> None:
+        """In the child: this thread writes to this slot."""
+        self._slot.number = slot
+
+    @contextmanager
+    def doing(self, phase: str) -> Iterator[None]:
+        slot = self._slot.number
+        before = self._bytes[slot]
+        self._bytes[slot] = PHASES.index(phase)
+        yield
+        self._bytes[slot] = before
+
+    def watch(self, owner: Any, name: str, phase: str) -> None:
+        """In the child: show a phase while a function of the store runs."""
+        function = getattr(owner, name)
+
+        @wraps(function)
+        def watched(*args: Any, **options: Any) -> Any:
+            with self.doing(phase):
+                return function(*args, **options)
+
+        setattr(owner, name, staticmethod(watched) if isinstance(owner.__dict__[name], staticmethod) else watched)
+
+    def phases(self) -> list[str]:
+        """What the threads are doing, idle ones left out."""
+        return [PHASES[number] for number in self._bytes[:] if number]
+
+
+@dataclass(kw_only=True)
+class _Ledger:
+    """What the children said was acknowledged to them."""
+
+    rows: dict[int, int] = field(default_factory=dict)  # by episode seed
+    deleted: set[int] = field(default_factory=set)  # episode seeds
+    may_delete: set[int] = field(default_factory=set)  # deletions that were begun
+
+
+# ---- the parent
+
+
+def _one_life(directory: Path, rng: random.Random, ledger: _Ledger, board: _Board) -> None:
+    """Start a child, let it live until a phase or a time chosen at random, kill it, note what it had said."""
+    board.clear()
+    read_end, write_end = os.pipe()
+    child_seed = rng.getrandbits(60)
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_end)
+        _child(directory, child_seed, write_end, board)
+    os.close(write_end)
+    os.set_blocking(read_end, False)
+    phase = rng.choice([None, *PHASES[1:]])
+    not_before = time.monotonic() + (rng.uniform(0.0, 0.6) if phase != "open" else 0.0)
+    deadline = not_before + (1.0 if phase else 0.0)
+    data = b""
+    while (now := time.monotonic()) < deadline:
+        data += _read_some(read_end)
+        if now >= not_before and phase in board.phases():
+            break
+        time.sleep(0.0001)
+    time.sleep(rng.choice([0.0, rng.uniform(0, 0.0005), rng.uniform(0, 0.005)]))
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    os.set_blocking(read_end, True)
+    while part := os.read(read_end, 65536):  # what it had said before the kill was said
+        data += part
+    os.close(read_end)
+    lines = data.decode(errors="replace").splitlines(keepends=True)
+    if not os.WIFSIGNALED(status):
+        raise RuntimeError(f"the writing process ended by itself, status {status}: {lines[-1:]}")
+    for line in lines:
+        if line.endswith("\n"):
+            _note(json.loads(line), ledger)
+
+
+def _read_some(pipe: int) -> bytes:
+    try:
+        return os.read(pipe, 65536)
+    except BlockingIOError:
+        return b""
+
+
+def _note(message: dict[str, Any], ledger: _Ledger) -> None:
+    if "rows" in message:
+        ledger.rows[message["seed"]] = message["rows"]
+    elif "will_delete" in message:
+        ledger.may_delete.update(message["will_delete"])
+    elif "deleted" in message:
+        ledger.deleted.update(message["deleted"])
+
+
+def _check_new(directory: Path, ledger: _Ledger, report: CrashReport, since: int) -> int:
+    """Open the store as the next process would and check the episodes that changed; returns the commit checked."""
+    with Store.open(directory, segment_bytes=SEGMENT_BYTES):
+        pass
+    with Reader(directory) as reader:
+        commit = reader.last_commit()
+        for record in reader.episodes("changed > ? and not purged", (since,)):
+            _check_rows(reader, record, ledger, report)
+    return commit
+
+
+def _check_rows(reader: Reader, record: Any, ledger: _Ledger, report: CrashReport) -> None:
+    _, columns = reader.rows(record.id)
+    for index in range(record.num_rows):
+        if not row_equals(columns, index, record.info.seed, last=not columns["is_step"][index]):
+            report.different += 1
+    if record.num_rows < ledger.rows.get(record.info.seed, 0):
+        report.lost += ledger.rows[record.info.seed] - record.num_rows
+
+
+def _check_all(directory: Path, ledger: _Ledger, report: CrashReport) -> None:
+    """Every acknowledged row against the whole store."""
+    report.problems = verify(directory).problems
+    report.acknowledged = sum(ledger.rows.values())
+    report.lost = report.different = report.found = 0
+    seen: Counter[int] = Counter()
+    with Reader(directory) as reader:
+        for record in reader.episodes("1"):
+            seed = record.info.seed
+            assert seed is not None
+            seen[seed] += 1
+            acknowledged = ledger.rows.get(seed, 0)
+            report.found += min(record.num_rows, acknowledged)
+            report.unacknowledged += max(record.num_rows - acknowledged, 0)
+            if record.deleted is None:
+                report.undeleted += seed in ledger.deleted
+            elif record.info.kind == "demonstration" and seed not in ledger.may_delete:
+                report.lost += acknowledged  # nobody asked for that
+            if not record.purged:
+                _check_rows(reader, record, ledger, report)
+    report.duplicated = sum(seen.values()) - len(seen)
+    report.lost += sum(rows for seed, rows in ledger.rows.items() if not seen[seed])
+
+
+# ---- the child
+
+
+def _child(directory: Path, seed: int, pipe: int, board: _Board) -> NoReturn:
+    """Write, delete and compact until killed."""
+    try:
+        board.take_slot(0)
+        for owner, name, phase in (
+            (Store, "open", "open"),
+            (Store, "close", "close"),
+            (Segment, "write", "write rows"),
+            (Segment, "sync", "sync"),
+            (Commit, "record", "catalog transaction"),
+            (Segment, "create", "begin segment"),
+            (compaction, "_move_over", "move over"),
+            (files, "remove_durably", "remove files"),
+        ):
+            board.watch(owner, name, phase)
+        while True:
+            _Life(directory, seed, pipe, board).run()
+            seed += 1000
+    except BaseException as error:  # noqa: BLE001 (the outermost of a process: say why it ended)
+        os.write(pipe, f"{type(error).__name__}: {error}\n".encode())
+        os._exit(3)
+
+
+class _Life:
+    """From an opening of the store to its closing, with two writers."""
+
+    def __init__(self, directory: Path, seed: int, pipe: int, board: _Board):
+        self._pipe = pipe
+        self._seed = seed
+        self._board = board
+        self._store = Store.open(directory, segment_bytes=SEGMENT_BYTES)
+        self._stop = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        rng = random.Random(self._seed)
+        writers = [threading.Thread(target=self._write, args=(number,), daemon=True) for number in (1, 2)]
+        for thread in writers:
+            thread.start()
+        while self._error is None and rng.random() > 0.1:
+            time.sleep(rng.uniform(0, 0.03))
+            with self._board.doing("retention"):
+                self._store.retain(Retention(practice=Budget(max_steps=KEEP_PRACTICE_STEPS)))
+            self._delete_some(rng)
+            with self._board.doing("compact"):
+                self._store.compact(min_dead=0.2)
+        self._stop.set()
+        for thread in writers:
+            thread.join()
+        if self._error is not None:
+            raise self._error
+        self._store.close()
+
+    def _delete_some(self, rng: random.Random) -> None:
+        with self._store.changing():
+            known = list(self._store.catalog.episodes("kind = 'demonstration' and deleted is null and state = 'ended'"))
+        chosen = rng.sample(known, min(len(known), max(len(known) - 40, 0) + rng.randrange(2)))
+        if chosen:
+            seeds = [record.info.seed for record in chosen]
+            self._say(will_delete=seeds)
+            with self._board.doing("delete"):
+                self._store.delete([record.id for record in chosen])
+            self._say(deleted=seeds)
+
+    def _write(self, number: int) -> None:
+        self._board.take_slot(number)
+        try:
+            self._write_episodes(number, random.Random(self._seed + number))
+        except BaseException as error:  # noqa: BLE001 (the outermost of a thread: the main thread raises it)
+            self._error = error
+
+    def _write_episodes(self, number: int, rng: random.Random) -> None:
+        writer = self._store.writer(
+            f"actor-{number}", SPEC, commit_steps=rng.choice([1, 4, 10, 30]), flush_each_episode=rng.random() < 0.7
+        )
+        waiting: dict[int, int] = {}  # rows by seed: not all of them are known to be committed
+        while not self._stop.is_set():
+            seed = rng.getrandbits(60)
+            writer.begin(EpisodeInfo(seed=seed, kind="demonstration" if rng.random() < 0.2 else "practice"))
+            num_steps = rng.randrange(1, 40)
+            for index in range(num_steps):
+                with self._board.doing("append"):
+                    writer.append(step_of(seed, index, last=index == num_steps - 1))
+                waiting[seed] = index + 1
+                self._acknowledge(writer.num_uncommitted, waiting, seed)
+            with self._board.doing("append"):
+                writer.end(observation_of(seed, num_steps))
+            waiting[seed] = num_steps + 1
+            self._acknowledge(writer.num_uncommitted, waiting, seed)
+
+    def _acknowledge(self, uncommitted: int, waiting: dict[int, int], current: int) -> None:
+        """Tell what is durable now: all, or all but the newest rows."""
+        if uncommitted == 0:
+            for seed, rows in waiting.items():
+                self._say(seed=seed, rows=rows)
+            rows = waiting[current]
+            waiting.clear()
+            waiting[current] = rows
+
+    def _say(self, **message: Any) -> None:
+        os.write(self._pipe, (json.dumps(message) + "\n").encode())
+
+
+# ---- what a step contains
+
+
+def step_of(seed: int, index: int, *, last: bool) -> Step:
+    rng = np.random.default_rng([seed, index, 1])
+    return Step(
+        observation=observation_of(seed, index),
+        action=rng.random(3, np.float32),
+        reward=float(index),
+        terminated=last,
+        source=Source.SCRIPT,
+        policy_version=index,
+    )
+
+
+def observation_of(seed: int, index: int) -> dict[str, Any]:
+    rng = np.random.default_rng([seed, index, 2])
+    return {"camera": rng.integers(0, 256, (24, 24, 3), np.uint8), "note": f"episode {seed}, row {index}"[: 5 + index]}
+
+
+def row_equals(columns: dict[str, Any], index: int, seed: int, *, last: bool) -> bool:
+    """Whether a stored row is what the child wrote."""
+    wanted = trees.flatten(observation_of(seed, index), "observation")
+    if not last:
+        step = step_of(seed, index, last=bool(columns["terminated"][index]))
+        wanted |= {
+            "action": step.action,
+            "reward": np.float32(step.reward),
+            "source": np.uint8(step.source),
+            "policy_version": np.int64(step.policy_version),
+        }
+    return all(trees.equal_leaf(value, columns[path][index]) for path, value in wanted.items())

@@ -1,0 +1,1 @@
+"""Client: remote writers, samplers and parameter subscriptions."""

@@ -1,0 +1,1 @@
+"""Server: a store over a socket."""

@@ -1,0 +1,203 @@
+"""Sampling for clients: the server's side of a stream of batches.
+
+A stream has a reader and a sampler of its own. The client asks for as many batches ahead as it likes to have; while one
+is sent, the next is drawn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from understudy.core import StoreError, WireError
+from understudy.replay.read.reader import Reader
+from understudy.replay.sample.sampler import Sampler
+from understudy.service.wire.batches import (
+    MAX_BATCH_BYTES,
+    encode_batch,
+    num_bytes_of,
+    selector_from_json,
+    shape_from_json,
+    view_from_json,
+)
+from understudy.service.wire.message import pieces
+from understudy.service.wire.protocol import ReplacedError, check_version, from_json, refuse_unknown, to_json
+
+_HELLO = {
+    "version",
+    "view",
+    "shape",
+    "selector",
+    "batch_size",
+    "seed",
+    "spec",
+    "rank",
+    "world_size",
+    "state",
+    "store",
+}
+
+
+class Drawing:
+    """One client's sampler. Its methods run in working threads.
+
+    A client that goes away cancels its stream but not the thread that draws for it, so `close` waits for that.
+    """
+
+    def __init__(self, store: Path, hello: dict[str, Any]):
+        refuse_unknown(hello, _HELLO)
+        check_version(hello)
+        options: dict[str, Any] = {name: hello.get(name) for name in ("batch_size", "seed", "rank", "world_size")}
+        for name, number in options.items():
+            if type(number) is not int or not 0 <= number < (2**64 if name == "seed" else 2**63):
+                raise WireError(f"{name}: expected a whole number from 0, got {str(number)[:40]}")
+        spec = hello.get("spec")
+        if spec is not None and type(spec) is not int:
+            raise WireError(f"spec: expected the number of a spec, got {str(spec)[:40]}")
+        self._options = options | {
+            "view": view_from_json(hello.get("view")),
+            "shape": shape_from_json(hello.get("shape")),
+            "selector": selector_from_json(hello.get("selector")),
+            "spec": spec,
+        }
+        self._state = hello.get("state")
+        self._at_work = threading.Lock()
+        self._reader = Reader(store)
+        self._sampler: Sampler | None = None
+        self._closed = False
+        self._batch: Any = None
+        self._store_id = self._reader.catalog.store_id
+        try:
+            if hello.get("store") not in (None, self._store_id):
+                raise ReplacedError(
+                    "there is another store here than the one that was drawn from; begin anew, or bring that one back"
+                )
+            self._try_to_begin()
+        except BaseException:
+            self._reader.close()
+            raise
+
+    def _try_to_begin(self) -> None:
+        """Make the sampler. In a store in which nothing was ever written, there is nothing to make it for yet."""
+        if not self._reader.catalog.spec_ids():
+            return
+        sampler = Sampler(self._reader, **self._options)
+        self._check_size(sampler, sampler.batch_size)
+        if self._state is not None:
+            _restore(sampler, self._state)
+        sampler.follow()
+        self._sampler = sampler
+
+    def close(self) -> None:
+        with self._at_work:
+            self._closed = True
+            if self._sampler is not None:
+                self._sampler.close()
+            self._reader.close()
+
+    def greeting(self) -> bytes:
+        return to_json(self._said())
+
+    def _said(self) -> dict[str, Any]:
+        """What a client is told with every answer."""
+        sampler = self._sampler
+        if sampler is None:
+            return {"spec": None, "available": 0, "state": self._state, "store": self._store_id, "record": None}
+        return {
+            "spec": sampler.spec.to_json(),
+            "available": len(sampler),
+            "state": sampler.state(),
+            "store": self._store_id,
+            "record": None,
+        }
+
+    def draw(self, message: bytes) -> list[bytes]:
+        """The messages that answer a request: what is known now, and the pieces of a batch if one was asked for."""
+        with self._at_work:
+            return [] if self._closed else self._drawn(message)
+
+    def _drawn(self, message: bytes) -> list[bytes]:
+        request = from_json(message)
+        refuse_unknown(request, {"size", "part"})
+        size = request.get("size")
+        if type(size) is not int or size < 0:
+            raise WireError(f"size: expected a whole number from 0, got {str(size)[:40]}")
+        if self._sampler is None:
+            self._try_to_begin()
+        sampler = self._sampler
+        if sampler is not None:
+            sampler.follow()
+        if size == 0:
+            return [to_json(self._said())]
+        if sampler is None:
+            raise StoreError("there is nothing to draw: the store is empty; record something, then call follow()")
+        self._check_size(sampler, size)
+        part = _part(request.get("part"), size)
+        num_items = sampler.part(size).stop - sampler.part(size).start if part is None else part.stop - part.start
+        if self._batch is None or len(self._batch) != num_items:
+            self._batch = sampler.shape.make(sampler.spec, num_items)  # used again: what is sent is a copy
+        batch = sampler.sample(self._batch, size=size, part=part)
+        record = asdict(sampler.last_record) if sampler.last_record else None
+        return [to_json({**self._said(), "record": record}), *pieces(encode_batch(batch, {}))]
+
+    @staticmethod
+    def _check_size(sampler: Sampler, size: int) -> None:
+        """Refuse a batch that is too large, without making it."""
+        one = num_bytes_of(sampler.shape.make(sampler.spec, 1))
+        if size * one > MAX_BATCH_BYTES:
+            raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; ask for fewer")
+
+
+def _restore(sampler: Sampler, state: Any) -> None:
+    try:
+        sampler.restore(state)
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise WireError(f"state: not the state of a sampler ({type(error).__name__})") from None
+
+
+def _part(value: Any, size: int) -> slice | None:
+    if value is None:
+        return None
+    if not (isinstance(value, list) and len(value) == 2 and all(type(x) is int for x in value)):
+        raise WireError(f"part: expected two whole numbers, got {json.dumps(value)[:40]}")
+    start, stop = value
+    if not 0 <= start <= stop <= size:
+        raise WireError(f"part: expected a part of {size}, got {start} to {stop}")
+    return slice(start, stop)
+
+
+async def serve_batches(
+    drawing: Drawing,
+    requests: AsyncIterator[bytes],
+    write: Callable[[bytes], Awaitable[Any]],
+    in_thread: Callable[..., Awaitable[Any]],
+    counted: Callable[[], None],
+) -> None:
+    """Answer requests in order until the client has no more; one batch is drawn ahead of the one on the wire."""
+    ready: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue(1)
+
+    async def draw() -> None:
+        try:
+            async for message in requests:
+                await ready.put(await in_thread(drawing.draw, message))
+            await ready.put(None)
+        except Exception as error:  # noqa: BLE001 (raised again by whoever sends)
+            await ready.put(error)
+
+    drawer = asyncio.ensure_future(draw())
+    try:
+        while (messages := await ready.get()) is not None:
+            if isinstance(messages, Exception):
+                raise messages
+            for message in messages:
+                await write(message)
+            if len(messages) > 1:
+                counted()
+    finally:
+        drawer.cancel()
+        await asyncio.wait({drawer})

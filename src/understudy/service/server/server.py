@@ -1,0 +1,448 @@
+"""Server: a store over a socket. It runs in a thread of its own, in the process that has the store open.
+
+| loop | takes from | blocks on | woken by |
+|---|---|---|---|
+| the event loop, one thread | all streams | nothing | gRPC, the working threads |
+| committing threads | chunks | the store's commit lock, the disk | the event loop |
+| drawing threads | requests for batches and counts | the disk | the event loop |
+
+A stream reads one message ahead of the one at work, so that the network and the disk are busy together. What is wrong
+with a message ends its stream with an error that says so; no other stream notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+
+from understudy.core import (
+    RefusedError,
+    SpecError,
+    StepSpec,
+    StoreError,
+    StoreFailedError,
+    UnderstudyError,
+    WireError,
+)
+from understudy.replay import Reader, Store
+from understudy.replay.format.chunk import Chunk
+from understudy.replay.format.layout import row_bytes_of
+from understudy.replay.read.view import count
+from understudy.service.parameters import NO_PARAMETERS, Board
+from understudy.service.server.metrics import Metrics
+from understudy.service.server.sample_stream import Drawing, serve_batches
+from understudy.service.server.writer_stats import Heard
+from understudy.service.wire.batches import view_from_json
+from understudy.service.wire.chunks import decode_chunk
+from understudy.service.wire.protocol import (
+    DEFAULT_PORT,
+    PUBLISH,
+    REQUEST,
+    SAMPLE,
+    SERVICE,
+    STATUS,
+    SUBSCRIBE,
+    TOKEN_KEY,
+    VERSION,
+    WRITE,
+    check_version,
+    from_json,
+    refuse_unknown,
+    status_of,
+    to_json,
+)
+from understudy.web.access import check_access
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+MAX_SPECS = 256  # in one store; each has a segment of its own
+MAX_NAME_LENGTH = 200
+MAX_VIEWS = 16  # in one question
+NUM_THREADS = 16  # that commit, and as many that draw; a commit of many chunks costs hardly more than of one
+PARAMETERS_DIRECTORY = "parameters"  # in the store's
+_HEALTH_SERVING, _HEALTH_NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    """Where to listen, whom to let in, and how much to take."""
+
+    host: str = "127.0.0.1"
+    port: int = DEFAULT_PORT  # 0: any that is free
+    token: str | None = field(default=None, repr=False)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    max_message_bytes: int = 64 * 2**20
+    max_parameters_bytes: int = 4 * 2**30
+    max_streams: int = 4096
+    replaces: tuple[str, ...] = ()  # stores that are gone for good; who wrote to one of them goes on with this one
+
+    def __post_init__(self) -> None:
+        check_access(self.host, self.token, RefusedError)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise RefusedError("tls: a certificate and a key go together; pass both --tls-cert and --tls-key")
+
+
+# Called with the name and the spec of a writer that connects; raises if it is not to be let in.
+Accept: TypeAlias = Callable[[str, StepSpec], None]
+# What a server answers to requests that are not its own: (type, payload) to anything that JSON has.
+Answer: TypeAlias = Callable[[str, Any], Any]
+
+
+class Server:
+    """Serves a store from `start` to `stop`. Use as a context manager."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: ServerConfig | None = None,
+        *,
+        answer: Answer | None = None,
+        accept: Accept | None = None,
+    ):
+        self.config = config or ServerConfig()
+        self._answer = answer
+        self._accept = accept
+        self.store = store
+        self.metrics = Metrics(store)
+        self.heard = Heard()
+        self.address = ""
+        self.failed = threading.Event()  # the store has failed, or the server is stopped: end the process
+        self.failure: StoreFailedError | None = None
+        self._workers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="serve")
+        self._drawers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="draw")  # keep no commit waiting
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
+        self._grpc: grpc.aio.Server | None = None
+
+    # ---- lifecycle
+
+    def start(self) -> Server:
+        """Listen; returns when the port is open."""
+        self._thread.start()
+        try:
+            asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
+        except BaseException:
+            self.stop()
+            raise
+        logger.info("serving %s at %s", self.store.path, self.address)
+        return self
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Let running commits finish, end all streams, and close the port. The store stays open."""
+        if self._loop.is_closed():
+            return
+        asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._workers.shutdown()
+        self._drawers.shutdown()
+        self._loop.close()
+        self.failed.set()
+
+    def __enter__(self) -> Server:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    async def _open(self) -> None:
+        config = self.config
+        server = grpc.aio.server(
+            maximum_concurrent_rpcs=config.max_streams,
+            options=[
+                ("grpc.max_receive_message_length", config.max_message_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                ("grpc.keepalive_time_ms", 20_000),  # a client that is silently gone gives its stream back
+                ("grpc.keepalive_timeout_ms", 20_000),
+                ("grpc.http2.ping_timeout_ms", 20_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+            ],
+        )
+        self.board = Board(self.store.path / PARAMETERS_DIRECTORY, self.store.catalog.store_id, self.in_thread)
+        self.metrics.parameters_version.set(self.board.version)
+        server.add_generic_rpc_handlers(self._handlers())
+        host = f"[{config.host}]" if ":" in config.host.strip("[]") and config.host[0] != "[" else config.host
+        address = f"{host}:{config.port}"
+        try:
+            if config.tls_cert is not None and config.tls_key is not None:
+                pair = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
+                port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            else:
+                port = server.add_insecure_port(address)
+        except OSError as error:
+            raise RefusedError(f"{error.filename}: {error.strerror}; pass a readable certificate and key") from None
+        except RuntimeError as error:
+            tls = ", or pass a readable certificate and key" if config.tls_cert is not None else ""
+            raise RefusedError(f"cannot listen on {address} ({error}); is another server there?{tls}") from None
+        await server.start()
+        self._grpc = server
+        self.address = f"{host}:{port}"
+
+    async def _close(self, grace_s: float) -> None:
+        if self._grpc is not None:
+            await self._grpc.stop(grace_s)
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:  # streams that put away what they had
+            await asyncio.wait(left, timeout=grace_s)
+
+    def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
+        delivery = {
+            WRITE: grpc.stream_stream_rpc_method_handler(self._guarded_stream(self._write)),
+            SAMPLE: grpc.stream_stream_rpc_method_handler(self._guarded_stream(self._sample)),
+            PUBLISH: grpc.stream_unary_rpc_method_handler(self._guarded(self._publish)),
+            SUBSCRIBE: grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._subscribe)),
+            STATUS: grpc.unary_unary_rpc_method_handler(self._guarded(self._status)),
+            REQUEST: grpc.unary_unary_rpc_method_handler(self._guarded(self._request)),
+        }
+        return (
+            grpc.method_handlers_generic_handler(SERVICE, delivery),
+            grpc.method_handlers_generic_handler(
+                "grpc.health.v1.Health", {"Check": grpc.unary_unary_rpc_method_handler(self._health)}
+            ),
+        )
+
+    def answers(self, timeout_s: float) -> bool:
+        """Whether the event loop gets to a call in time; False if it hangs, or is stopped."""
+        answered = threading.Event()
+        if not self._loop.is_running():
+            return False
+        self._loop.call_soon_threadsafe(answered.set)
+        return answered.wait(timeout_s)
+
+    # ---- what every call goes through
+
+    def _guarded(
+        self, call: Callable[[Any, grpc.aio.ServicerContext], Awaitable[bytes]]
+    ) -> Callable[[Any, grpc.aio.ServicerContext], Coroutine[Any, Any, bytes]]:
+        """A call with one answer, for clients with the token; our errors become its status."""
+
+        async def guarded(request: Any, context: grpc.aio.ServicerContext) -> bytes:
+            try:
+                self._check_token(context)
+                return await call(request, context)
+            except UnderstudyError as error:
+                await self._refuse(context, error)
+                raise AssertionError("unreachable") from None
+
+        return guarded
+
+    def _guarded_stream(
+        self, call: Callable[[Any, grpc.aio.ServicerContext], Awaitable[None]]
+    ) -> Callable[[Any, grpc.aio.ServicerContext], Coroutine[Any, Any, None]]:
+        async def guarded(requests: Any, context: grpc.aio.ServicerContext) -> None:
+            try:
+                self._check_token(context)
+                await call(requests, context)
+            except UnderstudyError as error:
+                await self._refuse(context, error)
+
+        return guarded
+
+    def _check_token(self, context: grpc.aio.ServicerContext) -> None:
+        if self.config.token is None:
+            return
+        shown = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
+        shown = shown if isinstance(shown, bytes) else shown.encode()
+        if not hmac.compare_digest(shown, f"Bearer {self.config.token}".encode()):
+            raise RefusedError("the token is missing or wrong; pass the one that `understudy serve` was started with")
+
+    async def _refuse(self, context: grpc.aio.ServicerContext, error: UnderstudyError) -> None:
+        self.metrics.refused(error)
+        if isinstance(error, StoreFailedError):
+            self.failure = self.failure or error
+            self.failed.set()
+        code, text, trailer = status_of(error)
+        logger.info("%s: %s: %s", context.peer(), type(error).__name__, error)
+        await context.abort(code, text, trailer)
+
+    async def in_thread(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
+        return await self._loop.run_in_executor(self._workers, partial(function, *args, **options))
+
+    async def drawing(self, function: Callable[..., T], *args: Any) -> T:
+        """As `in_thread`, for what reads the store."""
+        return await self._loop.run_in_executor(self._drawers, partial(function, *args))
+
+    # ---- calls
+
+    async def _health(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return _HEALTH_NOT_SERVING if self.failed.is_set() else _HEALTH_SERVING
+
+    async def _status(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        return to_json(await self.drawing(self._count, from_json(request)))
+
+    def _count(self, asked: dict[str, Any]) -> dict[str, Any]:
+        """What is in the store, and how many steps the views have that are asked for."""
+        refuse_unknown(asked, {"views"})
+        given = asked.get("views", [])
+        if not isinstance(given, list):
+            raise WireError(f"views: expected a list of views, got {str(given)[:40]}")
+        if len(given) > MAX_VIEWS:
+            raise StoreError(f"views: at most {MAX_VIEWS} at once, got {len(given)}; ask again for the others")
+        views = [view_from_json(view) for view in given]
+        with Reader(self.store.path) as reader:
+            commit = reader.last_commit()
+            totals = [asdict(total) for total in reader.catalog.episode_totals()]
+            counts = {view.name: found for view, found in zip(views, count(reader, views, commit), strict=True)}
+        steps = {name: found.steps for name, found in counts.items()}
+        episodes = {name: found.episodes for name, found in counts.items()}
+        return {
+            "version": VERSION,
+            "store": self.board.store_id,
+            "commit": commit,
+            "totals": totals,
+            "steps": steps,
+            "episodes": episodes,
+            "parameters_version": self.board.version,
+        }
+
+    async def _request(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """A question for whoever started the server. What its answer raises, the asker is told, and nobody else."""
+        asked = from_json(request)
+        if self._answer is None:
+            raise RefusedError("this server answers no requests; use the calls that it has")
+        try:
+            found = await self.in_thread(self._answer, str(asked.get("type")), asked.get("payload"))
+            return to_json({"answer": found})
+        except UnderstudyError:
+            raise
+        except Exception as error:  # the callback is not ours: its error is told, and the server goes on
+            logger.exception("a request of type %s failed", asked.get("type"))
+            raise StoreError(f"the server's answer to {asked.get('type')!r} failed: {error!r}") from None
+
+    async def _sample(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        drawing = await self.drawing(Drawing, self.store.path, from_json(await _first(requests)))
+        try:
+            with self.metrics.stream("sample"):
+                await context.write(drawing.greeting())
+                await serve_batches(drawing, requests, context.write, self.drawing, self.metrics.sent_batch)
+        finally:
+            await asyncio.shield(self.drawing(drawing.close))
+
+    async def _publish(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
+        hello = from_json(await _first(requests))
+        refuse_unknown(hello, {"version"})
+        version = hello.get("version")
+        if version is not None and (type(version) is not int or not 0 < version < 2**62):
+            raise WireError(f"version: expected a whole number from 1, got {str(version)[:40]}")
+        number = await self.board.publish(requests, version, self.config.max_parameters_bytes)
+        self.metrics.parameters_version.set(number)
+        return to_json({"version": number})
+
+    async def _subscribe(self, request: bytes, context: grpc.aio.ServicerContext) -> None:
+        """The newest version, and each that is newest when the one before has been sent."""
+        hello = from_json(request)
+        have = hello.get("have")
+        if type(have) is not int:
+            raise WireError(f"have: expected the number of a version, got {str(have)[:40]}")
+        if hello.get("store") != self.board.store_id:  # versions of another store mean nothing here
+            have = NO_PARAMETERS
+        with self.metrics.stream("subscribe"):
+            while True:
+                publication = await self.board.newest(have=have)
+                async for piece in publication.pieces():
+                    await context.write(piece)
+                have = await publication.version()
+                await context.write(to_json({"version": have, "store": self.board.store_id}))
+
+    async def _write(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
+        """Chunks in, acknowledgements out, each after its commit is durable."""
+        hello = from_json(await _first(requests))
+        writer, incarnation, spec = self._parse_hello(hello)
+        # It begins with its first good chunk: a hello may be late, its process dead and another at work, and it must
+        # not take the name from that. Who sends a chunk has got the answer to the hello, so it was alive.
+        last_seq = await self.in_thread(self.store.last_seq, writer, incarnation)
+        begun = False
+        with self.metrics.stream("write"), self.heard.writer(writer, incarnation, context.peer(), last_seq) as heard:
+            stores = [self.board.store_id, *self.config.replaces]
+            await context.write(
+                to_json({"last_seq": last_seq, "max_message_bytes": self.config.max_message_bytes, "stores": stores})
+            )
+            ahead = asyncio.ensure_future(_next(requests))
+            try:
+                while (message := await ahead) is not None:
+                    ahead = asyncio.ensure_future(_next(requests))
+                    heard.came(len(message))
+                    decode = partial(decode_chunk, message, writer=writer, incarnation=incarnation, spec=spec)
+                    seq, commit = await self.in_thread(self._commit, decode, len(message), last_seq, begun)
+                    begun = True
+                    heard.stored(seq, commit, again=seq <= last_seq)
+                    last_seq = max(last_seq, seq)
+                    await context.write(to_json({"seq": seq, "commit": commit}))
+            finally:
+                ahead.cancel()
+
+    def _parse_hello(self, hello: dict[str, Any]) -> tuple[str, str, StepSpec]:
+        refuse_unknown(hello, {"version", "writer", "incarnation", "spec"})
+        check_version(hello)
+        names = hello.get("writer"), hello.get("incarnation")
+        for name in names:
+            if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+                raise WireError(
+                    f"writer: expected a name of up to {MAX_NAME_LENGTH} characters, got {str(name)[:40]!r}"
+                )
+        spec = self._parse_spec(hello.get("spec"))
+        if self._accept is not None:
+            self._accept(str(names[0]), spec)
+        return str(names[0]), str(names[1]), spec
+
+    def _parse_spec(self, value: Any) -> StepSpec:
+        """The spec in a hello; one whose rows could not be sent is refused before anything is made for it."""
+        try:
+            spec = StepSpec.from_json(value)
+            known = spec.json_text in self.store.state.spec_ids
+            num_bytes = row_bytes_of(spec)
+        except UnderstudyError:
+            raise
+        except (TypeError, KeyError, ValueError, AttributeError, RecursionError, OverflowError) as error:
+            raise WireError(f"spec: not the spec of a step ({type(error).__name__}: {str(error)[:100]})") from None
+        if not 0 < num_bytes <= self.config.max_message_bytes:
+            raise SpecError(f"spec: a row of {num_bytes} bytes, and {self.config.max_message_bytes} is the most here")
+        if not known and len(self.store.state.spec_ids) >= MAX_SPECS:
+            raise SpecError(f"spec: the store has {MAX_SPECS} specs already; write another store")
+        return spec
+
+    def _commit(self, decode: Callable[[], Chunk], num_bytes: int, last_seq: int, begun: bool) -> tuple[int, int]:
+        started = time.monotonic()
+        chunk = decode()
+        if not begun:
+            self.store.begin_writer(chunk.writer, chunk.incarnation)
+        commit = self.store.commit(chunk)
+        self.metrics.committed(chunk, num_bytes, time.monotonic() - started, again=chunk.seq <= last_seq)
+        return chunk.seq, commit
+
+
+async def _first(requests: AsyncIterator[bytes]) -> bytes:
+    message = await _next(requests)
+    if message is None:
+        raise WireError("the stream ended before it said anything")
+    return message
+
+
+async def _next(requests: AsyncIterator[bytes]) -> bytes | None:
+    """The next message of a stream, or None at its end."""
+    async for message in requests:
+        return message
+    return None

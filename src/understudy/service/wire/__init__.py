@@ -1,0 +1,1 @@
+"""Wire: what client and server send each other."""

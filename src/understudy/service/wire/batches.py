@@ -1,0 +1,203 @@
+"""Batches: what a client may ask a server to draw, and a drawn batch as a message. Nothing is taken on trust.
+
+A view's condition is SQL from another machine. It may read an episode's attributes and call a few functions of text
+and number, and nothing else; see `view_from_json`.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import asdict, fields
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from understudy.core import SequenceBatch, Source, StoreError, TransitionBatch, WireError
+from understudy.core import tree as trees
+from understudy.core.spec import ArraySpec
+from understudy.core.step import StepSpec
+from understudy.replay.format.records import ATTRIBUTE_COLUMNS
+from understudy.replay.read.batch_shapes import Sequences, Transitions
+from understudy.replay.read.view import Clause, View
+from understudy.replay.sample.sampler import Shape
+from understudy.replay.sample.selectors import OldestOnce, Selector, Uniform, UniformEpisodes
+from understudy.service.wire.chunks import pack_ragged, unpack_ragged
+from understudy.service.wire.message import Assembly, Buffer, pack, typed
+
+Array = np.ndarray[Any, Any]
+Batch: TypeAlias = TransitionBatch | SequenceBatch
+
+MAX_BATCH_BYTES = 2**30
+MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 2**20  # with what a message adds
+MAX_CLAUSES, MAX_CONDITION_LENGTH = 16, 2000
+
+_SHAPES: dict[str, type[Transitions] | type[Sequences]] = {"transitions": Transitions, "sequences": Sequences}
+_SELECTORS: dict[str, type[Any]] = {"uniform": Uniform, "uniform_episodes": UniformEpisodes, "oldest_once": OldestOnce}
+_FUNCTIONS = {
+    "abs",
+    "coalesce",
+    "glob",
+    "ifnull",
+    "instr",
+    "json_extract",
+    "length",
+    "like",
+    "lower",
+    "max",
+    "min",
+    "nullif",
+    "round",
+    "substr",
+    "trim",
+    "upper",
+    "->",
+    "->>",
+}
+
+
+# ---- what to draw
+
+
+def view_to_json(view: View) -> dict[str, Any]:
+    clauses = [{"where": c.where, "sources": sorted(int(source) for source in c.sources)} for c in view.clauses]
+    return {"name": view.name, "clauses": clauses}
+
+
+def view_from_json(value: Any) -> View:
+    """A view that a client has sent, if all it does is to ask for attributes of episodes."""
+    try:
+        clauses = tuple(
+            Clause(where=str(c["where"]), sources=frozenset(Source(number) for number in c["sources"]))
+            for c in value["clauses"]
+        )
+        name = str(value["name"])[:200]
+    except (TypeError, KeyError, ValueError) as error:
+        raise WireError(f"view: not a view ({type(error).__name__}: {str(error)[:100]})") from None
+    if len(clauses) > MAX_CLAUSES or any(len(clause.where) > MAX_CONDITION_LENGTH for clause in clauses):
+        raise StoreError(
+            f"view {name!r}: at most {MAX_CLAUSES} clauses of {MAX_CONDITION_LENGTH} characters; ask for less at once"
+        )
+    for clause in clauses:
+        _refuse_harm(name, clause.where)
+    return View(name=name, clauses=clauses)
+
+
+def _refuse_harm(name: str, where: str) -> None:
+    """Let SQLite itself tell what a condition would touch, on an empty table, before it comes near the catalog."""
+    touched: list[str] = []
+    selects = 0
+
+    def allow(action: int, first: str | None, second: str | None, *_: Any) -> int:
+        nonlocal selects
+        selects += action == sqlite3.SQLITE_SELECT
+        harmless = (
+            (action == sqlite3.SQLITE_SELECT and selects == 1)  # ours, and none inside it
+            or action == sqlite3.SQLITE_READ
+            or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
+        )
+        if not harmless:
+            touched.append(second or first or "a select")
+        return sqlite3.SQLITE_OK if harmless else sqlite3.SQLITE_DENY
+
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.execute(f"create table episodes ({', '.join(ATTRIBUTE_COLUMNS)})")
+        db.set_authorizer(allow)
+        try:
+            db.execute(f"select 1 from episodes where ({where}\n)")
+        except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+            reason = f"{touched[0]} is not allowed" if touched else str(error)[:200]
+            raise StoreError(
+                f"view {name!r}: {reason}; a condition may use {', '.join(ATTRIBUTE_COLUMNS)} and simple functions"
+            ) from None
+        finally:
+            db.set_authorizer(None)
+
+
+def shape_to_json(shape: Shape) -> dict[str, Any]:
+    for kind, cls in _SHAPES.items():
+        if type(shape) is cls:
+            return {"kind": kind, **asdict(shape)}
+    raise StoreError(f"shape: expected Transitions or Sequences, got {type(shape).__name__}; sample next to the store")
+
+
+def shape_from_json(value: Any) -> Transitions | Sequences:
+    try:
+        options = dict(value)
+        shape = _SHAPES[options.pop("kind")](**options)
+        sizes = [v for v in asdict(shape).values() if type(v) is int]
+    except (TypeError, KeyError, ValueError) as error:
+        raise WireError(f"shape: not a shape ({type(error).__name__}: {str(error)[:100]})") from None
+    if any(size > 100_000 for size in sizes):
+        raise StoreError(f"shape: {max(sizes)} is more than a server draws at once; ask for shorter ones")
+    return shape
+
+
+def selector_to_json(selector: Selector) -> dict[str, Any]:
+    for kind, cls in _SELECTORS.items():
+        if type(selector) is cls:
+            return {"kind": kind, **selector.options}  # type: ignore[attr-defined]
+    raise StoreError(
+        f"selector: expected one of {', '.join(_SELECTORS)} over the network, got {type(selector).__name__}; "
+        f"run the learner beside the store"
+    )
+
+
+def selector_from_json(value: Any) -> Selector:
+    try:
+        options = dict(value)
+        found: Selector = _SELECTORS[options.pop("kind")](**options)
+    except (TypeError, KeyError, ValueError) as error:
+        raise WireError(f"selector: not a selector ({type(error).__name__}: {str(error)[:100]})") from None
+    return found
+
+
+# ---- a batch as a message
+
+
+def encode_batch(batch: Batch, metadata: Mapping[str, str]) -> list[Buffer]:
+    arrays: dict[str, Array] = {}
+    for path, leaf in _leaves(batch):
+        arrays |= pack_ragged(path, leaf.ravel().tolist()) if leaf.dtype == object else {path: leaf}
+    return pack(metadata, arrays)
+
+
+def fill_batch(batch: Batch, at: slice, assembly: Assembly, spec: StepSpec) -> None:
+    """Copy what has arrived into a batch that the shape made; large fields straight from the pieces."""
+    targets = dict(_leaves(batch))
+    direct: list[Array] = []  # flat bytes of each tensor of the message, in its order
+    aside: dict[str, Array] = {}  # those that cannot be copied in place
+    for tensor in assembly.header.tensors:
+        target = targets.get(tensor.name)
+        place = None if target is None or target.dtype == object else target[at]
+        if place is not None and place.flags.c_contiguous:
+            flat = place.reshape(-1).view(np.uint8)
+        else:
+            flat = aside[tensor.name] = np.empty(tensor.num_bytes, np.uint8)
+        if flat.size != tensor.num_bytes:
+            raise WireError(f"{tensor.name}: expected {flat.size} bytes, got {tensor.num_bytes}; is the server newer?")
+        direct.append(flat)
+    assembly.scatter(direct)
+    found = {t.name: typed(aside[t.name], t) for t in assembly.header.tensors if t.name in aside}
+    for path, target in targets.items():
+        if target.dtype == object:
+            values = unpack_ragged(path, _leaf(spec, path), found)
+            place = target[at]
+            for number, index in enumerate(np.ndindex(place.shape)):
+                place[index] = values[number]
+        elif path in found:
+            target[at] = found.pop(path)
+
+
+def _leaves(batch: Batch) -> list[tuple[str, Array]]:
+    return [pair for item in fields(batch) for pair in trees.leaves(getattr(batch, item.name), item.name)]
+
+
+def _leaf(spec: StepSpec, path: str) -> ArraySpec:
+    return spec.columns[path.removeprefix("next_")]
+
+
+def num_bytes_of(batch: Batch) -> int:
+    """The memory of a batch; a ragged value counts as a pointer."""
+    return sum(leaf.nbytes for _, leaf in _leaves(batch))

@@ -1,0 +1,128 @@
+"""Protocol: the names of the calls, the small messages, and how an error travels.
+
+Arrays travel as in wire.py; all else is JSON. No pickle, and no code: a message can only say what stands here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import grpc
+
+from understudy.core import (
+    EpisodeError,
+    FencedError,
+    RefusedError,
+    SequenceError,
+    SpecError,
+    StoreClosedError,
+    StoreError,
+    StoreFailedError,
+    UnavailableError,
+    UnderstudyError,
+    WireError,
+)
+from understudy.service.wire.message import parse_json
+
+VERSION = 1
+SERVICE = "understudy.Delivery"
+WRITE, SAMPLE, PUBLISH, SUBSCRIBE, STATUS, REQUEST = "Write", "Sample", "Publish", "Subscribe", "Status", "Request"
+DEFAULT_PORT = 7447
+
+TOKEN_KEY = "authorization"
+ERROR_KEY = "understudy-error"
+LAST_SEQ_KEY = "understudy-last-seq"
+MAX_JSON_BYTES = 1 << 20
+
+
+class ReplacedError(StoreError):
+    """A server has another store than the one that was drawn from before."""
+
+
+# Names on the wire; an error that is none of these arrives as a StoreError.
+_ERRORS: dict[str, type[UnderstudyError]] = {
+    kind.__name__: kind
+    for kind in (
+        EpisodeError,
+        FencedError,
+        RefusedError,
+        ReplacedError,
+        SequenceError,
+        SpecError,
+        StoreError,
+        StoreFailedError,
+        WireError,
+    )
+}
+
+
+def method(name: str) -> str:
+    return f"/{SERVICE}/{name}"
+
+
+def to_json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def from_json(message: bytes) -> dict[str, Any]:
+    """The object in a small message; a WireError if it is none."""
+    if len(message) > MAX_JSON_BYTES:
+        raise WireError(f"a small message of {len(message)} bytes, and {MAX_JSON_BYTES} is the most; send less at once")
+    try:
+        value = parse_json(message)
+    except (ValueError, RecursionError):
+        raise WireError(f"expected JSON, got {bytes(message[:40])!r}; is it an understudy client?") from None
+    if not isinstance(value, dict):
+        raise WireError(f"expected a JSON object, got {bytes(message[:40])!r}")
+    return value
+
+
+def status_of(error: UnderstudyError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
+    """How an error leaves the server: status, text, and its name in the trailer."""
+    name = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), "StoreError")
+    if isinstance(error, RefusedError):
+        code = grpc.StatusCode.UNAUTHENTICATED
+    elif isinstance(error, FencedError):
+        code = grpc.StatusCode.FAILED_PRECONDITION
+    elif isinstance(error, StoreFailedError | StoreClosedError | UnavailableError):
+        code = grpc.StatusCode.UNAVAILABLE
+    else:
+        code = grpc.StatusCode.INVALID_ARGUMENT
+    trailer = [(ERROR_KEY, name)]
+    if isinstance(error, FencedError):
+        trailer.append((LAST_SEQ_KEY, str(error.last_seq)))
+    return code, str(error)[:1000].encode("ascii", "replace").decode(), tuple(trailer)
+
+
+_NAMED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED}
+
+
+def error_of(error: grpc.RpcError, address: str) -> UnderstudyError:
+    """The error that a failed call means to the client."""
+    code, text = error.code(), error.details() or ""
+    if code in _NAMED:
+        trailer = dict(error.trailing_metadata() or ())
+        kind = _ERRORS.get(str(trailer.get(ERROR_KEY)), RefusedError)
+        if kind is FencedError:
+            return FencedError(text, last_seq=int(trailer.get(LAST_SEQ_KEY, -1)))
+        return kind(text)
+    if code is grpc.StatusCode.UNIMPLEMENTED:
+        return RefusedError(f"{address}: does not know this call ({text}); is it an understudy server of this version?")
+    return UnavailableError(f"{address}: {_plain(code, text)}; is `understudy serve` running there?")
+
+
+def _plain(code: grpc.StatusCode, text: str) -> str:
+    """GRPC's own words, shortened to the last and most telling part."""
+    return f"{code.name.lower().replace('_', ' ')}: {text.rpartition('errors: ')[2][:200]}".rstrip(": ")
+
+
+def check_version(hello: dict[str, Any]) -> None:
+    if hello.get("version") != VERSION:
+        raise WireError(f"version: this server speaks {VERSION}, got {hello.get('version')!r}; update the other")
+
+
+def refuse_unknown(hello: dict[str, Any], known: set[str]) -> None:
+    odd = sorted(hello.keys() - known)
+    if odd:
+        raise WireError(f"{odd[0][:80]}: expected no such field in this message; is the client newer than the server?")

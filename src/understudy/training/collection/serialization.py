@@ -1,0 +1,73 @@
+"""Packed: rollouts as plain JSON and arrays, to be saved or sent to another process, and back, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from understudy.core import Episode, EpisodeInfo
+from understudy.core import tree as trees
+from understudy.training.collection.groups import Group, in_groups
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.ticket_plan import Plan, Ticket
+
+Facts: TypeAlias = dict[str, Any]  # plain JSON
+Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
+
+
+def save_collection(plan: Plan, carried: Sequence[Group]) -> tuple[Facts, Arrays]:
+    """Where collection stands between two iterations."""
+    facts, arrays = pack([rollout for group in carried for rollout in group.rollouts])
+    return {"plan": plan.state(), "carried": facts}, {f"carried/{path}": array for path, array in arrays.items()}
+
+
+def restore_collection(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Group, ...]:
+    """Make the plan go on as the saved one, and give back the groups that were carried over."""
+    rollouts = unpack(facts["carried"], trees.below(arrays, "carried"))
+    plan.restore(facts["plan"])
+    return tuple(in_groups(rollouts, plan.config.n_samples))
+
+
+def pack(rollouts: Sequence[Rollout]) -> tuple[Facts, Arrays]:
+    """Ragged fields are joined, and their lengths are among the facts, as texts are."""
+    said: list[Facts] = []
+    arrays: Arrays = {}
+    for index, rollout in enumerate(rollouts):
+        one: Facts = {"ticket": asdict(rollout.ticket), "failure": rollout.failure, "attempts": rollout.attempts}
+        if rollout.episode is not None:
+            one |= {"info": asdict(rollout.episode.info), "texts": {}, "lengths": {}}
+            for path, column in rollout.episode.columns().items():
+                if isinstance(column, np.ndarray):
+                    arrays[f"{index}/{path}"] = column
+                elif isinstance(column[0], str):
+                    one["texts"][path] = list(column)
+                else:
+                    one["lengths"][path] = [len(row) for row in column]
+                    arrays[f"{index}/{path}"] = np.concatenate(column)
+        said.append(one)
+    return {"rollouts": said}, arrays
+
+
+def unpack(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Rollout]:
+    """What `pack` was given."""
+    return [_rollout(one, trees.below(arrays, str(index))) for index, one in enumerate(facts["rollouts"])]
+
+
+def _rollout(one: Mapping[str, Any], arrays: Mapping[str, Any]) -> Rollout:
+    episode = None
+    if "info" in one:
+        columns: dict[str, Any] = {**arrays, **one["texts"]}
+        for path, lengths in one["lengths"].items():
+            columns[path] = np.split(columns[path], np.cumsum(lengths)[:-1])
+        episode = _episode(columns, EpisodeInfo(**one["info"]))
+    return Rollout(ticket=Ticket(**one["ticket"]), episode=episode, failure=one["failure"], attempts=one["attempts"])
+
+
+def _episode(columns: Mapping[str, Any], info: EpisodeInfo) -> Episode:
+    names = ("observation", "action", "proposal", "extras")
+    parts = {name: trees.unflatten(trees.below(columns, name)) for name in names}
+    rest = {name: column for name, column in columns.items() if name.partition(trees.SEPARATOR)[0] not in names}
+    return Episode(**parts, **rest, info=info)

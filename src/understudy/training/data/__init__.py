@@ -1,0 +1,1 @@
+"""Data: episodes into stores: recorded, rolled out, imported and exported."""

@@ -1,0 +1,178 @@
+"""Record: demonstrations of a task until enough of them have succeeded, into a store here or over the network.
+
+Failures are kept too and are marked as such, so that the view `DEMO` leaves them out. What was recorded before counts:
+stop at any moment, or be killed, and the next call goes on.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+from understudy.core import StepSpec, StoreError
+from understudy.envs.pace import Pace
+from understudy.envs.teleop.takeover import Takeover
+from understudy.envs.workers import WorkerFailure
+from understudy.envs.world import World
+from understudy.replay import Reader, Store, View
+from understudy.replay.read.view import Clause, count
+from understudy.replay.write.writer import Writer
+from understudy.training.data.run_episode import Rolled, Show, run_episode
+
+logger = logging.getLogger(__name__)
+
+BROKEN_IN_A_ROW = 3  # then the world is beyond help
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordConfig:
+    """What to record. Start states are of the training split; `seed` decides which."""
+
+    task: str
+    successes: int
+    max_episodes: int  # of this call, so that a task that cannot be done comes to an end
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.successes < 1 or self.max_episodes < 1:
+            raise StoreError(
+                f"record: expected successes and max_episodes from 1, got {self.successes} and {self.max_episodes}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordReport:
+    """How far it came, earlier calls included."""
+
+    num_successes: int
+    num_episodes: int
+    num_steps: int = 0  # of this call
+    num_broken: int = 0  # episodes of this call that were cut because the world's process failed
+
+
+class Target(Protocol):
+    """Where demonstrations go."""
+
+    def writer(self, spec: StepSpec) -> Writer: ...
+
+    def num_episodes(self, view: View) -> int:
+        """How many episodes a view has steps of."""
+        ...
+
+
+def record(
+    world: World,
+    target: Target,
+    takeover: Takeover,
+    config: RecordConfig,
+    progress: Callable[[RecordReport, Rolled], None] | None = None,
+    *,
+    pace: Pace | None = None,
+    show: Show | None = None,
+) -> RecordReport:
+    """Run episodes, whoever holds the device acting, until `successes` of the task are in the target.
+
+    A world whose process fails loses its episode and goes on; after BROKEN_IN_A_ROW of them the failure is raised.
+    """
+    task = world.suite.task(config.task)
+    report = RecordReport(
+        num_successes=target.num_episodes(_demonstrations(task.name, "success = 1")),
+        num_episodes=target.num_episodes(_demonstrations(task.name, "1")),
+    )
+    last = report.num_episodes + config.max_episodes
+    writer = target.writer(world.step_spec)
+    broken_in_a_row = 0
+    while report.num_successes < config.successes and report.num_episodes < last:
+        try:
+            rolled = run_episode(
+                world,
+                writer,
+                takeover=takeover,
+                kind="demonstration",
+                seed=config.seed + report.num_episodes,
+                options={"task": task.name},
+                pace=pace,
+                show=_counted(show, report),
+            )
+        except WorkerFailure as failure:
+            broken_in_a_row += 1
+            if broken_in_a_row >= BROKEN_IN_A_ROW:
+                raise
+            logger.warning("the world is started anew: %s", failure)
+            if failure.doing not in ("start", "reset"):  # there was an episode
+                report = replace(report, num_episodes=report.num_episodes + 1, num_broken=report.num_broken + 1)
+            continue
+        broken_in_a_row = 0
+        report = replace(
+            report,
+            num_successes=report.num_successes + rolled.success,
+            num_episodes=report.num_episodes + 1,
+            num_steps=report.num_steps + rolled.num_steps,
+        )
+        if progress is not None:
+            progress(report, rolled)
+    return report
+
+
+def _counted(show: Show | None, report: RecordReport) -> Show | None:
+    """A screen that is also told how far the recording has come."""
+    if show is None:
+        return None
+    counts = {"episode": report.num_episodes + 1, "successes": report.num_successes}
+    return lambda observation, seen: show(observation, {**seen, **counts})
+
+
+def _demonstrations(task: str, which: str) -> View:
+    quoted = task.replace("'", "''")
+    return View(name="recorded", clauses=(Clause(where=f"kind = 'demonstration' and task = '{quoted}' and {which}"),))
+
+
+# ---- where they go
+
+WRITER = "record"
+
+
+@contextmanager
+def open_target(
+    where: str, *, spool: Path | None = None, token_file: Path | None = None, tls_cert: Path | None = None
+) -> Iterator[Target]:
+    """A store's directory, or the address of a server (host:port)."""
+    with ExitStack() as undo:
+        host, colon, port = where.rpartition(":")
+        if host and colon and port.isdigit() and not Path(where).exists():
+            yield _Remote(undo, where, spool, token_file, tls_cert)
+        else:
+            yield _Local(undo.enter_context(Store.open(where)))
+
+
+class _Local:
+    def __init__(self, store: Store):
+        self._store = store
+
+    def writer(self, spec: StepSpec) -> Writer:
+        return self._store.writer(WRITER, spec)
+
+    def num_episodes(self, view: View) -> int:
+        with Reader(self._store.path) as reader:
+            return count(reader, [view])[0].episodes
+
+
+class _Remote:
+    def __init__(
+        self, undo: ExitStack, address: str, spool: Path | None, token_file: Path | None, tls_cert: Path | None
+    ):
+        from understudy.service import connect  # only now: it needs gRPC
+
+        self._undo = undo
+        self._spool = spool
+        self._remote = undo.enter_context(connect(address, token_file=token_file, tls_cert=tls_cert))
+
+    def writer(self, spec: StepSpec) -> Writer:
+        return self._undo.enter_context(self._remote.writer(WRITER, spec, spool=self._spool))
+
+    def num_episodes(self, view: View) -> int:
+        return sum(int(said["episodes"][view.name]) for said in self._remote.status([view]).values())

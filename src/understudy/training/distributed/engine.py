@@ -1,0 +1,284 @@
+"""Engine: gradients to weights, for one process, replicas or shards, to the same numbers.
+
+engine = Engine(module, EngineConfig(learning_rate=1e-4), alone())
+for index, micro in enumerate(micro_batches):
+    loss = (weight[micro] * my_loss(engine.forward(inputs[micro]))).sum()  # weights are those of the global mini batch
+    engine.backward(loss, last=index + 1 == len(micro_batches))
+gradient_norm = engine.step()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.ddp import Alone, Replicated, compute_again, find_blocks
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.fsdp import Sharded, local
+from understudy.training.distributed.ranks import Ranks
+from understudy.training.distributed.sharded_checkpoint import load_tensors, save_tensors
+
+Array = np.ndarray[Any, Any]
+
+
+class Engine:
+    """Trains one module. All ranks call the same methods in the same order; only `forward` within `whole` is free."""
+
+    def __init__(self, module: nn.Module, config: EngineConfig, ranks: Ranks):
+        self.module = module
+        self.config = config
+        self.ranks = ranks
+        self.num_updates = 0
+        self._ready = False  # the gradients are those of all ranks
+        self._acting = False  # within `whole`
+        self._prepare()
+        named = {name: value for name, value in module.named_parameters() if value.requires_grad}
+        self._optimizer = torch.optim.AdamW(
+            named.values(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+        )
+        self._trainable = named
+        self._start_optimizer()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, to be called in place of the module, also by those who only act."""
+        what = f"update {self.num_updates + 1}"
+        with self.ranks.talking(what) if torch.is_grad_enabled() else self.ranks.blaming(what):
+            return self._parallel.forward(*args, **kwargs)
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradients of one micro batch; `last` if `step` comes next. Ranks without rows bring a loss of 0."""
+        self._refuse_within_whole("backward")
+        if self._ready:
+            raise RanksError("backward: the last micro batch was announced before; call step first")
+        with self.ranks.talking(f"update {self.num_updates + 1}"):
+            self._parallel.backward(loss, last)
+        self._ready = last
+
+    def step(self) -> float:
+        """Update the weights. Returns the norm of the gradient of all ranks, before it was clipped."""
+        if not self._ready:
+            raise RanksError("step: the gradients are not those of all ranks yet; call backward(loss, last=True) first")
+        self._ready = False
+        with self.ranks.talking(f"update {self.num_updates + 1}"):
+            gradients = [local(value.grad) for value in self._trainable.values() if value.grad is not None]
+            norm = self._parallel.norm(gradients)
+            size = float(norm)
+            if not math.isfinite(size):
+                self._optimizer.zero_grad()
+                raise RanksError(
+                    f"update {self.num_updates + 1}: the norm of the gradient is {size}, and nothing was changed; "
+                    f"look at the losses, or lower the learning rate"
+                )
+            if self.config.gradient_clip is not None and size > self.config.gradient_clip:
+                torch._foreach_mul_(gradients, self.config.gradient_clip / (norm + 1e-6))
+            self._update()
+        self.num_updates += 1
+        return size
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        """Within, `forward` without gradients waits for nobody, so that each rank can act at its own pace."""
+        self._refuse_within_whole("whole")
+        with self.ranks.talking("whole"):
+            stack = contextlib.ExitStack()
+            stack.enter_context(self._parallel.whole())
+        self._acting = True
+        try:
+            yield
+        finally:
+            self._acting = False
+            stack.close()
+
+    @property
+    def learning_rate(self) -> float:
+        """Of the next update."""
+        warmup = self.config.warmup_updates
+        return self.config.learning_rate * (min(1.0, (self.num_updates + 1) / warmup) if warmup else 1.0)
+
+    def parameters(self, *, trainable_only: bool = False, everywhere: bool = True) -> dict[str, Array]:
+        """Whole weights and buffers by the module's own names, bfloat16 as float32; if not `everywhere`, on rank 0."""
+        self._refuse_within_whole("weights")
+        named = self._trainable if trainable_only else self._tensors()
+        arrays: dict[str, Array] = {}
+        with self.ranks.talking("parameters"):
+            for name, value in named.items():
+                full = _full(value)
+                if everywhere or self.ranks.first:
+                    arrays[name] = _to_array(full)
+        return arrays
+
+    def load_parameters(self, arrays: Mapping[str, Array]) -> None:
+        """Take whole weights, given on every rank; frozen ones and buffers may be left out."""
+        known = self._tensors()
+        unknown, missing = sorted(arrays.keys() - known.keys()), sorted(self._trainable.keys() - arrays.keys())
+        if unknown or missing:
+            said = f"the module has no {unknown[0]!r}" if unknown else f"{missing[0]!r} is not there"
+            raise RanksError(f"load_parameters: {said} ({len(unknown)} unknown, {len(missing)} missing); use its own")
+        _check_shapes({name: known[name] for name in arrays}, arrays)
+        for name, array in arrays.items():
+            _set(known[name], array)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All that the next update depends on and that is trained or counted, as tensors that may be written to.
+
+        Frozen parameters are not among them: they are those of the artefact that the module was made from.
+        """
+        frozen = {name for name, value in self.module.named_parameters() if not value.requires_grad}
+        found = {f"module/{name}": value for name, value in self._tensors().items() if name not in frozen}
+        for name, value in self._trainable.items():
+            found |= {f"optimizer/{name}/{key}": one for key, one in self._optimizer.state[value].items()}
+        return found
+
+    def state(self) -> dict[str, Any]:
+        """For one process: arrays by path, and the number of updates."""
+        if self.ranks.size > 1:
+            raise RanksError(f"state: is for one process, and there are {self.ranks.size}; use save(directory)")
+        arrays = {name: _to_array(_full(value)) for name, value in self.tensors().items()}
+        return {
+            **arrays,
+            **{name: _to_array(value) for name, value in self._random().items()},
+            "num_updates": self.num_updates,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on as the engine that the state was taken of would have. If it refuses, nothing changed."""
+        tensors = self.tensors()
+        random = self._random()
+        different = sorted((tensors.keys() | random.keys() | {"num_updates"}) ^ state.keys())
+        if different:
+            raise RanksError(
+                f"restore: {different[0]!r} and {len(different) - 1} more are only on one side; "
+                f"make the module as it was made then"
+            )
+        _check_shapes({**tensors, **random}, state)
+        for name, value in (*tensors.items(), *random.items()):
+            _set(value, state[name])
+        self._restored(int(state["num_updates"]), random)
+
+    def save(self, directory: Path) -> Path:
+        """The same for any number of ranks, in a directory that all see; see sharded.py. What was there is replaced."""
+        return save_tensors(self.ranks, directory, self.tensors(), self._random(), self.num_updates)
+
+    def load(self, directory: Path) -> None:
+        """Go on from what any number of ranks saved; if as many, with the same dropout. It may refuse; see restore."""
+        random = self._random()
+        num_updates = load_tensors(self.ranks, directory, self.tensors(), random)
+        self._restored(num_updates, random)
+
+    def _random(self) -> dict[str, Tensor]:
+        """The states of torch's own random numbers, from which dropout is drawn; a copy."""
+        states = {"random/cpu": torch.get_rng_state()}
+        if self.ranks.device.type == "cuda":
+            states["random/cuda"] = torch.cuda.get_rng_state(self.ranks.device)
+        return states
+
+    def _restored(self, num_updates: int, random: Mapping[str, Tensor]) -> None:
+        torch.set_rng_state(random["random/cpu"])
+        if "random/cuda" in random:
+            torch.cuda.set_rng_state(random["random/cuda"], self.ranks.device)
+        self.num_updates = num_updates
+        self._ready = False
+        self._optimizer.zero_grad()
+
+    def _prepare(self) -> None:
+        """Move, spread and wrap the module, in the order that torch wants."""
+        module, config, ranks = self.module, self.config, self.ranks
+        if not any(value.requires_grad for value in module.parameters()):
+            raise RanksError("module: none of its parameters requires a gradient; there is nothing to train")
+        if config.parallel == "none" and ranks.size > 1:
+            raise RanksError(f"parallel: 'none' would train {ranks.size} policies, one a rank; use 'ddp' or 'fsdp'")
+        if config.offload_optimizer and ranks.device.type == "cpu":
+            raise RanksError("offload_optimizer: there is only host memory here, and the state is in it; leave it off")
+        if not config.offload_parameters:
+            module.to(ranks.device)
+        if ranks.size > 1:
+            with torch.no_grad(), ranks.talking("weights of rank 0"):
+                for value in module.state_dict().values():
+                    packed = value.contiguous()
+                    torch.distributed.broadcast(packed, src=0)
+                    value.copy_(packed)
+        blocks: list[nn.Module] = []
+        if config.gradient_checkpointing or config.parallel == "fsdp" or config.blocks:
+            blocks = find_blocks(module, config.blocks)
+        if config.gradient_checkpointing:
+            if not blocks:
+                raise RanksError("gradient_checkpointing: the module has no ModuleList; name the classes in `blocks`")
+            compute_again(blocks)
+        self._parallel: Alone
+        with ranks.talking(f"making {config.parallel}"):
+            if config.parallel == "fsdp":
+                self._parallel = Sharded(
+                    module, ranks, config.precision, blocks=blocks, offload=config.offload_parameters
+                )
+            elif config.parallel == "ddp" and ranks.size > 1:
+                self._parallel = Replicated(module, ranks, config.precision)
+            else:
+                self._parallel = Alone(module, ranks, config.precision)
+
+    def _refuse_within_whole(self, what: str) -> None:
+        if self._acting:
+            raise RanksError(f"{what}: within whole() there is only forward without gradients; leave it first")
+
+    def _start_optimizer(self) -> None:
+        """Make AdamW's state as its first step would, so that it can be saved and read before there was one."""
+        for value in self._trainable.values():
+            moments = {name: torch.zeros_like(value, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
+            self._optimizer.state[value] = {"step": torch.tensor(0.0, dtype=torch.float32), **moments}
+        self._move_optimizer(home=False)
+
+    def _update(self) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self.learning_rate
+        self._move_optimizer(home=True)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self._move_optimizer(home=False)
+
+    def _move_optimizer(self, *, home: bool) -> None:
+        if not self.config.offload_optimizer:
+            return
+        for value, state in self._optimizer.state.items():
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = state[name].to(value.device if home else "cpu")
+
+    def _tensors(self) -> dict[str, Tensor]:
+        """Parameters and buffers that are kept, by the module's own names; FSDP2 forgets here what it has gathered."""
+        self._refuse_within_whole("weights")
+        return dict(self.module.state_dict(keep_vars=True))
+
+
+def _full(value: Tensor) -> Tensor:
+    value = value.detach()
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _to_array(value: Tensor) -> Array:
+    value = value.detach().cpu()
+    array: Array = (value.float() if value.dtype == torch.bfloat16 else value).numpy()
+    return array.copy()
+
+
+@torch.no_grad()
+def _set(value: Tensor, array: Array) -> None:
+    whole = torch.from_numpy(np.array(array))
+    if isinstance(value, DTensor):
+        whole = whole.to(value.to_local().device, value.dtype)
+        value.copy_(distribute_tensor(whole, value.device_mesh, value.placements, src_data_rank=None))
+    else:
+        value.copy_(whole)
+
+
+def _check_shapes(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
+    for name, value in tensors.items():
+        got = np.shape(arrays[name])
+        if tuple(value.shape) != got:
+            raise RanksError(f"{name}: expected {list(value.shape)}, got {list(got)}; make the module as it was made")

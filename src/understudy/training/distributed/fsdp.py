@@ -1,0 +1,82 @@
+"""Parts: one module trained by ranks that each hold a part of it (FSDP2).
+
+Apart from `parallel.py` because what this loads costs a second of CPU, and a process that only acts needs none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+
+from understudy.training.distributed.config import Precision
+from understudy.training.distributed.ddp import Alone
+from understudy.training.distributed.ranks import Ranks
+
+
+class Sharded(Alone):
+    """Each rank has a part of each parameter; a block is whole only while it is used."""
+
+    def __init__(
+        self, module: nn.Module, ranks: Ranks, precision: Precision, *, blocks: Sequence[nn.Module], offload: bool
+    ):
+        super().__init__(module, ranks, precision)
+        ranks.group_of_one()
+        mesh = init_device_mesh(ranks.device.type, (ranks.size,))
+        low = torch.bfloat16 if self._low else None
+        high = torch.float32 if self._low else None
+        policy = CPUOffloadPolicy(pin_memory=ranks.device.type != "cpu") if offload else OffloadPolicy()
+        for block in blocks:
+            mixed = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=high)
+            fully_shard(block, mesh=mesh, mp_policy=mixed, offload_policy=policy)
+        mixed = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=high, output_dtype=high)
+        fully_shard(module, mesh=mesh, mp_policy=mixed, offload_policy=policy)
+        for part in self._parts():
+            part.set_gradient_divide_factor(1.0)  # add up, do not average
+            part.set_force_sum_reduction_for_comms(True)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.module(*args, **kwargs)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        self._root.set_requires_gradient_sync(last)
+        self._root.set_is_last_backward(last)
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    @contextlib.contextmanager
+    def whole(self) -> Iterator[None]:
+        parts = list(self._parts())
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        try:
+            yield
+        finally:
+            for part in parts:
+                part.set_reshard_after_forward(part is not self._root, recurse=False)
+                part.reshard()
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        squared = torch.nn.utils.get_total_norm(gradients).square()
+        dist.all_reduce(squared)
+        return squared.sqrt()
+
+    @property
+    def _root(self) -> FSDPModule:
+        assert isinstance(self.module, FSDPModule)
+        return self.module
+
+    def _parts(self) -> Iterator[FSDPModule]:
+        return (part for part in self.module.modules() if isinstance(part, FSDPModule))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part that this rank holds."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,0 +1,300 @@
+"""Ranks: the processes that train one policy together, and what they say to each other besides gradients.
+
+| who | blocks on | woken by |
+|---|---|---|
+| `join` | the other ranks' first word | the last of them; `join_s` |
+| every other call | the same call of all other ranks | the last of them; a rank that is gone; `timeout_s` |
+
+What travels is JSON and raw bytes; nothing is pickled. Host data goes over gloo, also where gradients go over NCCL.
+Each rank notes in the store what it is about to do, so that whoever waits in vain can say for whom.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.launcher_fds import die_with_launcher, take_listener
+
+Array = np.ndarray[Any, Any]
+
+SETTLE_S = 0.1
+PIECE_BYTES = 2**28  # no message is larger
+_WANTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+class Ranks:
+    """One process among those that train together. Every method is called by all of them, in the same order.
+
+    with join() as ranks:
+        losses = ranks.sum({"loss": mine})
+        ranks.barrier("collected")
+    """
+
+    def __init__(
+        self, rank: int, size: int, *, store: Store | None = None, device: str = "cpu", timeout_s: float = 300.0
+    ):
+        if not 0 <= rank < size:
+            raise RanksError(f"rank: expected 0 to {size - 1}, got {rank}; ranks count from 0")
+        if size > 1 and store is None:
+            raise RanksError(f"size: {size} ranks need a process group; use join()")
+        self.rank = rank
+        self.size = size
+        self.device = torch.device(device)
+        self.timeout_s = timeout_s
+        self._store = store
+        self._grouped = store is not None  # whether the process group is ours to leave
+        self._calls = 0
+        self._host: dist.ProcessGroup | None = None
+        if size > 1 and self.device.type != "cpu":
+            self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    @property
+    def first(self) -> bool:
+        """Whether it is this rank that prints, and writes what is written once."""
+        return self.rank == 0
+
+    @property
+    def host_group(self) -> dist.ProcessGroup | None:
+        """Where tensors in host memory travel; None is the default group."""
+        return self._host
+
+    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
+        """The sum over all ranks of each number, added in the order of the ranks."""
+        given = self.gather_json(dict(values), name="sum")
+        for rank, other in enumerate(given):
+            if other.keys() != given[0].keys():
+                strange = sorted(other.keys() ^ given[0].keys())
+                raise RanksError(f"sum: rank {rank} and rank 0 differ in {', '.join(strange)}; give the same names")
+        return {name: math.fsum(other[name] for other in given) for name in values}
+
+    def gather_json(self, value: Any, *, name: str = "gather") -> list[Any]:
+        """What each rank gave, in their order. It is also where ranks that do different things find out."""
+        sent = json.dumps([name, value]).encode()
+        if self.size == 1:
+            return [json.loads(sent)[1]]
+        with self.talking(name):
+            lengths = torch.zeros(self.size, dtype=torch.int64)
+            lengths[self.rank] = len(sent)
+            dist.all_reduce(lengths, group=self._host)
+            longest = int(lengths.max())
+            padded = torch.zeros(longest, dtype=torch.uint8)
+            padded[: len(sent)] = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
+            received = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(received, padded, group=self._host)
+        said = [json.loads(bytes(t[:n].numpy())) for t, n in zip(received, lengths.tolist(), strict=True)]
+        for rank, (theirs, _) in enumerate(said):
+            if theirs != name:
+                raise RanksError(
+                    f"rank {self.rank} is at {name!r} and rank {rank} at {theirs!r}; all ranks must do the same"
+                )
+        return [value for _, value in said]
+
+    def barrier(self, name: str) -> None:
+        """Wait for all ranks to come here, and to the same name."""
+        self.gather_json(None, name=name)
+
+    def broadcast_arrays(self, arrays: Mapping[str, Array] | None, *, source: int = 0) -> dict[str, Array]:
+        """The arrays of rank `source`, on all; the others give None."""
+        if self.rank == source and arrays is None:
+            raise RanksError(f"broadcast_arrays: rank {source} is the source and gave nothing; give its arrays")
+        mine = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
+        layout = [[name, array.dtype.str, list(array.shape)] for name, array in mine.items()]
+        told = self.gather_json(layout if self.rank == source else None, name="broadcast_arrays")[source]
+        if self.size == 1:
+            return mine
+        got: dict[str, Array] = {}
+        with self.talking("broadcast_arrays"):
+            for name, dtype, shape in told:
+                array = mine[name] if self.rank == source else np.empty(shape, dtype)
+                for piece in pieces(array):
+                    dist.broadcast(piece, src=source, group=self._host)
+                got[name] = array
+        return got
+
+    @contextlib.contextmanager
+    def talking(self, what: str) -> Iterator[None]:
+        """Note what this rank is about to do with all others, and be `blaming` meanwhile."""
+        self._calls += 1
+        self._note(f"at/{self.rank}", [self._calls, what, time.time()])
+        with self.blaming(what):
+            yield
+
+    @contextlib.contextmanager
+    def blaming(self, what: str) -> Iterator[None]:
+        """Turn what torch says when another rank is gone or late into a sentence that says which, and where it was."""
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_communication(error):
+                raise
+            raise RanksError(f"rank {self.rank} of {self.size}: {what!r}: {self._whose_fault(error)}") from None
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Leave. With an error, the others are told what it was, and they end too."""
+        if error is not None:
+            self._note(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:500])
+        self._store = None
+        if self._grouped and error is None:  # else others may be waiting for us, and leaving would wait for them
+            # Gloo's thread lets go of its last tensors a moment after a call has returned, and needs the GIL for it.
+            # Whoever takes the group down meanwhile has the GIL and waits for that thread: both for ever.
+            time.sleep(SETTLE_S)
+            dist.destroy_process_group()
+        self._grouped = False
+
+    def group_of_one(self) -> None:
+        """Give a process that is alone a process group, for those parts of torch that cannot do without."""
+        if not dist.is_initialized():
+            self._grouped = True
+            dist.init_process_group(_backend(self.device), store=HashStore(), rank=0, world_size=1)
+
+    def _note(self, key: str, value: Any) -> None:
+        if self._store is not None:
+            with contextlib.suppress(
+                RuntimeError
+            ):  # rank 0, which keeps the store, is gone; the call itself will say so
+                self._store.set(key, json.dumps(value))
+
+    def _whose_fault(self, error: RuntimeError) -> str:
+        """One sentence about the rank for which this one waited in vain."""
+        late = []
+        for rank in range(self.size):
+            if rank == self.rank:
+                continue
+            try:
+                failed, at = self._read(f"failed/{rank}"), self._read(f"at/{rank}")
+            except RuntimeError:
+                return "rank 0, which keeps the store, is gone; see its own last lines"
+            if failed is not None and "RanksError" not in failed:
+                return f"rank {rank} failed with {failed}"
+            if at is None or at[0] < self._calls:
+                seen = f"was last at {at[1]!r} {time.time() - at[2]:.0f} s ago" if at else "did nothing yet"
+                late.append(f"rank {rank} did not come ({seen})")
+        if late:
+            limit = f"; the limit is {self.timeout_s:g} s" if "imed out" in str(error) else " and is gone"
+            return f"{'; '.join(late)}{limit}"
+        return f"the connection to another rank broke: {_first_line(error)}; see the last lines of the others"
+
+    def _read(self, key: str) -> Any:
+        assert self._store is not None
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+
+def alone() -> Ranks:
+    """One process that trains by itself."""
+    return Ranks(0, 1, device="cuda" if torch.cuda.is_available() else "cpu")
+
+
+def join(*, timeout_s: float = 300.0, join_s: float = 300.0) -> Ranks:
+    """The ranks that torchrun or launch.py has started, of which this process is one; alone where nobody has."""
+    said = {name: os.environ.get(name) for name in _WANTED}
+    if said["RANK"] is None and said["WORLD_SIZE"] in (None, "1"):
+        return alone()
+    absent = [name for name, value in said.items() if value is None]
+    if absent:
+        raise RanksError(f"{', '.join(absent)}: expected in the environment; start the ranks with torchrun or launch")
+    rank, size = int(str(said["RANK"])), int(str(said["WORLD_SIZE"]))
+    die_with_launcher()
+    device = "cpu"
+    if torch.cuda.is_available():
+        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+        torch.cuda.set_device(device)
+    if size == 1:
+        return Ranks(0, 1, device=device)
+    store = _meet(rank, size, join_s)
+    try:
+        dist.init_process_group(
+            _backend(torch.device(device)),
+            store=PrefixStore("group", store),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+            device_id=None if device == "cpu" else torch.device(device),
+        )
+    except RuntimeError as error:
+        raise RanksError(f"rank {rank} of {size}: the process group did not come up: {_first_line(error)}") from None
+    return Ranks(rank, size, store=PrefixStore("ranks", store), device=device, timeout_s=timeout_s)
+
+
+def pieces(array: Array) -> Sequence[torch.Tensor]:
+    """The bytes of an array in place, in tensors that are not too large to be sent."""
+    if not array.nbytes:
+        return []
+    if not array.flags.writeable:  # one that is sent; torch wants no such memory
+        array = array.copy()
+    return torch.split(torch.from_numpy(array.reshape(-1).view(np.uint8)), PIECE_BYTES)
+
+
+def _meet(rank: int, size: int, join_s: float) -> Store:
+    """Wait until every rank has said that it is here, or say which ones have not."""
+    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    deadline = time.monotonic() + join_s
+    try:
+        store = _open_store(rank, size, join_s)
+        store.set(f"here/{rank}", "1")
+        missing = [other for other in range(size) if other != rank]
+        while missing := [other for other in missing if not store.check([f"here/{other}"])]:
+            if time.monotonic() > deadline:
+                raise RanksError(
+                    f"rank {rank} of {size}: rank {', '.join(map(str, missing))} did not come to {place} "
+                    f"within {join_s:g} s; look at what it printed, or raise join_s"
+                )
+            time.sleep(0.02)
+    except RuntimeError as error:
+        raise RanksError(
+            f"rank {rank} of {size}: no answer from rank 0 at {place} within {join_s:g} s ({_first_line(error)}); "
+            f"is it started, and can it be reached from here?"
+        ) from None
+    return store
+
+
+def _open_store(rank: int, size: int, join_s: float) -> Store:
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = timedelta(seconds=join_s)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun keeps one, for this attempt and others
+        store = TCPStore(host, port, size, is_master=False, timeout=limit)
+        return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    return TCPStore(
+        host,
+        port,
+        size,
+        is_master=rank == 0,
+        timeout=limit,
+        wait_for_workers=False,
+        master_listen_fd=take_listener() if rank == 0 else None,
+    )
+
+
+def _backend(device: torch.device) -> str:
+    # Gloo also beside NCCL: offloaded shards and checkpoints are tensors in host memory.
+    return "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl"
+
+
+def _is_communication(error: RuntimeError) -> bool:
+    text = str(error)
+    return isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "NCCL", "Connection", "imed out"))
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0][:300]

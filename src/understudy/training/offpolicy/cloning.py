@@ -1,0 +1,83 @@
+"""A run of behaviour cloning: imitate the demonstrations of a store, then evaluate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from understudy.algorithms import Cloning, CloningConfig
+from understudy.core import StoreError, Tree
+from understudy.envs.registry import open_world
+from understudy.policies import ActorConfig, Inputs, Stats
+from understudy.replay import DEMO, Reader, Sampler
+from understudy.training.offpolicy.rlpd import STATS_STEPS, check_device, policy_act
+from understudy.training.runs.evaluate import Evaluation, EvaluationConfig, evaluate
+from understudy.training.runs.health import HEALTH, Health
+from understudy.training.runs.metrics import MetricLog
+from understudy.training.runs.run import Run
+from understudy.training.runs.score import fingerprint
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloningRunConfig:
+    """What to imitate, how long, and where to try it."""
+
+    env: str = "toy:press_button?cameras=false&state=task"
+    demos: str | None = None  # a store with demonstrations; None: the run's own
+    updates: int = 1_500
+    report_every: int = 500  # updates
+    batch_size: int = 128
+    seed: int = 0
+    device: str = "cpu"
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    cloning: CloningConfig = field(default_factory=lambda: CloningConfig(actor=ActorConfig(hidden=(128, 128))))
+
+
+def run_cloning(run: Run, say: Callable[[str], None]) -> Evaluation:
+    """Imitate and evaluate; the policy and the metrics are in the run."""
+    config = run.config(CloningRunConfig)
+    store = run.store if config.demos is None else config.demos
+    health = Health(run.path / HEALTH, role="local", name=run.kind)
+    with run, health, open_world(config.env) as world, Reader(store) as reader:
+        sampler = Sampler(reader, DEMO, batch_size=config.batch_size, seed=config.seed)
+        log = MetricLog(run.metrics)
+        try:
+            if not sampler.follow():
+                raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
+            check_device(config.device)
+            inputs = Inputs(world.step_spec.observation, config.cloning.actor.encoder.inputs)
+            stats = Stats.of_data(inputs, [sampler.sample(size=STATS_STEPS).observation])
+            cloning = Cloning(config.cloning, world.step_spec, stats, seed=config.seed, device=config.device)
+            for number in range(1, config.updates + 1):
+                report = number % config.report_every == 0 or number == config.updates
+                metrics = cloning.update(sampler.sample(), report=report)
+                health.progress("cloning", update=number)
+                if report:
+                    log.write("train", step=len(sampler), update=number, **metrics)
+                    say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.4f}")
+            policy = cloning.policy(version=cloning.num_updates)
+            policy.save(run.policy)
+            say("evaluating")
+            best = policy_act(policy, np.random.default_rng(0), deterministic=True)
+
+            def act(observation: Tree) -> tuple[Tree, int]:
+                health.progress("evaluating")
+                return best(observation)
+
+            found = evaluate(world, act, config.evaluation, seed=0, films=run.videos)
+            made_of = fingerprint(
+                config=run.said["config"], parameters=policy.parameters(), env=config.env, versions=world.versions()
+            )
+            log.write(
+                "evaluation",
+                step=len(sampler),
+                update=config.updates,
+                **found.to_json(),
+                fingerprint=made_of.to_json(),
+            )
+        finally:
+            log.close()
+            sampler.close()
+    return found

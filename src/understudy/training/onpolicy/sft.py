@@ -1,0 +1,216 @@
+"""A run of supervised fine-tuning: a VLA imitates the demonstrations of a store, of any number of tasks at once.
+
+It goes on from its newest checkpoint to the same bits: a checkpoint holds the algorithm's whole state, as of which
+commit of the store batches are drawn, and the number of the next one.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from understudy.algorithms.sft import SFT, Blocks, SFTUpdateConfig
+from understudy.core import SequenceBatch, StepSpec, StoreError
+from understudy.core import tree as trees
+from understudy.envs.registry import open_world
+from understudy.policies import Stats
+from understudy.policies.vla import VLAConfig, VLAPolicy
+from understudy.replay import DEMO, Reader, Sampler, Sequences
+from understudy.training.collection import Collector
+from understudy.training.offpolicy.rlpd import STATS_STEPS, check_device
+from understudy.training.onpolicy.evaluate_tasks import Trials, TrialsConfig, run_trials
+from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.health import HEALTH, Health
+from understudy.training.runs.metrics import MetricLog, rewind
+from understudy.training.runs.run import Run
+from understudy.training.runs.score import Fingerprint, fingerprint
+
+KIND = "sft"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SFTConfig:
+    """What to imitate, how long, and by whom."""
+
+    env: str = "toy:press_button"
+    demos: str | None = None  # a store with demonstrations, of one task or many; None: the run's own
+    policy: str | None = None  # a file of a VLA to go on from; None: a new one
+    updates: int = 300
+    batch_size: int = 64  # blocks
+    report_every: int = 25  # updates
+    checkpoint_every: int = 100  # updates
+    keep_checkpoints: int = 2
+    seed: int = 0
+    device: str = "cpu"
+    evaluate: bool = True  # at the end
+    evaluation: TrialsConfig = field(default_factory=lambda: TrialsConfig(sampling="sampled"))
+    vla: VLAConfig = field(default_factory=VLAConfig)  # of a new one
+    sft: SFTUpdateConfig = field(default_factory=SFTUpdateConfig)
+
+    def __post_init__(self) -> None:
+        for name in ("updates", "batch_size", "report_every", "checkpoint_every", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        if self.policy is not None and self.vla != VLAConfig():
+            raise ConfigError("vla: a policy that is gone on from has its own shape; leave these options out")
+
+
+def run_sft(run: Run, say: Callable[[str], None]) -> tuple[VLAPolicy, Trials | None]:
+    """Imitate, from the newest checkpoint on if there is one; the policy, metrics and evaluation are in the run."""
+    config = run.config(SFTConfig)
+    store = run.store if config.demos is None else Path(config.demos)
+    check_device(config.device)
+    with run, Health(run.path / HEALTH, role="local", name=run.kind) as health, ExitStack() as undo:
+        reader = undo.enter_context(Reader(store))
+        sft, demos = _begin(run, config, reader, undo)
+        log = MetricLog(run.metrics)
+        undo.callback(log.close)
+        if not sft.num_updates:
+            _save(run, config, sft, demos, log)
+        else:
+            say(f"goes on from update {sft.num_updates:,}")
+        while sft.num_updates < config.updates:
+            number = sft.num_updates + 1
+            report = number % config.report_every == 0 or number == config.updates
+            metrics = sft.update(demos.draw(), report=report)
+            health.progress("imitating", update=number)
+            if report:
+                log.write("train", step=len(demos), update=number, **metrics)
+                say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.3f}")
+            if number % config.checkpoint_every == 0 or number == config.updates:
+                _save(run, config, sft, demos, log)
+        policy = sft.policy(version=sft.num_updates)
+        policy.save(run.policy)
+        if not config.evaluate:
+            return policy, None
+        say("evaluating")
+        found, made_of = _evaluate(run, config, policy, health)
+        log.write(
+            "evaluation", step=len(demos), update=config.updates, **found.to_json(), fingerprint=made_of.to_json()
+        )
+    return policy, found
+
+
+def _evaluate(run: Run, config: SFTConfig, policy: VLAPolicy, health: Health) -> tuple[Trials, Fingerprint]:
+    """The policy alone on held-out starts of all tasks of the world."""
+    health.progress("evaluating")
+    with Collector(config.env, num_parallel_envs=os.cpu_count() or 1) as collector:
+        found = run_trials(
+            collector,
+            policy,
+            config.evaluation,
+            seed=0,
+            films=run.videos,
+            progress=lambda trial: health.progress("evaluating"),
+        )
+        made_of = fingerprint(
+            config=run.said["config"], parameters=policy.parameters(), env=config.env, versions=collector.versions
+        )
+    return found, made_of
+
+
+class Demonstrations:
+    """Blocks of the demonstrations of a store, each with the instruction of its episode."""
+
+    def __init__(self, reader: Reader, *, block_steps: int, batch_size: int, seed: int):
+        self._reader = reader
+        shape = Sequences(length=block_steps, first_observation_only=True)
+        self._sampler = Sampler(reader, DEMO, shape=shape, batch_size=batch_size, seed=seed)
+        self._instructions: dict[int, str] = {}  # by episode
+
+    @property
+    def spec(self) -> StepSpec:
+        return self._sampler.spec
+
+    def __len__(self) -> int:
+        """Steps that a block can begin with."""
+        return len(self._sampler)
+
+    def follow(self) -> int:
+        return self._sampler.follow()
+
+    def draw(self, size: int | None = None) -> Blocks:
+        """The next batch."""
+        batch: SequenceBatch = self._sampler.sample(size=size)
+        return Blocks(
+            observation=trees.map_leaves(lambda leaf: leaf[:, 0], batch.observation),
+            instruction=tuple(self._instruction(episode) for episode in batch.episode.tolist()),
+            action=batch.action,
+            weight=batch.weight,
+        )
+
+    def instructions(self) -> list[str]:
+        """Of all episodes there are."""
+        return sorted({record.info.instruction for record in self._reader.episodes() if record.info.instruction})
+
+    def _instruction(self, episode: int) -> str:
+        if episode not in self._instructions:
+            found = self._reader.record(episode).info.instruction
+            if found is None:
+                raise StoreError(
+                    f"{self._reader.path}: episode {episode} has no instruction, and a VLA acts on one; delete the "
+                    f"episode, or record it with one"
+                )
+            self._instructions[episode] = found
+        return self._instructions[episode]
+
+    def state(self) -> dict[str, Any]:
+        return self._sampler.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._sampler.restore(state)
+
+    def close(self) -> None:
+        self._sampler.close()
+
+
+def _begin(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple[SFT, Demonstrations]:
+    """The algorithm and its data, new or as they were at the newest checkpoint."""
+    newest = newest_checkpoint(run.checkpoints)
+    saved = None if newest is None else read_checkpoint(newest)
+    rewind(run.metrics, 0 if saved is None else int(saved.facts["metrics"]))
+    policy: VLAPolicy | None = None
+    if saved is not None:
+        policy = _saved_policy(saved, config.device)
+    elif config.policy is not None:
+        policy = VLAPolicy.load(config.policy, device=config.device)
+    block_steps = config.vla.block_steps if policy is None else policy.block_steps
+    demos = Demonstrations(reader, block_steps=block_steps, batch_size=config.batch_size, seed=config.seed)
+    undo.callback(demos.close)
+    if saved is not None:
+        demos.restore(saved.facts["demos"])
+    elif not demos.follow():
+        raise StoreError(f"{reader.path}: has no demonstrations; `understudy record {reader.path} --env {config.env}`")
+    policy = policy or _new_policy(config, demos)
+    policy.check_world(demos.spec)
+    sft = SFT(config.sft, policy, total_updates=config.updates, seed=config.seed)
+    if saved is not None:
+        sft.restore(saved.state)
+    return sft, demos
+
+
+def _saved_policy(saved: Checkpoint, device: str) -> VLAPolicy:
+    """The policy of a checkpoint."""
+    arrays = {name: value for name, value in saved.state.items() if name.startswith(("weights/", "stats/"))}
+    return VLAPolicy.of(trees.unflatten(arrays), saved.facts["policy"], device=device)
+
+
+def _new_policy(config: SFTConfig, demos: Demonstrations) -> VLAPolicy:
+    """Untrained, with the words of the world's tasks and of the demonstrations, and statistics of what these saw."""
+    with open_world(config.env) as world:
+        spec, tasks = world.step_spec, world.suite.tasks
+    instructions = [task.instruction for task in tasks] + demos.instructions()
+    policy = VLAPolicy.new(config.vla, spec, instructions, seed=config.seed, device=config.device)
+    policy.check_world(demos.spec)
+    stats = Stats.of_data(policy.inputs, [demos.draw(STATS_STEPS).observation])
+    return VLAPolicy(policy.config, policy.spec, policy.words, stats, policy.model, device=config.device)
+
+
+def _save(run: Run, config: SFTConfig, sft: SFT, demos: Demonstrations, log: MetricLog) -> None:
+    facts = {"policy": sft.description(), "demos": demos.state(), "metrics": log.position}
+    write_checkpoint(run.checkpoints, sft.num_updates, sft.state(), facts, keep=config.keep_checkpoints)

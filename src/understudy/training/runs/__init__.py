@@ -1,0 +1,1 @@
+"""Runs: what every run has: its directory, config, checkpoints, metrics, health and scores."""

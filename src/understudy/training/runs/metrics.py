@@ -1,0 +1,122 @@
+"""Metrics: one line of JSON for each report of a run, and whoever else wants to hear it.
+
+A line holds what it is of (`kind`: "train", "episode", "evaluation"), the environment steps and updates so far, and
+numbers. A resumed run takes back the lines behind its checkpoint, so that the file reads as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeAlias
+
+from understudy.core import UnderstudyError
+
+SinkName: TypeAlias = Literal["tensorboard", "wandb"]
+
+
+class Sink(Protocol):
+    """Where numbers go besides the file."""
+
+    def write(self, kind: str, step: int, numbers: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class MetricLog:
+    """Appends lines; one process writes, any number read."""
+
+    def __init__(self, path: Path, sinks: tuple[Sink, ...] = ()):
+        self._path = path
+        self._file = path.open("ab")
+        self._sinks = sinks
+
+    @property
+    def position(self) -> int:
+        """Where the next line begins; synced, so that a checkpoint may rely on it."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        return self._file.tell()
+
+    def write(self, kind: str, *, step: int, update: int, **values: Any) -> None:
+        """One line; what is not a number there may be anything that JSON can hold."""
+        line = {"kind": kind, "step": step, "update": update, **values}
+        self._file.write(json.dumps(line).encode() + b"\n")
+        self._file.flush()
+        numbers = {
+            name: float(value)
+            for name, value in values.items()
+            if isinstance(value, int | float) and math.isfinite(value)
+        }
+        for sink in self._sinks:
+            sink.write(kind, step, numbers)
+
+    def close(self) -> None:
+        self._file.close()
+        for sink in self._sinks:
+            sink.close()
+
+
+def rewind(path: Path, position: int) -> int:
+    """Take back all lines behind a position; returns how many they were."""
+    if not path.exists():
+        if position:
+            raise UnderstudyError(f"{path}: is gone, and the checkpoint counts on it; restore it, or begin a new run")
+        return 0
+    content = path.read_bytes()
+    if len(content) < position:
+        raise UnderstudyError(
+            f"{path}: has {len(content)} bytes, and the checkpoint counts on {position}; restore it, or begin a new run"
+        )
+    with path.open("r+b") as file:
+        file.truncate(position)
+        os.fsync(file.fileno())
+    return content.count(b"\n", position)
+
+
+def read_metrics(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
+    """The lines of a run so far, of one kind or all; a line that is being written is left out."""
+    with path.open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                found = json.loads(line)
+                if kind is None or found["kind"] == kind:
+                    yield found
+
+
+def open_sink(name: SinkName, directory: Path, config: Mapping[str, Any]) -> Sink:
+    """TensorBoard's files beside the run's own, or Weights & Biases (offline, unless WANDB_MODE says otherwise)."""
+    try:
+        return _TensorBoard(directory) if name == "tensorboard" else _Wandb(directory, config)
+    except ModuleNotFoundError as error:
+        raise UnderstudyError(f"{name}: {error.name} is not installed; run `pip install {name}`") from None
+
+
+class _TensorBoard:
+    def __init__(self, directory: Path):
+        module = importlib.import_module("torch.utils.tensorboard")
+        self._writer: Any = module.SummaryWriter(str(directory / "tensorboard"))
+
+    def write(self, kind: str, step: int, numbers: Mapping[str, float]) -> None:
+        for name, value in numbers.items():
+            self._writer.add_scalar(f"{kind}/{name}", value, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class _Wandb:
+    def __init__(self, directory: Path, config: Mapping[str, Any]):
+        module = importlib.import_module("wandb")
+        mode = os.environ.get("WANDB_MODE", "offline")
+        self._run: Any = module.init(project="understudy", dir=str(directory), config=dict(config), mode=mode)
+
+    def write(self, kind: str, step: int, numbers: Mapping[str, float]) -> None:
+        self._run.log({f"{kind}/{name}": value for name, value in numbers.items()}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,1 @@
+"""Web: who may reach a page or a server over HTTP: tokens, Host and Origin checks, and the listener."""
