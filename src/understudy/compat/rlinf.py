@@ -24,7 +24,7 @@ from understudy.compat.home import temporary_home
 from understudy.compat.options import refuse
 from understudy.compat.stitch import Stitcher
 from understudy.compat.trajectory import Trajectory, same_fields, take
-from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError, TransitionBatch
+from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError
 from understudy.core.closing import Closes
 from understudy.durable import files
 from understudy.replay import Reader, Store, Writer
@@ -188,7 +188,7 @@ class TrajectoryReplayBuffer(Closes):
             # Steps stand in the order in which they were written, so the last ones are those of the last trajectories.
             sampler.selector = Uniform(last_steps=sum(held.num_steps for held in self._window()))
             sampler.seed, sampler.num_batches = self._seed, self._num_batches
-            batch: TransitionBatch = sampler.sample(size=num_chunks)
+            batch = sampler.sample(size=num_chunks)
             self._num_batches += 1
         return {
             "actions": batch.action,

@@ -20,7 +20,7 @@ from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
 from understudy.replay import Reader, verify
 from understudy.service import connect
-from understudy.training.offpolicy import sources as supply
+from understudy.service.client import sharded_sampler
 from understudy.training.offpolicy.actor import run_actor
 from understudy.training.offpolicy.learner import Moment
 from understudy.training.offpolicy.learner_process import run_learner
@@ -41,8 +41,8 @@ def undo() -> Iterator[ExitStack]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supply, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(supply, "RETRY_S", 0.2)
+    monkeypatch.setattr(sharded_sampler, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(sharded_sampler, "RETRY_S", 0.2)
 
 
 def episodes(*paths: Path) -> list[Any]:

@@ -26,7 +26,7 @@ from understudy.core import RefusedError, StepSpec, UnavailableError
 from understudy.core.closing import Closes
 from understudy.core.tree import Tree
 from understudy.replay.read.view import View
-from understudy.replay.sample.sampler import Shape
+from understudy.replay.sample.batch_source import Batch, Shape
 from understudy.replay.sample.selectors import Selector, Uniform
 from understudy.service.client.connection import CONNECT_TIMEOUT_S, GLANCE_S, LONGEST_PAUSE_S, Connection, Credentials
 from understudy.service.client.outbox import Outbox, OutboxConfig
@@ -190,14 +190,14 @@ class Remote(Closes):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: Shape | None = None,
+        shape: Shape[Batch] | None = None,
         selector: Selector | None = None,
-        spec: int | None = None,
+        spec: int | StepSpec | None = None,
         rank: int = 0,
         world_size: int = 1,
         depth: int = 2,
-    ) -> RemoteSampler:
-        """Batches from the one server there is; the options are those of Sampler, and `depth` batches come ahead."""
+    ) -> RemoteSampler[Batch]:
+        """Batches from the only server; the options are those of Sampler, and `depth` batches are requested ahead."""
         if len(self._connections) > 1:
             raise RefusedError(
                 f"there are {len(self._connections)} servers; draw from all of them with sharded_sampler"
@@ -221,18 +221,23 @@ class Remote(Closes):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: Shape | None = None,
+        shape: Shape[Batch] | None = None,
         selector: Callable[[], Selector] = Uniform,
-        spec: int | None = None,
-    ) -> ShardedSampler:
-        """Batches from all servers, each giving in proportion to the steps it has."""
-        samplers = {
-            name: RemoteSampler(
-                connection, view, batch_size=batch_size, seed=seed, shape=shape, selector=selector(), spec=spec, depth=0
-            )
-            for name, connection in self._connections.items()
-        }
-        return ShardedSampler(samplers, batch_size=batch_size, seed=seed)
+        spec: int | StepSpec | None = None,
+        max_wait_s: float = 60.0,
+    ) -> ShardedSampler[Batch]:
+        """Batches from all servers, in proportion to the steps of each. Servers that do not answer are done without; if
+        none that answers has steps, `sample` raises UnavailableError after `max_wait_s`."""
+        return ShardedSampler(
+            self,
+            view,
+            batch_size=batch_size,
+            seed=seed,
+            shape=shape,
+            selector=selector,
+            spec=spec,
+            max_wait_s=max_wait_s,
+        )
 
     # ---- parameters
 

@@ -1,7 +1,7 @@
-"""Sampling for clients: the server's side of a stream of batches.
+"""SampleStream: the server's side of a stream of batches to one client.
 
-A stream has a reader and a sampler of its own. The client asks for as many batches ahead as it likes to have; while one
-is sent, the next is drawn.
+A stream has a reader and a sampler of its own. The client requests as many batches ahead as it wants; while one is
+sent, the next is drawn.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core import StoreError, WireError
-from understudy.replay.read.reader import Reader
 from understudy.replay.sample.sampler import Sampler
 from understudy.service.wire.batches import (
     MAX_BATCH_BYTES,
@@ -43,10 +42,10 @@ _HELLO = {
 }
 
 
-class Drawing:
+class SampleStream:
     """One client's sampler. Its methods run in working threads.
 
-    A client that goes away cancels its stream but not the thread that draws for it, so `close` waits for that.
+    A client that disconnects cancels its stream but not the thread that draws for it, so `close` waits for that.
     """
 
     def __init__(self, store: Path, hello: dict[str, Any]):
@@ -59,65 +58,55 @@ class Drawing:
         spec = hello.get("spec")
         if spec is not None and type(spec) is not int:
             raise WireError(f"spec: expected the number of a spec, got {str(spec)[:40]}")
-        self._options = options | {
+        options |= {
             "view": view_from_json(hello.get("view")),
             "shape": shape_from_json(hello.get("shape")),
             "selector": selector_from_json(hello.get("selector")),
             "spec": spec,
         }
-        self._state = hello.get("state")
         self._at_work = threading.Lock()
-        self._reader = Reader(store)
-        self._sampler: Sampler | None = None
         self._closed = False
         self._batch: Any = None
-        self._store_id = self._reader.catalog.store_id
+        self._sampler: Sampler[Any] = Sampler(store, **options)
         try:
-            if hello.get("store") not in (None, self._store_id):
-                raise ReplacedError(
-                    "there is another store here than the one that was drawn from; begin anew, or bring that one back"
-                )
-            self._try_to_begin()
+            self._start(hello.get("store"), hello.get("state"))
         except BaseException:
-            self._reader.close()
+            self._sampler.close()
             raise
 
-    def _try_to_begin(self) -> None:
-        """Make the sampler. In a store in which nothing was ever written, there is nothing to make it for yet."""
-        if not self._reader.catalog.spec_ids():
-            return
-        sampler = Sampler(self._reader, **self._options)
-        self._check_size(sampler, sampler.batch_size)
-        if self._state is not None:
-            _restore(sampler, self._state)
+    def _start(self, store_id: Any, state: Any) -> None:
+        sampler = self._sampler
+        if store_id not in (None, sampler.store_id):
+            raise ReplacedError(
+                "there is another store here than the one that was drawn from; begin anew, or bring that one back"
+            )
+        if sampler.known_spec is not None:
+            _check_size(sampler, sampler.batch_size)
+        if state is not None:
+            _restore(sampler, state)
         sampler.follow()
-        self._sampler = sampler
 
     def close(self) -> None:
         with self._at_work:
             self._closed = True
-            if self._sampler is not None:
-                self._sampler.close()
-            self._reader.close()
+            self._sampler.close()
 
     def greeting(self) -> bytes:
-        return to_json(self._said())
+        return to_json(self._status())
 
-    def _said(self) -> dict[str, Any]:
-        """What a client is told with every answer."""
+    def _status(self) -> dict[str, Any]:
+        """What the client gets with every answer."""
         sampler = self._sampler
-        if sampler is None:
-            return {"spec": None, "available": 0, "state": self._state, "store": self._store_id, "record": None}
         return {
-            "spec": sampler.spec.to_json(),
+            "spec": None if sampler.known_spec is None else sampler.known_spec.to_json(),
             "available": len(sampler),
             "state": sampler.state(),
-            "store": self._store_id,
+            "store": sampler.store_id,
             "record": None,
         }
 
     def draw(self, message: bytes) -> list[bytes]:
-        """The messages that answer a request: what is known now, and the pieces of a batch if one was asked for."""
+        """The messages that answer a request: the status, and the pieces of a batch if one was requested."""
         with self._at_work:
             return [] if self._closed else self._drawn(message)
 
@@ -127,37 +116,32 @@ class Drawing:
         size = request.get("size")
         if type(size) is not int or size < 0:
             raise WireError(f"size: expected a whole number from 0, got {str(size)[:40]}")
-        if self._sampler is None:
-            self._try_to_begin()
         sampler = self._sampler
-        if sampler is not None:
-            sampler.follow()
+        sampler.follow()
         if size == 0:
-            return [to_json(self._said())]
-        if sampler is None:
-            raise StoreError("there is nothing to draw: the store is empty; record something, then call follow()")
-        self._check_size(sampler, size)
+            return [to_json(self._status())]
+        _check_size(sampler, size)
         part = _part(request.get("part"), size)
         num_items = sampler.part(size).stop - sampler.part(size).start if part is None else part.stop - part.start
         if self._batch is None or len(self._batch) != num_items:
             self._batch = sampler.shape.make(sampler.spec, num_items)  # used again: what is sent is a copy
         batch = sampler.sample(self._batch, size=size, part=part)
         record = asdict(sampler.last_record) if sampler.last_record else None
-        return [to_json({**self._said(), "record": record}), *pieces(encode_batch(batch, {}))]
-
-    @staticmethod
-    def _check_size(sampler: Sampler, size: int) -> None:
-        """Refuse a batch that is too large, without making it."""
-        one = num_bytes_of(sampler.shape.make(sampler.spec, 1))
-        if size * one > MAX_BATCH_BYTES:
-            raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; ask for fewer")
+        return [to_json({**self._status(), "record": record}), *pieces(encode_batch(batch, {}))]
 
 
-def _restore(sampler: Sampler, state: Any) -> None:
+def _restore(sampler: Sampler[Any], state: Any) -> None:
     try:
         sampler.restore(state)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise WireError(f"state: not the state of a sampler ({type(error).__name__})") from None
+
+
+def _check_size(sampler: Sampler[Any], size: int) -> None:
+    """Refuse a batch that is too large, without making it."""
+    one = num_bytes_of(sampler.shape.make(sampler.spec, 1))
+    if size * one > MAX_BATCH_BYTES:
+        raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; ask for fewer")
 
 
 def _part(value: Any, size: int) -> slice | None:
@@ -172,7 +156,7 @@ def _part(value: Any, size: int) -> slice | None:
 
 
 async def serve_batches(
-    drawing: Drawing,
+    stream: SampleStream,
     requests: AsyncIterator[bytes],
     write: Callable[[bytes], Awaitable[Any]],
     in_thread: Callable[..., Awaitable[Any]],
@@ -184,7 +168,7 @@ async def serve_batches(
     async def draw() -> None:
         try:
             async for message in requests:
-                await ready.put(await in_thread(drawing.draw, message))
+                await ready.put(await in_thread(stream.draw, message))
             await ready.put(None)
         except Exception as error:  # noqa: BLE001 (raised again by whoever sends)
             await ready.put(error)

@@ -43,7 +43,7 @@ from understudy.replay.format.layout import row_bytes_of
 from understudy.replay.read.view import count
 from understudy.service.parameters import NO_PARAMETERS, Board
 from understudy.service.server.metrics import Metrics
-from understudy.service.server.sample_stream import Drawing, serve_batches
+from understudy.service.server.sample_stream import SampleStream, serve_batches
 from understudy.service.server.writer_stats import Heard
 from understudy.service.wire.batches import view_from_json
 from understudy.service.wire.chunks import decode_chunk
@@ -333,13 +333,13 @@ class Server:
             raise StoreError(f"the server's answer to {asked.get('type')!r} failed: {error!r}") from None
 
     async def _sample(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        drawing = await self.drawing(Drawing, self.store.path, from_json(await _first(requests)))
+        stream = await self.drawing(SampleStream, self.store.path, from_json(await _first(requests)))
         try:
             with self.metrics.stream("sample"):
-                await context.write(drawing.greeting())
-                await serve_batches(drawing, requests, context.write, self.drawing, self.metrics.sent_batch)
+                await context.write(stream.greeting())
+                await serve_batches(stream, requests, context.write, self.drawing, self.metrics.sent_batch)
         finally:
-            await asyncio.shield(self.drawing(drawing.close))
+            await asyncio.shield(self.drawing(stream.close))
 
     async def _publish(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
         hello = from_json(await _first(requests))

@@ -21,7 +21,7 @@ from understudy.core.step import StepSpec
 from understudy.replay.format.records import ATTRIBUTE_COLUMNS
 from understudy.replay.read.batch_shapes import Sequences, Transitions
 from understudy.replay.read.view import Clause, View
-from understudy.replay.sample.sampler import Shape
+from understudy.replay.sample.batch_source import Shape
 from understudy.replay.sample.selectors import OldestOnce, Selector, Uniform, UniformEpisodes
 from understudy.service.wire.chunks import pack_ragged, unpack_ragged
 from understudy.service.wire.message import Assembly, Buffer, pack, typed
@@ -115,7 +115,7 @@ def _refuse_harm(name: str, where: str) -> None:
             db.set_authorizer(None)
 
 
-def shape_to_json(shape: Shape) -> dict[str, Any]:
+def shape_to_json(shape: Shape[Any]) -> dict[str, Any]:
     for kind, cls in _SHAPES.items():
         if type(shape) is cls:
             return {"kind": kind, **asdict(shape)}

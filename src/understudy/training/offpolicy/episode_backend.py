@@ -13,8 +13,8 @@ from understudy.policies import ActorPolicy
 from understudy.replay import Store
 from understudy.training.data.run_episode import Rolled
 from understudy.training.offpolicy.actor import Actor
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.rlpd import RLPDConfig, judge_in, make_takeover
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.evaluate import EvaluationConfig, Judged
 from understudy.training.runs.health import Health
 from understudy.training.runs.rollback import set_aside

@@ -23,10 +23,11 @@ from understudy.core import StepSpec, TransitionBatch
 from understudy.core import tree as trees
 from understudy.core.closing import Closes
 from understudy.policies import ActorPolicy
+from understudy.replay import DEMO, ONLINE
 from understudy.training.data.run_episode import Rolled
-from understudy.training.offpolicy.replay_metrics import Replayed
+from understudy.training.offpolicy.demo_online_mixture import Shards
+from understudy.training.offpolicy.replay_metrics import ReplayMetrics
 from understudy.training.offpolicy.rlpd import RLPDConfig, check_device, new_sac, restored_sac
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.runs.evaluate import Evaluation, Judge, Judged
 from understudy.training.runs.health import Health
@@ -65,6 +66,7 @@ class Learner(Closes):
         """Experience is in the run's own store, unless it is said to be elsewhere."""
         self.run = run
         self.config = config
+        self.spec = spec
         self.health = health or Health(None, role="learner", name=run.path.name)
         self.sac: SAC | None = None
         self.version = 0  # of the policy that acts now, as far as is known here
@@ -78,13 +80,13 @@ class Learner(Closes):
         try:
             check_device(config.device)
             self._undo.enter_context(run)
-            self.batches = config.open_batches(experience or run.store, spec, self.health.progress)
-            self._undo.callback(self.batches.close)
+            self.mixture = config.open_mixture(experience or run.store, spec, self.health.progress)
+            self._undo.callback(self.mixture.close)
             self._checkpoint = self._restore(spec)
             sinks = tuple(open_sink(name, run.path, run.said["config"]) for name in config.sinks)
             self._log = MetricLog(run.metrics, sinks)
             self._undo.callback(self._log.close)
-            self.batches.follow()
+            self.mixture.follow()
         except BaseException:
             self._undo.close()
             raise
@@ -97,7 +99,8 @@ class Learner(Closes):
     @property
     def step(self) -> int:
         """Environment steps of practice that were lived."""
-        return self.batches.online.num_lived
+        online = self.mixture.samplers[ONLINE.name]
+        return len(online) + online.num_lost
 
     @property
     def num_updates(self) -> int:
@@ -106,10 +109,10 @@ class Learner(Closes):
     def ready(self) -> bool:
         """Whether there is something to learn from; the algorithm is made as soon as there is."""
         if self.sac is None:
-            demo, online = self.batches.follow()
-            if online >= self.config.start_steps and demo + online:
+            num_steps = self.mixture.follow()
+            if num_steps and self.mixture.num_steps[ONLINE.name] >= self.config.start_steps:
                 self.health.progress("making the networks")
-                self.sac = new_sac(self.config, self.batches)
+                self.sac = new_sac(self.config, self.spec, self.mixture)
         return self.sac is not None
 
     def policy(self) -> ActorPolicy | None:
@@ -123,19 +126,19 @@ class Learner(Closes):
         assert self.sac is not None
         began = time.monotonic()
         metrics, content = {}, 0
-        replayed = Replayed(self.batches, self.version)
-        for left, batch in zip(range(num_updates - 1, -1, -1), self.batches.draw(num_updates), strict=True):
+        replay_metrics = ReplayMetrics(self.mixture, self.version)
+        for left, batch in zip(range(num_updates - 1, -1, -1), self.mixture.sample_many(num_updates), strict=True):
             metrics = self.sac.update(batch, report=not left)
             content = 0 if left else digest(batch)
-            replayed.add(batch)
+            replay_metrics.add(batch)
             self.health.progress(self._doing(), update=self.sac.num_updates)
         self.log(
             "train",
             **metrics,
-            **replayed.numbers(),
+            **replay_metrics.values(),
             batch=content,
-            demo_steps=len(self.batches.demo),
-            online_steps=len(self.batches.online),
+            demo_steps=self.mixture.num_steps[DEMO.name],
+            online_steps=self.mixture.num_steps[ONLINE.name],
             updates_per_s=num_updates / max(time.monotonic() - began, 1e-9),
         )
         return metrics
@@ -184,7 +187,7 @@ class Learner(Closes):
         self.tell(evaluation=judged.evaluation)
 
     def _doing(self) -> str:
-        away = self.batches.away
+        away = self.mixture.away
         return f"learning, without {', '.join(away)}" if away else "learning"
 
     def log(self, kind: str, **values: Any) -> None:
@@ -210,7 +213,7 @@ class Learner(Closes):
         done = dict(self._done)
         if self._judging is not None:  # what comes of it may never be heard: whoever goes on from here begins it again
             done |= {"evaluations": done["evaluations"] - 1, "evaluated": -1}
-        said = {"batches": self.batches.state(), "metrics": self._log.position, "done": done, **facts}
+        said = {"batches": self.mixture.state(), "metrics": self._log.position, "done": done, **facts}
         state = {} if self.sac is None else self.sac.state()
         write_checkpoint(self.run.checkpoints, number, state, said, keep=self.config.keep_checkpoints)
         policy = self.policy()
@@ -227,7 +230,7 @@ class Learner(Closes):
         if newest is None:
             return None
         checkpoint = read_checkpoint(newest)
-        self.batches.restore(checkpoint.facts["batches"])
+        self.mixture.restore(checkpoint.facts["batches"])
         self._done = dict(checkpoint.facts["done"])
         if checkpoint.state:
             self.sac = restored_sac(self.config, spec, checkpoint.state)
@@ -235,7 +238,7 @@ class Learner(Closes):
         learned = "networks, targets, optimizers, temperature and random numbers" if self.sac else "nothing learned yet"
         self.restored = [
             f"restored checkpoint {newest.name}: {learned}, after {self.num_updates} updates",
-            f"restored samplers: batch {self.batches.num_batches}, as of {self.batches.online.as_of}",
+            f"restored samplers: batch {self.mixture.num_batches}, as of {self.mixture.samplers[ONLINE.name].as_of}",
             f"restored counters: {self.step} steps, {self._done['evaluations']} evaluations",
             f"took back {num_lines} lines of metrics behind the checkpoint",
         ]

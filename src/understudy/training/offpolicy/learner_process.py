@@ -20,9 +20,9 @@ from understudy.core import UnavailableError
 from understudy.envs.registry import open_world
 from understudy.replay.format.catalog import CATALOG_FILE
 from understudy.replay.sample.rate_limiter import Limiter
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.learner import Learner, Moment
 from understudy.training.offpolicy.rlpd import RLPDConfig, judge_in
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.evaluate import Judge
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
@@ -71,7 +71,7 @@ def run_learner(
         experience = run.store if here is None and len(remote.names) == 1 else _shards(run, remote, here or {}, lost)
         learner = undo.enter_context(Learner(run, config, world.step_spec, watch, health, experience))
         undo.enter_context(health)  # only now: the run is ours
-        health.add(lambda: {"away": learner.batches.away})
+        health.add(lambda: {"away": learner.mixture.away})
         if told is not None:
             told(learner.restored)
         _Process(learner, remote, judge or judge_in(world, health.progress), aside=judge is not None).run()
@@ -79,7 +79,7 @@ def run_learner(
 
 def _shards(run: Run, remote: Remote, here: Mapping[str, Path], lost: Collection[str]) -> Shards:
     own = run.store if (run.store / CATALOG_FILE).exists() and run.store not in here.values() else None
-    return Shards(remote=remote, here=here, own=own, lost=frozenset(lost))
+    return Shards(remote=remote, local=here, own=own, lost=frozenset(lost))
 
 
 class _Process:
@@ -97,7 +97,7 @@ class _Process:
     def run(self) -> None:
         learner, config = self._learner, self._config
         while True:
-            learner.batches.follow()
+            learner.mixture.follow()
             self._limiter = self._limiter.inserted(max(learner.step - self._limiter.num_inserted, 0))
             learner.hear()
             if not learner.ready():

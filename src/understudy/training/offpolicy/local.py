@@ -72,7 +72,7 @@ class LocalRun:
             learner.version = policy.version if policy is not None else 0
             rolled = self._stage.live(policy, self._num_episodes)
             self._num_episodes += 1
-            learner.batches.follow()
+            learner.mixture.follow()
             learner.health.progress("learning", learner.step, policy_version=learner.version)
             learner.log(
                 "episode",

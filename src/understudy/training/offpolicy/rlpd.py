@@ -15,15 +15,14 @@ import numpy as np
 import torch
 
 from understudy.algorithms import SAC, Cloning, CloningConfig, SACConfig
-from understudy.core import NO_VERSION, Spec, StepSpec, Tree
+from understudy.core import NO_VERSION, Spec, StepSpec, TransitionBatch, Tree
 from understudy.core.examples import random_tree
 from understudy.envs.teleop.takeover import ScriptedHuman, Takeover
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, ActorPolicy, Inputs, Stats
-from understudy.replay import Transitions
+from understudy.replay import DEMO, Mixture, Transitions
 from understudy.training.data.run_episode import Act
-from understudy.training.offpolicy.demo_online_batches import Batches
-from understudy.training.offpolicy.sharded_source import Shards
+from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_online_mixture
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig, Judge, Judged, evaluate
 from understudy.training.runs.metrics import SinkName
@@ -113,16 +112,17 @@ class RLPDConfig:
         """In all, after the steps by chance."""
         return max(self.steps - self.start_steps, 1) * self.updates_per_step
 
-    def open_batches(
+    def open_mixture(
         self, store: Path | Shards, spec: StepSpec, waiting: Callable[[str], None] | None = None
-    ) -> Batches:
-        """What is learned from, in a store here or on shards; `waiting` is told whom it waits for."""
-        return Batches(
+    ) -> Mixture[TransitionBatch]:
+        """Demonstrations and experience to learn from; see open_demo_online_mixture."""
+        return open_demo_online_mixture(
             store=store,
             demos=None if self.demos is None else Path(self.demos),
             spec=spec,
-            size=self.batch_size,
-            weights=(self.demo_weight, self.online_weight),
+            batch_size=self.batch_size,
+            demo_weight=self.demo_weight,
+            online_weight=self.online_weight,
             seed=self.seed,
             shape=Transitions(num_steps=self.return_steps, discount=self.sac.discount),
             waiting=waiting,
@@ -151,14 +151,15 @@ def check_device(name: str) -> str:
     return name
 
 
-def new_sac(config: RLPDConfig, batches: Batches) -> SAC:
-    """A new one, with statistics of what there is, and its actor cloned from demonstrations if that is asked for."""
-    stats = Stats.of_data(config.inputs(batches.spec), batches.look(STATS_STEPS))
-    sac = SAC(config.sac, batches.spec, stats, seed=config.seed, device=config.device)
+def new_sac(config: RLPDConfig, spec: StepSpec, mixture: Mixture[TransitionBatch]) -> SAC:
+    """A new one, with statistics of the stored steps; its actor is cloned from demonstrations if the config says so."""
+    samplers = [sampler for sampler in mixture.samplers.values() if len(sampler)]
+    stats = Stats.of_data(config.inputs(spec), (sampler.peek(STATS_STEPS).observation for sampler in samplers))
+    sac = SAC(config.sac, spec, stats, seed=config.seed, device=config.device)
     if config.cloning_updates:
-        cloning = config.cloning(batches.spec, stats)
+        cloning = config.cloning(spec, stats)
         for _ in range(config.cloning_updates):
-            cloning.update(batches.demo.sample(config.batch_size), report=False)
+            cloning.update(mixture.samplers[DEMO.name].sample(), report=False)
         sac.start_from(cloning.policy())
     return sac
 
