@@ -127,7 +127,9 @@ class Mixture(Closes, Generic[Batch]):
         if not any(weights.values()):  # only samplers of weight 0 have steps, if any
             weights = {name: int(count > 0) for name, count in there.items()}
         if not any(weights.values()):
-            raise EmptyError(f"mixture: none of {', '.join(there)} has steps; record something, then call follow()")
+            raise EmptyError(
+                f"mixture: there is nothing to draw from {', '.join(there)}; record something, then call follow()"
+            )
         return dict(zip(weights, shares(list(weights.values()), self.batch_size, self.num_batches, group), strict=True))
 
     def _fill(self, batch: Batch, mine: slice, counts: Mapping[str, int]) -> bool:

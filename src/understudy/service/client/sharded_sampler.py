@@ -176,14 +176,14 @@ class ShardedSampler(Closes, Generic[Batch]):
         size = self.batch_size if size is None else size
         if not len(self):
             self.follow()
-        counts = self._split(size, self.num_draws)
+        counts = self._split(size, self.seed, self.num_draws)
         batch = self.make(size) if out is None else out
         start, stop = (0, size) if at is None else (at.start, at.stop)
         while start < stop:
             self.num_draws += 1
             start = self._collect(batch, start, counts)
             if start < stop:  # a shard went away: the others give what it owes
-                counts = self._split(stop - start, self.num_draws)
+                counts = self._split(stop - start, self.seed, self.num_draws)
         return batch
 
     def _collect(self, batch: Batch, start: int, counts: Mapping[str, int]) -> int:
@@ -203,7 +203,7 @@ class ShardedSampler(Closes, Generic[Batch]):
 
     def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:
         """Some steps, drawn uniformly: the same ones for the same contents. The batches that follow do not change."""
-        counts = self._split(size, 0)
+        counts = self._split(size, 0, 0)
         batch = self.make(size) if out is None else out
         start, stop = (0, size) if at is None else (at.start, at.stop)
         while start < stop:
@@ -211,17 +211,17 @@ class ShardedSampler(Closes, Generic[Batch]):
                 if self._shards[name].peek(batch, slice(start, start + count)):
                     start += count
             if start < stop:
-                counts = self._split(stop - start, 0)
+                counts = self._split(stop - start, 0, 0)
         return batch
 
-    def _split(self, size: int, number: int) -> dict[str, int]:
+    def _split(self, size: int, seed: int, number: int) -> dict[str, int]:
         """How many of `size` steps each shard gives that is not away; waits while all that have steps are away."""
         deadline = time.monotonic() + self._max_wait_s
         while True:
             away = self.away
             there = {name: len(shard) for name, shard in self._shards.items() if name not in away and len(shard)}
             if there:
-                counts = split(size, list(there.values()), self.seed, number)
+                counts = split(size, list(there.values()), seed, number)
                 return {name: count for name, count in zip(there, counts, strict=True) if count}
             if not away:
                 raise EmptyError(
