@@ -81,7 +81,7 @@ class Delivery:
 
 
 class Outbox:
-    """Takes a writer's chunks. `choose` gives the connection to a shard; see shards.py."""
+    """Takes a writer's chunks. `choose` gives the connection to a shard; see remote.py."""
 
     keeps_columns = True
 
