@@ -273,6 +273,6 @@ class TestStore(StoreMachine.TestCase):
     settings = examples(100)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class TestStoreLong(StoreMachine.TestCase):
     settings = examples(2000)

@@ -19,7 +19,7 @@ def test_every_transition_is_right_while_the_world_goes_on(seed: int, tmp_path: 
     assert sample_a_world(tmp_path / "store", seed, num_batches=3) > 3000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_transitions_are_right(tmp_path: Path) -> None:
     total = 0
     for seed in range(100, 1000):

@@ -19,7 +19,7 @@ def test_twenty_events_lose_nothing(tmp_path: Path) -> None:
     assert report.consumed > 300
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_hundred_events_lose_nothing(tmp_path: Path) -> None:
     report = run_chain_test(tmp_path, events=300, seed=2)
     assert report.ok, report

@@ -205,7 +205,7 @@ def test_an_episode_is_played_step_by_step(page: Any, server: Any, run: Path) ->
     box = page.locator(".plotted").bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 12)
     assert abs(at() - (record.num_steps - 1) / 2) <= 1
-    # in a step of the human, the policy's wish stands beside the action
+    # in a step of the human, the policy's edit stands beside the action
     human = next(step for step in range(record.num_steps) if _source(run, record.id, step) == 1)
     page.keyboard.press("Home")
     for _ in range(human):
@@ -302,11 +302,11 @@ def test_without_the_token_the_page_shows_nothing(browser: Any, tmp_path: Path) 
             page.get_by_text("the token is wrong").wait_for()
         with open_page(browser) as page:
             page.goto(server.url)
-            page.locator("#place", has_text="secret").wait_for()
+            page.locator("#target", has_text="secret").wait_for()
             page.locator("#link.on").wait_for()
             assert token not in page.url
             page.reload()  # the cookie is enough
-            page.locator("#place", has_text="secret").wait_for()
+            page.locator("#target", has_text="secret").wait_for()
 
 
 def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: Path) -> None:
