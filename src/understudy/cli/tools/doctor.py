@@ -27,7 +27,7 @@ import understudy
 from understudy.cli.console import size_text
 from understudy.durable.files import NETWORK_FILE_SYSTEMS, file_system_type
 from understudy.envs.install import has_library, missing_libraries
-from understudy.envs.registry import KNOWN, home
+from understudy.envs.registry import WORLD_REGISTRY, home
 
 State: TypeAlias = Literal["good", "missing", "careful", "broken"]
 
@@ -112,13 +112,13 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _python() -> Iterator[Finding]:
-    fits = (3, 10) <= sys.version_info[:2] < (3, 14)
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
     yield Finding(
         part="python",
         name="python",
         state="good" if fits else "careful",
         found=f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}",
-        remedy="" if fits else "Understudy is tested with Python 3.10 to 3.13",
+        remedy="" if fits else "Understudy is tested with Python 3.11 to 3.13",
     )
     place = Path(understudy.__file__).parent
     yield Finding(part="python", name="understudy", state="good", found=f"{understudy.__version__} at {place}")
@@ -194,26 +194,26 @@ def _extras() -> Iterator[Finding]:
 
 
 def _worlds() -> Iterator[Finding]:
-    for known in KNOWN.values():
-        if not known.packages:
-            lacking = known.name == "gym" and _version("gymnasium") is None
+    for entry in WORLD_REGISTRY.values():
+        if not entry.packages:
+            lacking = entry.name == "gym" and _version("gymnasium") is None
             yield Finding(
                 part="worlds",
-                name=known.name,
+                name=entry.name,
                 state="missing" if lacking else "good",
-                found=known.about,
+                found=entry.about,
                 remedy="pip install 'understudy[gym]'" if lacking else "",
             )
             continue
-        libraries = missing_libraries(known)
+        libraries = missing_libraries(entry)
         if libraries:
-            state: State = "broken" if known.ready else "missing"
-            remedy = f"apt-get install -y {' '.join(known.debian)}"
-            found = f"{known.about}; the system lacks {', '.join(libraries)}"
+            state: State = "broken" if entry.ready else "missing"
+            remedy = f"apt-get install -y {' '.join(entry.debian)}"
+            found = f"{entry.about}; the system lacks {', '.join(libraries)}"
         else:
-            state, found = ("good", f"{known.about}, in {known.place}") if known.ready else ("missing", known.about)
-            remedy = "" if known.ready else f"understudy env setup {known.name}"
-        yield Finding(part="worlds", name=known.name, state=state, found=found, remedy=remedy)
+            state, found = ("good", f"{entry.about}, in {entry.venv}") if entry.ready else ("missing", entry.about)
+            remedy = "" if entry.ready else f"understudy env setup {entry.name}"
+        yield Finding(part="worlds", name=entry.name, state=state, found=found, remedy=remedy)
 
 
 def _machine() -> Iterator[Finding]:
@@ -239,7 +239,7 @@ def _machine() -> Iterator[Finding]:
         name="graphics",
         state="good" if screen else "missing",
         found="EGL draws without a screen" if screen else "no EGL; MuJoCo's pictures need it, the toy world does not",
-        remedy="" if screen else f"apt-get install -y {' '.join(KNOWN['metaworld'].debian)}",
+        remedy="" if screen else f"apt-get install -y {' '.join(WORLD_REGISTRY['metaworld'].debian)}",
     )
     if not os.access(home() if home().exists() else home().parent, os.W_OK) and home().parent.exists():
         yield Finding(
