@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from understudy.core import EpisodeInfo, Source, Step
 from understudy.core import tree as trees
 from understudy.core.examples import random_tree, small_spec, text_spec
-from understudy.durable.files import lock_is_held
+from understudy.durable.lock import lock_is_held
 from understudy.replay import Budget, Reader, Retention, Store, verify
-from understudy.replay.write.store import segment_files
+from understudy.replay.format.paths import segment_files
 
 SPECS = {"small": small_spec(), "text": text_spec()}
 SEGMENT_BYTES = 4_000  # a few dozen rows, so that sealing happens all the time

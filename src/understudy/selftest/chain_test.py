@@ -34,7 +34,8 @@ from typing import Any
 import understudy
 from understudy.core import DeliveryError, EpisodeInfo, StoreFormatError
 from understudy.core import tree as trees
-from understudy.replay import EVERYTHING, OldestOnce, Reader, Sampler, Store, verify
+from understudy.durable import files
+from understudy.replay import EVERYTHING, Fifo, Reader, Sampler, Store, verify
 from understudy.selftest.crash_test import SEGMENT_BYTES, SPEC, observation_of, row_equals, step_of
 from understudy.selftest.faulty_proxy import Proxy, free_port
 from understudy.service.client.outbox import OutboxConfig
@@ -299,7 +300,7 @@ def _actor(directory: Path, life: int, name: str, address: str, seed: str, tell_
             spool=directory / "spool" / name,
             commit_steps=rng.randint(1, 30),
             flush_each_episode=rng.random() < 0.7,
-            config=OutboxConfig(block_s=SETTLE_S),
+            config=OutboxConfig(block_timeout_s=SETTLE_S),
         )
         notes = _Notes(told, writer, tell_early == "1")
         while not _is_over(directory, "actor"):
@@ -355,7 +356,7 @@ def _reader(directory: Path, life: int) -> None:
         saved = json.loads((place / "state.json").read_text())
     with (place / "log.jsonl").open("ab") as log, _store_with_steps(directory) as reader:
         log.truncate(saved["log_bytes"])  # what was drawn and not saved is drawn again
-        sampler = Sampler(reader, EVERYTHING, batch_size=MAX_BATCH, selector=OldestOnce())
+        sampler = Sampler(reader, EVERYTHING, batch_size=MAX_BATCH, selector=Fifo())
         if saved["sampler"] is not None:
             sampler.restore(saved["sampler"])
         while True:
@@ -370,8 +371,8 @@ def _reader(directory: Path, life: int) -> None:
             rows = [[int(e), int(i)] for e, i in zip(batch.episode, batch.index, strict=True)]
             log.write((json.dumps({"rows": rows, "different": _num_different(reader, batch)}) + "\n").encode())
             log.flush()
-            (place / "state.part").write_text(json.dumps({"sampler": sampler.state(), "log_bytes": log.tell()}))
-            (place / "state.part").replace(place / "state.json")
+            state = {"sampler": sampler.state(), "log_bytes": log.tell()}
+            files.write_atomically(place / "state.json", json.dumps(state).encode())
         sampler.close()
 
 

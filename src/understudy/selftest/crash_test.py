@@ -310,7 +310,7 @@ class _Life:
         self._store.close()
 
     def _delete_some(self, rng: random.Random) -> None:
-        with self._store.changing():
+        with self._store.commit_lock():
             known = list(self._store.catalog.episodes("kind = 'demonstration' and deleted is null and state = 'ended'"))
         chosen = rng.sample(known, min(len(known), max(len(known) - 40, 0) + rng.randrange(2)))
         if chosen:

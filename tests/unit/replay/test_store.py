@@ -25,10 +25,9 @@ from understudy.core import (
     StoreLockedError,
 )
 from understudy.core.examples import CANONICAL, random_episode, random_steps, robot_spec, small_spec
-from understudy.durable.files import refuse_network_file_system
 from understudy.replay import Budget, Reader, Retention, Store, verify
 from understudy.replay.format.chunk import Chunk, Part
-from understudy.replay.write.store import segment_files
+from understudy.replay.format.paths import segment_files
 
 
 def write(store: Store, name: str, spec, *episodes) -> None:
@@ -272,7 +271,7 @@ def test_judging_and_labelling_afterwards(tmp_path: Path) -> None:
     spec = small_spec()
     with Store.open(tmp_path / "store") as store, Reader(tmp_path / "store") as reader:
         write(store, "w", spec, random_episode(spec, 3, 1))
-        store.judge([1], False)
+        store.set_success([1], False)
         store.label([1], {"colour": None, "blurry": "yes"})
         assert reader.record(1).info.success is False
         assert reader.record(1).info.labels == {"blurry": "yes"}
@@ -287,7 +286,7 @@ def test_a_label_on_an_open_episode_survives_its_end(tmp_path: Path) -> None:
         writer.append(steps[0])
         writer.flush()
         store.label([1], {"b": "2"})
-        store.judge([1], True)
+        store.set_success([1], True)
         for step in steps[1:]:
             writer.append(step)
         writer.end(last)
@@ -345,14 +344,6 @@ def test_a_store_of_a_newer_format_is_refused(tmp_path: Path) -> None:
             StoreFormatError, match=r"written in store format 2, and .* reads up to 1; run `pip install"
         ):
             opening(path)
-
-
-@pytest.mark.parametrize("kind", ["nfs4", "cifs", "fuse.sshfs"])
-def test_a_network_file_system_is_refused(kind: str, tmp_path: Path) -> None:
-    mounts = f"22 1 8:1 / / rw - ext4 /dev/sda rw\n23 22 0:5 / {tmp_path} rw - {kind} server:/x rw\n"
-    with pytest.raises(StoreFormatError, match=f"cannot be on a network file system \\(this is {kind}\\).*local disk"):
-        refuse_network_file_system(tmp_path / "store", mounts)
-    refuse_network_file_system(tmp_path.parent, mounts)
 
 
 def test_a_directory_with_other_things_is_left_alone(tmp_path: Path) -> None:

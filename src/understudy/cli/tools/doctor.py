@@ -25,7 +25,7 @@ from rich.text import Text
 
 import understudy
 from understudy.cli.console import size_text
-from understudy.durable.files import NETWORK_FILE_SYSTEMS, file_system_type
+from understudy.durable.file_system import NETWORK_FILE_SYSTEMS, file_system_type
 from understudy.envs.install import has_library, missing_libraries
 from understudy.envs.registry import WORLD_REGISTRY, home
 

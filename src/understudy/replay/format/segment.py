@@ -21,6 +21,7 @@ import xxhash
 from understudy.core import DamageError, StepSpec
 from understudy.core.spec import ArraySpec
 from understudy.durable import files
+from understudy.durable.errors import store_error, store_errors
 from understudy.replay.format.layout import Column, Layout, checksum_of, parse_header
 
 Array = np.ndarray[Any, Any]
@@ -46,15 +47,17 @@ class Segment:
     @staticmethod
     def create(layout: Layout, path: Path) -> Segment:
         """Make the file with its header, durable under its name; an existing file is never touched."""
-        with files.naming(path, "create"):
+        with store_errors(path, "create"):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            with files.naming(path, "resize"):
+            with store_errors(path, "resize"):
                 os.ftruncate(fd, layout.file_bytes)
-            files.write_at(fd, layout.header, 0, path)
-            with files.naming(path, "fsync"):
+            with store_errors(path, "write"):
+                files.write_at(fd, layout.header, 0)
+            with store_errors(path, "fsync"):
                 os.fsync(fd)
-            files.sync_directory(path.parent)
+            with store_errors(path.parent, "fsync"):
+                files.sync_directory(path.parent)
         except BaseException:
             os.close(fd)
             with suppress(OSError):  # a file that stays is never used: no two segments get the same number
@@ -72,7 +75,7 @@ class Segment:
                 f"{path}: the file is gone; restore it from a backup, or run `understudy repair`"
             ) from None
         except OSError as error:
-            raise files.io_error(error, path, "open") from error
+            raise store_error(error, path, "open") from error
         segment = Segment(layout, path, fd)
         problem = segment.file_problem()
         if problem:
@@ -85,7 +88,7 @@ class Segment:
         size = os.fstat(self._fd).st_size
         if size != self.layout.file_bytes:
             return f"expected {self.layout.file_bytes} bytes, got {size}"
-        if files.read_at(self._fd, len(self.layout.header), 0, self.path) != self.layout.header:
+        if self._read_at(len(self.layout.header), 0) != self.layout.header:
             return "the header is not the one that was written"
         return None
 
@@ -98,7 +101,16 @@ class Segment:
         return self._fd
 
     def sync(self) -> None:
-        files.sync_data(self._fd, self.path)
+        with store_errors(self.path, "fdatasync"):
+            files.sync_data(self._fd)
+
+    def _write_at(self, data: bytes | bytearray | Array, offset: int) -> None:
+        with store_errors(self.path, "write"):
+            files.write_at(self._fd, data, offset)
+
+    def _read_at(self, size: int, offset: int) -> bytes:
+        with store_errors(self.path, "read"):
+            return files.read_at(self._fd, size, offset)
 
     # ---- writing
 
@@ -145,12 +157,12 @@ class Segment:
         for name in layout.columns:
             if name not in layout.large:
                 self._write_column(name, out[name], first_row)
-        files.write_at(self._fd, heap, layout.heap_offset + heap_offset, self.path)
+        self._write_at(heap, layout.heap_offset + heap_offset)
         return Written(checksums=out["row/checksum"], heap_bytes=len(heap))
 
     def _write_column(self, name: str, rows: Array, first_row: int) -> None:
         column = self.layout.columns[name]
-        files.write_at(self._fd, np.ascontiguousarray(rows), column.at(first_row), self.path)
+        self._write_at(np.ascontiguousarray(rows), column.at(first_row))
 
     def _row_checksums(self, columns: Mapping[str, Array], num_rows: int) -> Array:
         small = [as_bytes(columns[column.name], column) for column in self.layout.small]
@@ -162,7 +174,7 @@ class Segment:
     def read_column(self, name: str, first_row: int, num_rows: int) -> Array:
         """One tensor's rows as they are on disk, unchecked."""
         column = self.layout.columns[name]
-        data = files.read_at(self._fd, num_rows * column.row_bytes, column.at(first_row), self.path)
+        data = self._read_at(num_rows * column.row_bytes, column.at(first_row))
         if len(data) != num_rows * column.row_bytes:
             raise DamageError(f"{self.path}: {name} ends early; run `understudy verify`")
         return np.frombuffer(data, column.dtype).reshape(num_rows, *column.shape)
@@ -173,7 +185,7 @@ class Segment:
         size = HEAP_CHECKSUM.size + length
         if offset + size > self.layout.heap_bytes:
             return None
-        data = files.read_at(self._fd, size, self.layout.heap_offset + offset, self.path)
+        data = self._read_at(size, self.layout.heap_offset + offset)
         value = data[HEAP_CHECKSUM.size :]
         if len(data) != size or HEAP_CHECKSUM.unpack_from(data)[0] != digest(value):
             return None
@@ -207,7 +219,7 @@ class Segment:
         offset, length = int(place[0]), int(place[1])
         value = b"{}".ljust(length)
         data = HEAP_CHECKSUM.pack(digest(value)) + value
-        files.write_at(self._fd, data, self.layout.heap_offset + offset, self.path)
+        self._write_at(data, self.layout.heap_offset + offset)
         self.sync()
 
     # ---- the unused part
@@ -226,7 +238,7 @@ class Segment:
             for begin, end in files.data_extents(self._fd, start, stop):
                 for place in range(begin, end, 1 << 20):
                     size = min(1 << 20, end - place)
-                    data = files.read_at(self._fd, size, place, self.path)
+                    data = self._read_at(size, place)
                     if data.count(0) != len(data):
                         dirty.append((place, place + size))
         return dirty
@@ -235,13 +247,13 @@ class Segment:
         """Zero the unused part, so that every byte of the file is accounted for; returns the ranges cleared."""
         dirty = self.dirty_tail(num_rows, heap_used)
         for start, stop in dirty:
-            files.write_at(self._fd, bytes(stop - start), start, self.path)
+            self._write_at(bytes(stop - start), start)
         if dirty:
             self.sync()
         return len(dirty)
 
 
-def layout_of(path: Path) -> Layout:
+def read_layout(path: Path) -> Layout:
     """The layout that a segment file's own header tells; a DamageError if it tells none."""
     try:
         with path.open("rb") as file:

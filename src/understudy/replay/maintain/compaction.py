@@ -23,6 +23,7 @@ import numpy as np
 
 from understudy.core import DamageError, StoreError
 from understudy.durable import files
+from understudy.durable.errors import store_errors
 from understudy.replay.format.layout import plan
 from understudy.replay.format.records import SegmentRecord
 from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, digest_of_checksums, to_bytes
@@ -75,7 +76,9 @@ def compact(store: Store, *, min_dead: float = 0.3, progress: Progress | None = 
     finally:
         outputs.close()
     for victim in victims:
-        files.remove_durably(store.segment_path(victim.id))
+        path = store.segment_path(victim.id)
+        with store_errors(path, "remove"):
+            files.remove_durably(path)
     removed, kept, orphan_bytes = _remove_orphans(store)
     if progress:
         progress(len(victims), len(victims))
@@ -162,7 +165,7 @@ class _Outputs:
                 return place, segment
             self._settle(spec_id)
         store = self._store
-        with store.changing():
+        with store.commit_lock():
             segment_id = store.state.next_segment
             store.state.next_segment += 1
             capacity, heap = plan(store.catalog.spec(spec_id), store.segment_bytes, num_rows, heap_bytes)
@@ -197,7 +200,7 @@ def _move_over(store: Store, victims: list[SegmentRecord], moves: list[_Move], o
         return 0
     catalog = store.catalog
     moved = {int(move.span["id"]) for move in moves}
-    with store.changing() as commit:
+    with store.commit_lock() as commit:
         purge: set[int] = set()
         for victim in victims:
             left = [s for s in catalog.spans("segment = ?", (victim.id,)) if int(s["id"]) not in moved]
@@ -232,14 +235,15 @@ def _move_over(store: Store, victims: list[SegmentRecord], moves: list[_Move], o
 
 def _remove_orphans(store: Store) -> tuple[int, tuple[Path, ...], int]:
     """Remove segment files that nothing refers to, except such as hold rows newer than the catalog."""
-    with store.changing():
+    with store.commit_lock():
         known = {segment.id for segment in store.catalog.segments()}
         orphans = [path for path in store.segment_files() if int(path.stem) not in known]
         kept = [path for path in orphans if newest_commit(path) > store.state.commit]
         removed = [path for path in orphans if path not in kept]
         freed = sum(_disk_bytes(path) for path in removed)
         for path in removed:
-            files.remove_durably(path)
+            with store_errors(path, "remove"):
+                files.remove_durably(path)
     return len(removed), tuple(kept), freed
 
 

@@ -14,16 +14,17 @@ import numpy as np
 
 from understudy.core import EpisodeInfo, Source
 from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, Catalog
+from understudy.durable.errors import store_errors
+from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.layout import Layout
+from understudy.replay.format.paths import CATALOG_FILE, segment_path
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord, WriterRecord, info_from_json
 from understudy.replay.format.segment import Segment, digest_of_checksums
-from understudy.replay.maintain.segment_scan import ROW_DTYPE, Found, scan
-from understudy.replay.write.store import segment_path
+from understudy.replay.maintain.segment_scan import ROW_DTYPE, SegmentScan, scan
 
 
 @dataclass(kw_only=True)
-class Knowledge:
+class RecoveredCatalog:
     """What an old catalog still tells, as far as its checks confirm it."""
 
     trusted: bool = True  # nothing in it is known to be wrong
@@ -34,9 +35,9 @@ class Knowledge:
     writers: list[WriterRecord] = field(default_factory=list)
 
 
-def rebuild_catalog(path: Path, known: Knowledge) -> Path:
+def rebuild_catalog(path: Path, known: RecoveredCatalog) -> Path:
     """Put the old catalog aside and a new one in its place; returns where the old one is."""
-    found: dict[int, Found] = {}
+    found: dict[int, SegmentScan] = {}
     for segment_id, layout in sorted(known.layouts.items()):
         file = segment_path(path, segment_id)
         if file.exists():
@@ -55,22 +56,21 @@ def rebuild_catalog(path: Path, known: Knowledge) -> Path:
         raise
     catalog.finish()
     aside = path / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-    with files.naming(aside, "create"):
+    with store_errors(aside, "create"):
         aside.mkdir()
         for old in path.glob(f"{CATALOG_FILE}*"):
             if not old.name.startswith(f"{CATALOG_FILE}.new") and old.is_file():
                 old.rename(aside / old.name)
-        new.rename(path / CATALOG_FILE)
-    files.sync_directory(path)
+        files.rename_durably(new, path / CATALOG_FILE)
     return aside
 
 
-def _store_id(known: Knowledge) -> str:
+def _store_id(known: RecoveredCatalog) -> str:
     told = Counter(layout.store_id for layout in known.layouts.values())
     return told.most_common(1)[0][0] if told else known.store_id or uuid.uuid4().hex
 
 
-def _fill(catalog: Catalog, known: Knowledge, found: dict[int, Found]) -> None:
+def _fill(catalog: Catalog, known: RecoveredCatalog, found: dict[int, SegmentScan]) -> None:
     commits: dict[int, float] = {}
     for segment_id, content in found.items():
         rows, layout = content.rows, known.layouts[segment_id]
@@ -109,7 +109,9 @@ def _unique(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return ordered[first]
 
 
-def _writers(catalog: Catalog, known: Knowledge, found: dict[int, Found]) -> dict[tuple[str, str], WriterRecord]:
+def _writers(
+    catalog: Catalog, known: RecoveredCatalog, found: dict[int, SegmentScan]
+) -> dict[tuple[str, str], WriterRecord]:
     """Every writer that the records or the old catalog name, with the last chunk that is known of it."""
     last: dict[tuple[str, str], int] = {(w.name, w.incarnation): w.last_seq for w in known.writers}
     for content in found.values():
@@ -124,7 +126,7 @@ def _writers(catalog: Catalog, known: Knowledge, found: dict[int, Found]) -> dic
     return writers
 
 
-def _records_by_episode(found: dict[int, Found]) -> dict[int, list[dict[str, Any]]]:
+def _records_by_episode(found: dict[int, SegmentScan]) -> dict[int, list[dict[str, Any]]]:
     """The records of each episode, oldest first."""
     records: dict[int, list[dict[str, Any]]] = {}
     for content in found.values():
@@ -138,7 +140,7 @@ def _records_by_episode(found: dict[int, Found]) -> dict[int, list[dict[str, Any
 
 def _add_episode(
     catalog: Catalog,
-    known: Knowledge,
+    known: RecoveredCatalog,
     rows: np.ndarray[Any, Any],
     records: dict[int, list[dict[str, Any]]],
     writers: dict[tuple[str, str], WriterRecord],

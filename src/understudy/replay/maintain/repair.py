@@ -21,17 +21,21 @@ import numpy as np
 
 from understudy.core import DamageError, Source, StoreFailedError, StoreFormatError
 from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, Catalog
+from understudy.durable.errors import store_errors
+from understudy.durable.file_system import refuse_network_file_system
+from understudy.durable.lock import WriterLock
+from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, Part
 from understudy.replay.format.layout import Layout
+from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, SEAL_FILE, segment_files, segment_path
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord
-from understudy.replay.format.seal import SEAL_FILE, check_seal
-from understudy.replay.format.segment import Segment, digest_of_checksums, layout_of
+from understudy.replay.format.seal import check_seal
+from understudy.replay.format.segment import Segment, digest_of_checksums, read_layout
 from understudy.replay.maintain.compaction import Progress
-from understudy.replay.maintain.rebuild_catalog import Knowledge, rebuild_catalog
+from understudy.replay.maintain.rebuild_catalog import RecoveredCatalog, rebuild_catalog
 from understudy.replay.maintain.segment_scan import num_unrecorded
 from understudy.replay.maintain.verify import VerifyReport, verify
-from understudy.replay.write.store import LOCK_FILE, Store, segment_files, segment_path
+from understudy.replay.write.store import Store
 
 SALVAGE_ROWS = 256
 
@@ -52,19 +56,20 @@ class RepairReport:
 def repair(path: str | Path, *, progress: Progress | None = None) -> RepairReport:
     """Bring a damaged store back. Changes nothing if nothing is wrong; refused while another process writes."""
     path = Path(path)
-    files.refuse_network_file_system(path)
+    refuse_network_file_system(path)
     before = verify(path, progress=progress)
     if before.ok:
         return RepairReport(before=before, after=before)
     report = RepairReport(before=before, after=before)
-    lock = files.WriterLock(path / LOCK_FILE)
+    lock = WriterLock(path / LOCK_FILE)
     try:
         knowledge = _knowledge(path)
         _mend_files(path, knowledge, report)
         if not knowledge.trusted:
             aside = rebuild_catalog(path, knowledge)
             report.actions.append(f"made the catalog again from the segments; the old one is {aside}")
-            files.remove_durably(path / SEAL_FILE)
+            with store_errors(path / SEAL_FILE, "remove"):
+                files.remove_durably(path / SEAL_FILE)
     finally:
         lock.release()
     with Store.open(path, create=False) as store:
@@ -80,9 +85,9 @@ def repair(path: str | Path, *, progress: Progress | None = None) -> RepairRepor
 # ---- what can be believed
 
 
-def _knowledge(path: Path) -> Knowledge:
+def _knowledge(path: Path) -> RecoveredCatalog:
     """All that the old catalog says and that its checks confirm."""
-    known = Knowledge()
+    known = RecoveredCatalog()
     try:
         check_seal(path)
     except DamageError:
@@ -122,7 +127,7 @@ def _lost_its_log(path: Path, catalog: Catalog) -> bool:
     return False
 
 
-def _collect(catalog: Catalog, known: Knowledge) -> None:
+def _collect(catalog: Catalog, known: RecoveredCatalog) -> None:
     """Each table as far as it can be read; what fails its check is left out and ends the trust."""
     try:
         known.store_id = catalog.store_id
@@ -145,7 +150,7 @@ def _collect(catalog: Catalog, known: Knowledge) -> None:
 # ---- files
 
 
-def _mend_files(path: Path, knowledge: Knowledge, report: RepairReport) -> None:
+def _mend_files(path: Path, knowledge: RecoveredCatalog, report: RepairReport) -> None:
     for file in segment_files(path):
         layout = _believed_layout(file, knowledge)
         if layout is None:
@@ -155,27 +160,27 @@ def _mend_files(path: Path, knowledge: Knowledge, report: RepairReport) -> None:
                 )
             continue
         knowledge.layouts[layout.segment_id] = layout
-        with files.naming(file, "mend"):
+        with store_errors(file, "mend"):
             fd = os.open(file, os.O_RDWR)
             try:
                 if os.fstat(fd).st_size != layout.file_bytes:
                     os.ftruncate(fd, layout.file_bytes)
                     report.actions.append(f"{file}: set back to its size; what was cut off is lost")
-                if files.read_at(fd, len(layout.header), 0, file) != layout.header:
-                    files.write_at(fd, layout.header, 0, file)
+                if files.read_at(fd, len(layout.header), 0) != layout.header:
+                    files.write_at(fd, layout.header, 0)
                     report.actions.append(f"{file}: wrote its header again")
                 os.fsync(fd)
             finally:
                 os.close(fd)
 
 
-def _believed_layout(file: Path, knowledge: Knowledge) -> Layout | None:
+def _believed_layout(file: Path, knowledge: RecoveredCatalog) -> Layout | None:
     """A trusted catalog's layout, or what the header says if it says what it must, or what the catalog says."""
     known = knowledge.layouts.get(int(file.stem))
     if known is not None and knowledge.trusted:
         return known
     try:
-        told = layout_of(file)
+        told = read_layout(file)
     except DamageError:
         return known
     with file.open("rb") as stream:
@@ -210,7 +215,7 @@ def _drop_damaged_rows(store: Store, report: RepairReport) -> None:
                 continue
             kept = sum(stop - start for start, stop in runs)
             report.rows_dropped += int(span["num_rows"]) - kept
-            with store.changing() as commit, store.catalog.transaction(write=True):
+            with store.commit_lock() as commit, store.catalog.transaction(write=True):
                 store.catalog.remove_spans([int(span["id"])])
                 for start, stop in runs:
                     store.catalog.add_span(
@@ -231,7 +236,7 @@ def _drop_damaged_rows(store: Store, report: RepairReport) -> None:
             spans = store.catalog.spans("segment = ?", (record.id,))
             report.rows_dropped += int(spans["num_rows"].sum())
             report.actions.append(f"{segment_path(store.path, record.id)}: the file is gone, and its rows with it")
-            with store.changing(), store.catalog.transaction(write=True):
+            with store.commit_lock(), store.catalog.transaction(write=True):
                 store.catalog.remove_spans(spans["id"])
                 store.catalog.remove_segment(record.id)
             store.state.filling.pop(record.spec, None)
@@ -331,7 +336,7 @@ def _salvage(store: Store, episode: EpisodeRecord, run: np.ndarray[Any, Any]) ->
 
 def _trim(store: Store, episode: EpisodeRecord, head: np.ndarray[Any, Any] | None, rest: list[Any]) -> None:
     """Let the catalog say of an episode what its remaining rows say."""
-    with store.changing() as commit:
+    with store.commit_lock() as commit:
         catalog = store.catalog
         if head is None:
             trimmed = replace(episode, purged=True, deleted=episode.deleted or commit, changed=commit)

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.core import StepSpec
-from understudy.durable.files import lock_is_held
+from understudy.durable.lock import lock_is_held
+from understudy.replay.format.paths import LOCK_FILE, segment_files
 from understudy.replay.format.records import EpisodeTotals, WriterRecord
 from understudy.replay.read.reader import Reader
-from understudy.replay.write.store import LOCK_FILE, segment_files
 
 
 @dataclass(frozen=True, kw_only=True)

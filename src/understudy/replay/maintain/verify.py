@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 
 from understudy.core import DamageError, StoreFailedError, StoreFormatError
-from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, Catalog
+from understudy.durable.lock import lock_is_held
+from understudy.replay.format.catalog import Catalog
+from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_files, segment_path
 from understudy.replay.format.records import SegmentRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
 from understudy.replay.maintain.compaction import Progress
 from understudy.replay.maintain.segment_scan import num_unrecorded
-from understudy.replay.write.store import LOCK_FILE, segment_files, segment_path
 
 
 @dataclass(kw_only=True)
@@ -42,7 +42,7 @@ def verify(path: str | Path, *, progress: Progress | None = None) -> VerifyRepor
     report = VerifyReport()
     if not path.is_dir() or (not (path / CATALOG_FILE).exists() and not segment_files(path)):
         raise StoreFormatError(f"{path}: not an Understudy store (it has no {CATALOG_FILE}); check the path")
-    live = files.lock_is_held(path / LOCK_FILE)
+    live = lock_is_held(path / LOCK_FILE)
     try:
         clean = check_seal(path)
         catalog = Catalog.open(path / CATALOG_FILE)

@@ -17,12 +17,12 @@ import numpy as np
 
 from understudy.core import DamageError, Episode, EpisodeError, StepSpec, StoreError, StoreFormatError
 from understudy.core.closing import Closes
-from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, SPAN_DTYPE, Catalog
+from understudy.durable.file_system import refuse_network_file_system
+from understudy.replay.format.catalog import SPAN_DTYPE, Catalog
+from understudy.replay.format.paths import CATALOG_FILE, segment_path
 from understudy.replay.format.records import EpisodeRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
-from understudy.replay.write.store import segment_path
 
 POLL_S = 0.005
 
@@ -56,6 +56,11 @@ class Reader(Closes):
         self.catalog.close()
 
     # ---- following
+
+    @property
+    def num_open_segments(self) -> int:
+        """Segment files that this reader holds open."""
+        return len(self._segments)
 
     def last_commit(self) -> int:
         """The newest commit in the store, whether followed or not."""
@@ -178,7 +183,7 @@ def _open_catalog(path: Path) -> Catalog:
     """A read-only connection. Without the right to write in the directory, the store must have been closed cleanly."""
     if not path.is_dir():
         raise StoreFormatError(f"{path}: not an Understudy store (there is no such directory); check the path")
-    files.refuse_network_file_system(path)
+    refuse_network_file_system(path)
     catalog = path / CATALOG_FILE
     clean = catalog.is_file() and check_seal(path)
     if not os.access(path, os.W_OK):
