@@ -41,7 +41,7 @@ def install(entry: WorldEntry, say: Callable[[str], None]) -> None:
         entry.venv.parent.mkdir(parents=True, exist_ok=True)
         venv.create(entry.venv, with_pip=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise WorldError(f"{entry.venv}: cannot be made ({error}); set UNDERSTUDY_HOME to another place") from error
+        raise WorldError(f"{entry.venv}: cannot be made ({error}); set UNDERSTUDY_HOME to another directory") from error
     say(f"pip install {' '.join(entry.packages)}")
     _pip(entry, say)
     versions = subprocess.run(

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from understudy.formats import KNOWN, FormatError, find_format, find_place
+from understudy.formats import FORMATS, FormatError, find_format, parse_dataset_path
 from understudy.formats.registry import check_options
 
 
@@ -22,15 +22,15 @@ from understudy.formats.registry import check_options
 )
 def test_a_name_that_is_not_understood(name: str, text: str) -> None:
     with pytest.raises(FormatError) as raised:
-        find_place(name)
+        parse_dataset_path(name)
     assert text in str(raised.value)
 
 
 def test_a_home_directory_is_found() -> None:
-    assert find_place("rlds:~/data").path.is_absolute()
+    assert parse_dataset_path("rlds:~/data").path.is_absolute()
 
 
-@pytest.mark.parametrize("name", KNOWN)
+@pytest.mark.parametrize("name", FORMATS)
 def test_every_format_has_its_name(name: str) -> None:
     try:
         found = find_format(name)

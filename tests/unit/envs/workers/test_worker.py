@@ -36,7 +36,7 @@ from understudy.envs.workers.outcomes import (
 )
 from understudy.envs.workers.worker import Limits, Worker
 from understudy.envs.world import WorldError
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 QUICK = Limits(step_s=0.4, reset_s=20.0, start_s=60.0, close_s=0.4, stack_s=10.0)
 GO_ON = action(0.25)
@@ -245,16 +245,16 @@ def test_a_slow_start_is_no_failure() -> None:
 
 def test_a_missing_module_factory_or_interpreter_is_named() -> None:
     for broken, text in (
-        (WorldSource(factory="no_such_module:World"), "start raised ModuleNotFoundError: No module named 'no_such"),
-        (WorldSource(factory="understudy.envs.suite:Sweet"), "has no attribute 'Sweet'"),
-        (WorldSource(factory="a:b", python="/no/python"), "python: expected an interpreter, got '/no/python'"),
+        (WorldFactory(factory="no_such_module:World"), "start raised ModuleNotFoundError: No module named 'no_such"),
+        (WorldFactory(factory="understudy.envs.suite:Sweet"), "has no attribute 'Sweet'"),
+        (WorldFactory(factory="a:b", python="/no/python"), "python: expected an interpreter, got '/no/python'"),
     ):
         with pytest.raises(WorkerRaised, match=text):
             IsolatedWorld(broken)
 
 
 def test_starts_that_fail_are_spaced_out() -> None:
-    with Worker(WorldSource(factory="a:b", python="/no/python")) as worker:
+    with Worker(WorldFactory(factory="a:b", python="/no/python")) as worker:
         pauses = []
         for _ in range(4):
             with pytest.raises(WorkerRaised):
@@ -355,7 +355,7 @@ def test_nothing_is_left_open() -> None:
                 worker.call(Steps(actions=[GO_ON]))
         worker.start()
     with pytest.raises(WorkerRaised):
-        IsolatedWorld(WorldSource(factory="a:b", python="/no/python"))
+        IsolatedWorld(WorldFactory(factory="a:b", python="/no/python"))
     assert children() == before
     assert num_descriptors() == descriptors
 
@@ -440,7 +440,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 
 def test_the_expert_of_a_world_in_a_worker_says_the_same_as_here() -> None:
     here = ToyTable(cameras=False)
-    there = IsolatedWorld(WorldSource(factory="understudy.envs.toy:ToyTable", options={"cameras": False}))
+    there = IsolatedWorld(WorldFactory(factory="understudy.envs.toy:ToyTable", options={"cameras": False}))
     with here, there:
         assert there.has_expert
         for world in (here, there):
@@ -460,7 +460,7 @@ def test_the_expert_of_a_world_in_a_worker_says_the_same_as_here() -> None:
 
 
 def test_noise_in_advice_comes_from_the_callers_generator() -> None:
-    with IsolatedWorld(WorldSource(factory="understudy.envs.toy:ToyTable", options={"cameras": False})) as world:
+    with IsolatedWorld(WorldFactory(factory="understudy.envs.toy:ToyTable", options={"cameras": False})) as world:
         world.reset(seed=3)
         first, again, other = (
             world.advise(noise=0.2, rng=np.random.default_rng(seed)).action.tolist() for seed in (1, 1, 2)

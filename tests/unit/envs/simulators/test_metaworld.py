@@ -16,13 +16,13 @@ import pytest
 from tests.docs.pages import DOCS, blocks
 
 from understudy.core import tree as trees
-from understudy.envs import SuiteError, WorldError, WorldSource, check_env
-from understudy.envs.registry import KNOWN
+from understudy.envs import SuiteError, WorldError, WorldFactory, check_env
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.simulators.metaworld import HAND_NAMES, STATE_NAMES, TASKS, MetaworldWorld
 from understudy.envs.workers.isolated import IsolatedWorld
 
 PAGE = DOCS / "simulators.md"
-METAWORLD = KNOWN["metaworld"]
+METAWORLD = WORLD_REGISTRY["metaworld"]
 needs_metaworld = pytest.mark.skipif(not METAWORLD.ready, reason="run `understudy env setup metaworld` first")
 
 GOAL = slice(STATE_NAMES.index("goal_x"), None)
@@ -31,7 +31,7 @@ STILL = np.zeros(4, np.float32)
 
 def open_metaworld(**options: Any) -> IsolatedWorld:
     return IsolatedWorld(
-        WorldSource(
+        WorldFactory(
             factory=METAWORLD.factory, options=options, python=str(METAWORLD.python), env=dict(METAWORLD.variables)
         )
     )
@@ -39,7 +39,7 @@ def open_metaworld(**options: Any) -> IsolatedWorld:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[IsolatedWorld]:
-    """All tasks, no pictures."""
+    """All tasks, no images."""
     with open_metaworld(cameras=[]) as opened:
         yield opened
 
@@ -210,10 +210,10 @@ def test_one_action_can_be_several_simulator_steps(world: IsolatedWorld) -> None
 def test_pictures_are_upright_and_of_the_size_asked_for(seeing: IsolatedWorld) -> None:
     observation, _ = seeing.reset(seed=0, options={"task": "push-v3", "start": 0})
     assert list(seeing.step_spec.observation.flat) == ["topview", "corner4", "state"]
-    picture = observation["corner4"]
-    assert (picture.shape, str(picture.dtype)) == ((48, 48, 3), "uint8")
-    assert np.ptp(picture[:10, -10:].reshape(-1, 3).astype(int), axis=0).max() < 10, "the empty room is above"
-    assert np.ptp(picture[-10:, -10:].reshape(-1, 3).astype(int), axis=0).max() > 20, "the table is below"
+    image = observation["corner4"]
+    assert (image.shape, str(image.dtype)) == ((48, 48, 3), "uint8")
+    assert np.ptp(image[:10, -10:].reshape(-1, 3).astype(int), axis=0).max() < 10, "the empty room is above"
+    assert np.ptp(image[-10:, -10:].reshape(-1, 3).astype(int), axis=0).max() > 20, "the table is below"
 
 
 @needs_metaworld
@@ -234,7 +234,7 @@ def test_the_goal_can_be_hidden_and_is_shown_where_it_is(seeing: IsolatedWorld) 
         assert np.array_equal(*advised), "the expert knows the goal"
     assert marks[0].any()
     same = (marks[0] & marks[1]).sum() / (marks[0] | marks[1]).sum()
-    assert same > 0.8, "the marker was elsewhere in the first picture"
+    assert same > 0.8, "the marker was elsewhere in the first image"
 
 
 @needs_metaworld
@@ -333,7 +333,7 @@ with metaworld.MetaworldWorld(tasks=names, cameras=["topview"], size=16) as worl
 closed.append(last.cameras._context is None and not world._simulators)
 print(json.dumps({"kept": kept, "same": same, "closed": closed}))
 """
-    sources = Path(__file__).resolve().parents[3] / "src"
+    sources = Path(__file__).resolve().parents[4] / "src"
     done = subprocess.run(
         [str(METAWORLD.python), "-c", script],
         env={**os.environ, **METAWORLD.variables, "PYTHONPATH": str(sources)},

@@ -12,7 +12,7 @@ import pytest
 
 from understudy.core import SpecError
 from understudy.envs.install import install, missing_libraries
-from understudy.envs.registry import KNOWN, MARK, Known, find_world, home, open_world
+from understudy.envs.registry import MARK, WORLD_REGISTRY, WorldEntry, find_world, home, open_world
 from understudy.envs.suite import SuiteError
 from understudy.envs.toy import ToyTable
 from understudy.envs.world import WorldError
@@ -57,7 +57,7 @@ def test_a_world_of_ones_own_is_module_and_factory() -> None:
     [
         ("toyy:pick_red", WorldError, "did you mean 'toy'"),
         ("nowhere", WorldError, "expected one of toy, metaworld, libero, gym, robot, or module:factory"),
-        ("no.such.module:thing", WorldError, "with a module that can be imported here"),
+        ("no.such.module:thing", WorldError, "of a module that can be imported"),
         ("toy:pik_red", SuiteError, "did you mean 'pick_red'"),
         ("toy:pick_red?task=pick_blue", WorldError, "two tasks, 'pick_red' and 'pick_blue'"),
         ("toy?size", WorldError, "expected option=value"),
@@ -73,9 +73,9 @@ def test_a_wrong_name_says_what_to_do(name: str, error: type[Exception], text: s
 
 
 def test_what_a_simulator_needs_is_in_its_source(tmp_path: Path) -> None:
-    known = KNOWN["libero"]
-    known.place.mkdir(parents=True)
-    (known.place / MARK).write_text(json.dumps({"packages": list(known.packages)}))
+    known = WORLD_REGISTRY["libero"]
+    known.venv.mkdir(parents=True)
+    (known.venv / MARK).write_text(json.dumps({"packages": list(known.packages)}))
     named = find_world("libero:libero_goal/open_the_middle_drawer_of_the_cabinet?size=64")
     assert named.isolated
     assert named.task == "open_the_middle_drawer_of_the_cabinet"
@@ -95,13 +95,13 @@ def test_home_is_where_the_variables_say(tmp_path: Path, monkeypatch: pytest.Mon
 
 # --- virtual environments, really made ---
 
-SMALL = Known(
+SMALL = WorldEntry(
     name="small",
     about="",
     form="small",
     example="small",
     factory="tests.worlds:CountingWorld",
-    rest=KNOWN["toy"].rest,
+    rest=WORLD_REGISTRY["toy"].rest,
     packages=("six==1.16.0", "packaging"),
 )
 
@@ -115,7 +115,7 @@ def test_an_environment_is_made_whole_and_is_known_by_what_is_in_it() -> None:
     assert any(line.startswith("Collecting six") for line in said)
     found = subprocess.check_output([SMALL.python, "-c", "import six; print(six.__version__)"], text=True)
     assert found.strip() == "1.16.0"
-    assert "six==1.16.0" in json.loads((SMALL.place / MARK).read_text())["versions"]
+    assert "six==1.16.0" in json.loads((SMALL.venv / MARK).read_text())["versions"]
     assert not replace(SMALL, packages=("six==1.17.0",)).ready  # of another version
 
 
@@ -124,15 +124,15 @@ def test_a_failed_install_says_why_and_is_not_ready() -> None:
     with pytest.raises(WorldError, match=r"pip failed; all of it is in .*setup.log(.|\n)*No matching distribution"):
         install(broken, lambda text: None)
     assert not broken.ready
-    assert (broken.place / "setup.log").is_file()
+    assert (broken.venv / "setup.log").is_file()
 
 
 def test_what_is_no_environment_is_not_removed() -> None:
-    SMALL.place.mkdir(parents=True)
-    (SMALL.place / "thesis.txt").write_text("years of work")
+    SMALL.venv.mkdir(parents=True)
+    (SMALL.venv / "thesis.txt").write_text("years of work")
     with pytest.raises(WorldError, match="move it away"):
         install(SMALL, lambda text: None)
-    assert (SMALL.place / "thesis.txt").read_text() == "years of work"
+    assert (SMALL.venv / "thesis.txt").read_text() == "years of work"
 
 
 def test_libraries_that_the_system_lacks_are_named_with_their_packages() -> None:
@@ -140,15 +140,15 @@ def test_libraries_that_the_system_lacks_are_named_with_their_packages() -> None
     assert missing_libraries(lacking) == ["libnowhere.so.9"]
     with pytest.raises(WorldError, match=r"lacks libnowhere\.so\.9; run `apt-get install -y nowhere9`"):
         install(lacking, lambda text: None)
-    assert not lacking.place.exists()
+    assert not lacking.venv.exists()
     with pytest.raises(WorldError, match="needs no virtual environment"):
-        install(KNOWN["toy"], lambda text: None)
+        install(WORLD_REGISTRY["toy"], lambda text: None)
 
 
 def test_a_home_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "file"))
-    with pytest.raises(WorldError, match="set UNDERSTUDY_HOME to another place"):
+    with pytest.raises(WorldError, match="set UNDERSTUDY_HOME to another directory"):
         install(SMALL, lambda text: None)
 
 

@@ -11,8 +11,8 @@ from tests.docs.pages import DOCS, blocks
 
 from understudy.core import SpecError
 from understudy.core import tree as trees
-from understudy.envs import WorldError, WorldSource, check_env
-from understudy.envs.registry import KNOWN
+from understudy.envs import WorldError, WorldFactory, check_env
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.simulators.gym import GymWorld, scaled
 from understudy.envs.workers.isolated import IsolatedWorld
 from understudy.envs.workers.outcomes import WorkerRaised
@@ -22,7 +22,7 @@ spaces = gymnasium.spaces
 
 
 class Rooms(gymnasium.Env):  # type: ignore[misc]
-    """Every kind of space; says of success what it is told to, and has a picture that is red on the left."""
+    """Every kind of space; says of success what it is told to, and has an image that is red on the left."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (gymnasium's own name and kind)
     observation_space = spaces.Dict(
@@ -62,9 +62,9 @@ class Rooms(gymnasium.Env):  # type: ignore[misc]
         return self._seen(), 1.5, self.door == 3, False, info
 
     def render(self) -> Any:
-        picture = np.zeros((30, 60, 3), np.uint8)
-        picture[:, :30, 0] = 200
-        return picture
+        image = np.zeros((30, 60, 3), np.uint8)
+        image[:, :30, 0] = 200
+        return image
 
     def _seen(self) -> Any:
         return {
@@ -263,34 +263,34 @@ def test_a_space_without_arrays_is_named() -> None:
         del gymnasium.registry["Strange-v0"]
 
 
-# --- pictures ---
+# --- images ---
 
 
 def test_a_picture_is_of_the_size_asked_for() -> None:
     with GymWorld("Rooms-v0", size=10) as world:
         observation, _ = world.reset(seed=0)
-        picture = observation["picture"]
-        assert (picture.shape, str(picture.dtype)) == ((10, 10, 3), "uint8")
-        assert picture[:, :5, 0].tolist() == [[200] * 5] * 10
-        assert not picture[:, 5:].any()
+        image = observation["image"]
+        assert (image.shape, str(image.dtype)) == ((10, 10, 3), "uint8")
+        assert image[:, :5, 0].tolist() == [[200] * 5] * 10
+        assert not image[:, 5:].any()
     with GymWorld("Rooms-v0") as world:
-        assert "picture" not in world.reset(seed=0)[0]
+        assert "image" not in world.reset(seed=0)[0]
 
 
 @pytest.mark.parametrize("size", [3, 4, 7])
 def test_a_scaled_picture_has_the_means(size: int) -> None:
-    picture = np.random.default_rng(0).integers(0, 255, (6, 5, 3), np.uint8)
-    small = scaled(picture, size)
+    image = np.random.default_rng(0).integers(0, 255, (6, 5, 3), np.uint8)
+    small = scaled(image, size)
     assert small.shape == (size, size, 3)
     for row in range(size):
         for column in range(size):
             top, left = row * 6 // size, column * 5 // size
-            part = picture[top : max((row + 1) * 6 // size, top + 1), left : max((column + 1) * 5 // size, left + 1)]
+            part = image[top : max((row + 1) * 6 // size, top + 1), left : max((column + 1) * 5 // size, left + 1)]
             assert np.abs(small[row, column] - part.mean(axis=(0, 1))).max() <= 0.5
 
 
 def test_a_size_that_is_none_is_refused() -> None:
-    with pytest.raises(WorldError, match=r"size: expected 0 \(no picture\) to 1024 pixels, got int -1"):
+    with pytest.raises(WorldError, match=r"size: expected 0 \(no image\) to 1024 pixels, got int -1"):
         GymWorld("Rooms-v0", size=-1)
 
 
@@ -308,7 +308,7 @@ def test_an_unknown_option_is_refused() -> None:
 
 
 def test_it_works_in_a_process_of_its_own() -> None:
-    source = WorldSource(factory="understudy.envs.simulators.gym:GymWorld", options={"id": "CartPole-v1"})
+    source = WorldFactory(factory="understudy.envs.simulators.gym:GymWorld", options={"id": "CartPole-v1"})
     with IsolatedWorld(source) as there, GymWorld("CartPole-v1") as here:
         for world in (there, here):
             world.reset(seed=3, options={"start": 4})
@@ -317,23 +317,23 @@ def test_it_works_in_a_process_of_its_own() -> None:
             assert trees.equal(a[0], b[0])
             assert a[1:] == b[1:]
     with pytest.raises(WorkerRaised, match="pass max_steps"):
-        IsolatedWorld(WorldSource(factory=source.factory, options={"id": "Blackjack-v1"}))
+        IsolatedWorld(WorldFactory(factory=source.factory, options={"id": "Blackjack-v1"}))
 
 
-@pytest.mark.skipif(not KNOWN["metaworld"].ready, reason="run `understudy env setup metaworld` first")
+@pytest.mark.skipif(not WORLD_REGISTRY["metaworld"].ready, reason="run `understudy env setup metaworld` first")
 def test_it_works_in_another_virtual_environment() -> None:
     """With mujoco, which is not asked for here."""
-    source = WorldSource(
+    source = WorldFactory(
         factory="understudy.envs.simulators.gym:GymWorld",
         options={"id": "InvertedPendulum-v5", "size": 24},
-        python=str(KNOWN["metaworld"].python),
-        env=dict(KNOWN["metaworld"].variables),
+        python=str(WORLD_REGISTRY["metaworld"].python),
+        env=dict(WORLD_REGISTRY["metaworld"].variables),
     )
     with IsolatedWorld(source) as world:
         first, _ = world.reset(seed=0, options={"start": 1})
         for _ in range(2):
             observation, *_ = world.step(np.full(1, 3.0, np.float32))
-        assert not np.array_equal(first["picture"], observation["picture"])
+        assert not np.array_equal(first["image"], observation["image"])
         assert trees.equal(world.reset(seed=0, options={"start": 1})[0], first)
 
 

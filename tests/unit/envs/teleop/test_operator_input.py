@@ -1,4 +1,4 @@
-"""Hands: who is in control, for how long, and what a reading says of it."""
+"""OperatorInput: who is in control, for how long, and what a reading says of it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import pytest
 
 from understudy.core import ArraySpec, Spec
 from understudy.envs.teleop.axes import Axes, DeviceError
-from understudy.envs.teleop.operator_input import Hands
+from understudy.envs.teleop.operator_input import OperatorInput
 
 AXES = Axes.of(Spec(ArraySpec(shape=(4,), dtype="float32", low=-1, high=1)))
 
 
-def push(hands: Hands, x: float, ago_s: float = 0.0, active: bool | None = None) -> bool:
+def push(hands: OperatorInput, x: float, ago_s: float = 0.0, active: bool | None = None) -> bool:
     made_s = time.monotonic() - ago_s
     return hands.put({"x": x}, active=bool(x) if active is None else active, made_s=made_s)
 
 
 def test_nobody_is_in_control_until_something_is_pushed() -> None:
-    hands = Hands(AXES)
+    hands = OperatorInput(AXES)
     assert hands.read().action is None
     assert push(hands, 0.5)
     assert hands.read().action.tolist() == [0.5, 0, 0, -1]
@@ -31,13 +31,13 @@ def test_nobody_is_in_control_until_something_is_pushed() -> None:
 
 
 def test_holding_without_a_push_is_a_zero_action() -> None:
-    hands = Hands(AXES)
+    hands = OperatorInput(AXES)
     push(hands, 0.0, active=True)
     assert hands.read().action.tolist() == [0, 0, 0, -1]
 
 
 def test_what_is_not_repeated_expires() -> None:
-    hands = Hands(AXES, expiry_s=0.1)
+    hands = OperatorInput(AXES, expiry_s=0.1)
     push(hands, 1.0)
     assert hands.read().action is not None
     for _ in range(4):
@@ -52,7 +52,7 @@ def test_what_is_not_repeated_expires() -> None:
 
 
 def test_what_was_long_on_its_way_counts_for_nothing() -> None:
-    hands = Hands(AXES, expiry_s=0.1)
+    hands = OperatorInput(AXES, expiry_s=0.1)
     assert not push(hands, 1.0, ago_s=0.2)
     assert hands.read().action is None
     push(hands, 1.0)
@@ -61,7 +61,7 @@ def test_what_was_long_on_its_way_counts_for_nothing() -> None:
 
 
 def test_a_tap_between_two_readings_is_one_step() -> None:
-    hands = Hands(AXES)
+    hands = OperatorInput(AXES)
     push(hands, 1.0, ago_s=0.02)
     push(hands, 0.0)
     assert hands.read().action.tolist() == [1, 0, 0, -1]
@@ -69,7 +69,7 @@ def test_a_tap_between_two_readings_is_one_step() -> None:
 
 
 def test_a_tap_expires_too_and_one_that_was_read_is_not_repeated() -> None:
-    hands = Hands(AXES, expiry_s=0.1)
+    hands = OperatorInput(AXES, expiry_s=0.1)
     push(hands, 1.0)
     push(hands, 0.0)
     time.sleep(0.12)
@@ -81,7 +81,7 @@ def test_a_tap_expires_too_and_one_that_was_read_is_not_repeated() -> None:
 
 
 def test_letting_go_takes_everything_back() -> None:
-    hands = Hands(AXES, to_the_end=False)
+    hands = OperatorInput(AXES, to_the_end=False)
     push(hands, 1.0)
     push(hands, 0.0)
     hands.let_go()
@@ -89,7 +89,7 @@ def test_letting_go_takes_everything_back() -> None:
 
 
 def test_the_moment_of_a_change_is_told_once() -> None:
-    hands = Hands(AXES)
+    hands = OperatorInput(AXES)
     made_s = time.monotonic() - 0.05
     hands.put({"x": 1.0}, active=True, made_s=made_s)
     push(hands, 0.5)  # the oldest change that nobody has seen is the one that waited longest
@@ -104,7 +104,7 @@ def test_the_moment_of_a_change_is_told_once() -> None:
 
 
 def test_only_what_was_done_with_the_hands_has_a_moment() -> None:
-    hands = Hands(AXES)
+    hands = OperatorInput(AXES)
     push(hands, 0.0, ago_s=0.29)  # a page that reports that nothing is held
     push(hands, 1.0, ago_s=0.28)
     push(hands, 0.0, ago_s=0.27)
@@ -119,7 +119,7 @@ def test_only_what_was_done_with_the_hands_has_a_moment() -> None:
 
 
 def test_a_press_that_came_too_late_is_as_old_as_it_is() -> None:
-    hands = Hands(AXES, expiry_s=0.1)
+    hands = OperatorInput(AXES, expiry_s=0.1)
     push(hands, 1.0, ago_s=0.5)
     assert hands.read().action is None
     push(hands, 1.0)  # the key is still held, and now it is heard in time
@@ -129,7 +129,7 @@ def test_a_press_that_came_too_late_is_as_old_as_it_is() -> None:
 
 
 def test_the_grip_stays_and_follows_whoever_acts() -> None:
-    hands = Hands(AXES)
+    hands = OperatorInput(AXES)
     hands.toggle_grip()
     push(hands, 1.0)
     assert hands.read().action[3] == 1
@@ -140,7 +140,7 @@ def test_the_grip_stays_and_follows_whoever_acts() -> None:
 
 
 def test_a_grip_that_was_just_toggled_is_not_undone_by_whoever_acted_meanwhile() -> None:
-    hands = Hands(AXES)
+    hands = OperatorInput(AXES)
     hands.toggle_grip()
     hands.follow(np.float32([0, 0, 0, -1.0]))  # the policy's step was on its way
     push(hands, 1.0)
@@ -150,7 +150,7 @@ def test_a_grip_that_was_just_toggled_is_not_undone_by_whoever_acted_meanwhile()
 
 
 def test_a_verdict_is_said_once_and_not_of_the_next_episode() -> None:
-    hands = Hands(AXES)
+    hands = OperatorInput(AXES)
     hands.judge(False)
     assert hands.read().verdict is False
     assert hands.read().verdict is None
@@ -163,7 +163,7 @@ def test_a_verdict_is_said_once_and_not_of_the_next_episode() -> None:
 
 
 def test_to_the_end_begins_with_the_first_act_and_then_rests() -> None:
-    hands = Hands(AXES, expiry_s=0.1, to_the_end=True)
+    hands = OperatorInput(AXES, expiry_s=0.1, to_the_end=True)
     assert hands.read().action is None
     push(hands, 1.0)
     hands.toggle_grip()
@@ -177,4 +177,4 @@ def test_to_the_end_begins_with_the_first_act_and_then_rests() -> None:
 
 def test_an_expiry_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(DeviceError, match=r"expiry_s: expected 0.05 to 5 seconds, got int 0"):
-        Hands(AXES, expiry_s=0)
+        OperatorInput(AXES, expiry_s=0)

@@ -16,7 +16,7 @@ from understudy.core.examples import nested_spec, random_episode, robot_spec, sm
 from understudy.formats import FormatError, find_format
 
 reader = pytest.importorskip("mcap.reader", reason="the extra `mcap` is not installed")
-image = pytest.importorskip("PIL.Image", reason="the extra `mcap` is not installed")
+pillow = pytest.importorskip("PIL.Image", reason="the extra `mcap` is not installed")
 FORMAT = find_format("mcap")
 
 
@@ -43,8 +43,8 @@ def messages(path: Path) -> dict[str, list[tuple[int, Any]]]:
     return found
 
 
-def picture(message: Any) -> np.ndarray[Any, Any]:
-    with image.open(io.BytesIO(base64.b64decode(message["data"]))) as opened:
+def image(message: Any) -> np.ndarray[Any, Any]:
+    with pillow.open(io.BytesIO(base64.b64decode(message["data"]))) as opened:
         assert opened.format.lower() == message["format"]
         return np.asarray(opened)
 
@@ -56,7 +56,7 @@ def test_cameras_numbers_and_attributes_are_there(tmp_path: Path) -> None:
     found = messages(path)
     assert [time for time, _ in found["/observation/wrist_1"]] == [n * 50_000_000 for n in range(10)]
     for row, (time, message) in enumerate(found["/observation/wrist_1"]):
-        np.testing.assert_array_equal(picture(message), episode.observation["wrist_1"][row])
+        np.testing.assert_array_equal(image(message), episode.observation["wrist_1"][row])
         assert message["timestamp"] == {"sec": 0, "nsec": time}
         assert message["frame_id"] == "wrist_1"
     assert [message["value"] for _, message in found["/action"]] == episode.action.tolist()
@@ -82,7 +82,7 @@ def test_jpeg_is_smaller_and_close(tmp_path: Path) -> None:
     found = messages(write(tmp_path / "a.mcap", spec, episode))
     _, message = found["/observation/wrist_1"][0]
     assert message["format"] == "jpeg"
-    assert np.abs(picture(message).astype(int) - smooth[0]).max() < 16
+    assert np.abs(image(message).astype(int) - smooth[0]).max() < 16
 
 
 def test_a_directory_has_a_file_for_each_episode_and_one_file_has_them_in_a_row(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_text_trees_stacks_and_what_json_has_no_number_for(tmp_path: Path) -> No
     frames = np.stack([np.zeros((8, 8, 1), np.uint8), np.full((8, 8, 1), 9, np.uint8)])
     step = Step(observation={"cam": frames}, action=np.array([np.nan, 1], np.float32), reward=0.0, truncated=True)
     found = messages(write(tmp_path / "c.mcap", spec, Episode.from_steps(spec, [step], {"cam": frames}), images="png"))
-    assert (picture(found["/observation/cam"][0][1]) == 9).all()
+    assert (image(found["/observation/cam"][0][1]) == 9).all()
     assert found["/action"][0][1] == {"value": [None, 1.0]}
 
 

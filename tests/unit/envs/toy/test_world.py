@@ -1,4 +1,4 @@
-"""The toy table: its physics by hand, its expert on every start, its pictures, and its speed."""
+"""The toy table: its physics by hand, its expert on every start, its images, and its speed."""
 
 import time
 import zlib
@@ -203,7 +203,7 @@ def test_noise_needs_a_generator() -> None:
         script(world, noise=0.1)
 
 
-# --- pictures ---
+# --- images ---
 
 
 @pytest.mark.parametrize("size", [64, 128])
@@ -219,12 +219,12 @@ def test_pictures_fit_and_repeat(size: int) -> None:
 def test_both_cameras_show_what_happens() -> None:
     world = ToyTable()
     first, _ = world.reset(seed=1, options={"task": "red_on_plate", "start": 0})
-    before = {name: picture.copy() for name, picture in first.items()}
+    before = {name: image.copy() for name, image in first.items()}
     for _ in range(10):
         observation, *_ = world.step(script(world))
     for name in world.camera_names:
         assert (observation[name] != before[name]).any(axis=-1).mean() > 0.01
-        assert (first[name] == before[name]).all(), "a picture given away stays as it is"
+        assert (first[name] == before[name]).all(), "an image given away stays as it is"
 
 
 @pytest.mark.parametrize("colour", ["red", "blue", "purple"])

@@ -17,7 +17,7 @@ import pytest
 
 from understudy.core import Episode, Source
 from understudy.core.examples import nested_spec, random_episode, robot_spec
-from understudy.formats import EpisodeSource, FormatError, find_format
+from understudy.formats import DatasetReader, FormatError, find_format
 
 h5py = pytest.importorskip("h5py", reason="the extra `hdf5` is not installed")
 FORMAT = find_format("robomimic")
@@ -25,7 +25,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "formats" / "robomimic"
 ROBOMIMIC, LIBERO = GOLDEN / "robomimic.hdf5", GOLDEN / "libero.hdf5"
 
 
-def opened(path: Path, **options: str) -> EpisodeSource:
+def opened(path: Path, **options: str) -> DatasetReader:
     return FORMAT.read(path, options)
 
 

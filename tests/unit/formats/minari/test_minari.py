@@ -113,7 +113,7 @@ def test_rows_that_do_not_fit_are_refused(golden: Path, tmp_path: Path) -> None:
         "episode_1/terminations", np.array([True, False]), r"episode_1: steps\[0\]: terminated or truncated, but 1 more"
     )
     change("episode_1/rewards", np.array([np.nan, 0]), "episode_1: reward: expected a finite number")
-    change("episode_1/observations/picture", np.zeros((3, 9), np.uint8), "a picture is no JPEG")
+    change("episode_1/observations/picture", np.zeros((3, 9), np.uint8), "an image is no JPEG")
 
 
 @pytest.mark.parametrize("value", [1.5, -1, None, "x", 10**20])

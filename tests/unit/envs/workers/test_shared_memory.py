@@ -21,7 +21,7 @@ from understudy.envs.workers.channel import (
     decode_leaf,
     encode_leaf,
 )
-from understudy.envs.workers.shared_memory import Arena, Layout, create_memory, size_memory
+from understudy.envs.workers.shared_memory import Layout, SharedArrays, create_memory, size_memory
 
 SPECS: list[Callable[[], StepSpec]] = [nested_spec, text_spec, small_spec, lambda: robot_spec(16)]
 
@@ -32,7 +32,7 @@ def test_observations_and_actions_come_out_as_they_went_in(make: Callable[[], St
     layout = Layout(spec, 3)
     memory = create_memory()
     size_memory(memory, layout.size_bytes)
-    ours, theirs = Arena(layout, memory), Arena(layout, memory)
+    ours, theirs = SharedArrays(layout, memory), SharedArrays(layout, memory)
     os.close(memory)
     rng = np.random.default_rng(0)
     for _ in range(20):

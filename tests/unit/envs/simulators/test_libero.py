@@ -1,4 +1,4 @@
-"""LIBERO as a world: its contract, its states, its pictures and its success, in LIBERO's own virtual environment."""
+"""LIBERO as a world: its contract, its states, its images and its success, in LIBERO's own virtual environment."""
 
 import json
 import os
@@ -14,16 +14,16 @@ import pytest
 
 import understudy
 from understudy.envs.check import check_env
-from understudy.envs.registry import KNOWN
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.simulators.libero import LiberoWorld
 from understudy.envs.simulators.simplify import only_drawn
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.workers.outcomes import WorkerRaised
 from understudy.envs.world import WorldError
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
-LIBERO = KNOWN["libero"]
-WORLDS = Path(__file__).parents[3] / "benchmarks" / "worlds"
+LIBERO = WORLD_REGISTRY["libero"]
+WORLDS = Path(__file__).parents[4] / "benchmarks" / "worlds"
 LIMITS = Limits(start_s=120.0, reset_s=300.0, step_s=60.0)
 STOVE = "turn_on_the_stove"
 DRAWER = "open_the_middle_drawer_of_the_cabinet"
@@ -33,7 +33,7 @@ needs_libero = pytest.mark.skipif(not LIBERO.ready, reason="LIBERO is not there;
 
 def open_isolated(factory: str = LIBERO.factory, **options: Any) -> IsolatedWorld:
     variables = {**LIBERO.variables, "PYTHONPATH": str(WORLDS)}
-    source = WorldSource(factory=factory, options=options, python=str(LIBERO.python), env=variables)
+    source = WorldFactory(factory=factory, options=options, python=str(LIBERO.python), env=variables)
     return IsolatedWorld(source, limits=LIMITS)
 
 

@@ -26,7 +26,7 @@ from understudy.envs.workers.outcomes import (
 from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.worker import Limits
 from understudy.envs.world import WorldError
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 GO_ON = action(0.25)
 
@@ -120,7 +120,7 @@ def test_a_slot_takes_one_command_at_a_time(pair: Vector) -> None:
 
 
 def test_a_world_that_never_starts_answers_every_command_and_does_not_spin() -> None:
-    with Vector([WorldSource(factory="no_such_module:World")]) as vector:
+    with Vector([WorldFactory(factory="no_such_module:World")]) as vector:
         for _ in range(3):
             outcome = ask(vector, 0, Reset())
             assert isinstance(outcome, WorkerRaised)

@@ -1,4 +1,4 @@
-"""Cheap pictures of MuJoCo models: drawn for real in the virtual environment of Metaworld, if that is set up."""
+"""Cheap images of MuJoCo models: drawn for real in the virtual environment of Metaworld, if that is set up."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.envs.registry import KNOWN
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.simulators.camera import fewer_faces
 
-SOURCES = Path(__file__).resolve().parents[3] / "src"
-METAWORLD = KNOWN["metaworld"]
+SOURCES = Path(__file__).resolve().parents[4] / "src"
+METAWORLD = WORLD_REGISTRY["metaworld"]
 
 # A ball of fine mesh that falls on a plane: green above, a red site, a blue box in another group.
 SCRIPT = """
@@ -41,22 +41,22 @@ before = np.concatenate([model.mesh_face.ravel(), model.mesh_facenum, [
 def fall(look):
     data = mujoco.MjData(model)
     cameras = Cameras(model, ["top", "side"], 64)
-    states, pictures = [], []
+    states, images = [], []
     for _ in range(50):
         mujoco.mj_step(model, data)
         states.append(np.concatenate([data.qpos, data.qvel, data.qacc_warmstart]).tobytes())
         if look:
-            pictures.append(cameras.render(data))
+            images.append(cameras.render(data))
     cameras.close()
     cameras.close()
-    return states, pictures
+    return states, images
 
-def colours(picture):
+def colours(image):
     named = {"green": [0, 1, 0], "red": [1, 0, 0], "blue": [0, 0, 1]}
     found = {}
     for name, wanted in named.items():
         others = [i for i in range(3) if not wanted[i]]
-        mask = picture[:, :, wanted.index(1)] > 2.0 * picture[:, :, others].max(axis=2) + 10
+        mask = image[:, :, wanted.index(1)] > 2.0 * image[:, :, others].max(axis=2) + 10
         found[name] = [int(mask.sum()), *(np.argwhere(mask).mean(axis=0).tolist() if mask.any() else [])]
     return found
 
@@ -64,10 +64,10 @@ data = mujoco.MjData(model)
 mujoco.mj_forward(model, data)
 result = {"faces": model.mesh_facenum.tolist()}
 blind, _ = fall(False)
-seen, pictures = fall(True)
+seen, images = fall(True)
 result["same physics"] = blind == seen
-result["distinct"] = len({picture["side"].tobytes() for picture in pictures}) > 20
-result["shape"] = [list(pictures[0]["top"].shape), str(pictures[0]["top"].dtype)]
+result["distinct"] = len({image["side"].tobytes() for image in images}) > 20
+result["shape"] = [list(images[0]["top"].shape), str(images[0]["top"].dtype)]
 
 one, two = Cameras(model, ["top", "side"], 64), Cameras(model, ["top"], 32)
 first = one.render(data)
@@ -93,10 +93,10 @@ for name, arguments in (("unknown", (["tob"], 64)), ("size", (["top"], 4))):
 
 stock = mujoco.Renderer(model, 64, 64)  # with all faces, shadows and samples
 stock.update_scene(data, "side")
-pictures = [first["side"].astype(int), stock.render().astype(int)]
-ours, theirs = (picture[:, :, 1] > 1.5 * picture[:, :, 0] for picture in pictures)
+images = [first["side"].astype(int), stock.render().astype(int)]
+ours, theirs = (image[:, :, 1] > 1.5 * image[:, :, 0] for image in images)
 result["overlap with stock"] = float((ours & theirs).sum() / (ours | theirs).sum())
-result["shading as stock"] = float(np.corrcoef([picture[:, :, 1][ours & theirs] for picture in pictures])[0, 1])
+result["shading as stock"] = float(np.corrcoef([image[:, :, 1][ours & theirs] for image in images])[0, 1])
 stock.close()
 result["model as it was"] = np.array_equal(before, np.concatenate([model.mesh_face.ravel(), model.mesh_facenum, [
     model.vis.quality.offsamples, model.vis.quality.shadowsize, model.vis.global_.offwidth]]))
@@ -129,7 +129,7 @@ def drawn() -> dict[str, Any]:
 @needs_mujoco
 def test_looking_changes_no_bit_of_the_physics(drawn: dict[str, Any]) -> None:
     assert drawn["same physics"]
-    assert drawn["distinct"], "the ball was to move in the pictures"
+    assert drawn["distinct"], "the ball was to move in the images"
     assert drawn["model as it was"]
 
 
@@ -175,7 +175,7 @@ def test_mistakes_are_named(drawn: dict[str, Any]) -> None:
     ("chosen", "said"),
     [
         ("osmesa", "osmesa gives garbage once one of several renderers was freed; set MUJOCO_GL=egl instead"),
-        ("off", "MUJOCO_GL: no pictures with 'off'"),
+        ("off", "MUJOCO_GL: no images with 'off'"),
     ],
 )
 def test_other_ways_to_draw_are_refused(chosen: str, said: str) -> None:
