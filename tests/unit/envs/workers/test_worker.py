@@ -230,7 +230,8 @@ def test_an_observation_that_does_not_fit_is_garbage(how: str, text: str) -> Non
     ],
 )
 def test_a_start_can_fail_and_has_a_deadline_of_its_own(how: str, kind: type[WorkerFailure], text: str) -> None:
-    with Worker(source(at_start=how), limits=Limits(start_s=1.5, step_s=60, reset_s=60)) as worker:
+    limits = Limits(start_s=1.5 if kind is WorkerHung else 60, step_s=60, reset_s=60)
+    with Worker(source(at_start=how), limits=limits) as worker:
         with pytest.raises(kind, match=text) as caught:
             worker.call(Reset(seed=1))
         assert caught.value.doing == "start"
