@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias
 
@@ -14,6 +13,8 @@ from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import Device
 from understudy.envs.world import World
 from understudy.training.data.run_episode import Show
+from understudy.web.access import is_loopback
+from understudy.web.tokens import new_token
 
 Person: TypeAlias = Literal["browser", "spacemouse"]
 
@@ -24,7 +25,7 @@ PAGE = "127.0.0.1:7448"
 def open_page(undo: ExitStack, console: Console, world: World, address: str | None, **options: Any) -> Any:
     """The page with live pictures and keys, at host:port: a BrowserDevice. Off loopback its url has a new token."""
     host, port = split_address(address or PAGE)
-    token = None if host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(16)
+    token = None if is_loopback(host) else new_token()
     browser = with_extra("understudy.envs.teleop.browser", "web")
     page = browser.BrowserDevice(world.step_spec, host=host, port=port, token=token, **options)
     undo.callback(page.close)
@@ -40,7 +41,7 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def open_hands(
+def open_operator_input(
     undo: ExitStack, console: Console, world: World, person: Person, page: str | None, *, to_the_end: bool
 ) -> tuple[Device, Show | None]:
     """A person's device, and the page that shows what is seen, if there is one; a browser needs one.

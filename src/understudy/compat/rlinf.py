@@ -25,7 +25,7 @@ from understudy.compat.options import refuse
 from understudy.compat.stitch import Stitcher
 from understudy.compat.trajectory import Trajectory, same_fields, take
 from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError, TransitionBatch
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.durable import files
 from understudy.durable.errors import store_errors
 from understudy.replay import Reader, Store, Writer
@@ -65,7 +65,7 @@ class _Held:
     deleted: bool = False
 
 
-class TrajectoryReplayBuffer(Closes):
+class TrajectoryReplayBuffer(Closeable):
     """Trajectories in the store at `auto_save_path`; with `auto_save=False`, in a temporary directory.
 
     A store that is there already is gone on with. Samples come from the newest `sample_window_size` trajectories, 0

@@ -15,6 +15,8 @@ from rich.console import Console
 from understudy.cli.console import with_remote
 from understudy.replay import Store
 from understudy.training.runs.health import HEALTH, Health
+from understudy.web.access import is_loopback
+from understudy.web.tokens import read_token
 
 SLOW_COMMIT_S = 5.0  # beyond this a commit counts as no progress
 
@@ -53,7 +55,7 @@ def command(
     console = Console(highlight=False)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(message)s")
     service.keep_large_blocks()
-    token = service.read_token(token_file) if token_file is not None else None
+    token = read_token(token_file) if token_file is not None else None
     config = service.ServerConfig(
         host=host,
         port=port,
@@ -69,17 +71,17 @@ def command(
         for number in (signal.SIGINT, signal.SIGTERM):
             undo.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
         console.print(f"serving {store} at {server.address}", soft_wrap=True)
-        if token is not None and tls_cert is None and not service.is_loopback(host):
+        if token is not None and tls_cert is None and not is_loopback(host):
             console.print("without --tls-cert, the token and all data cross the network in the clear", style="yellow")
         if metrics_port is not None:
             shown, close = server.metrics.serve(metrics_port)
             undo.callback(close)
             console.print(f"metrics at http://127.0.0.1:{shown}/metrics")
         health = undo.enter_context(Health(store / HEALTH, role="server", name=store.resolve().name))
-        health.add(lambda: {"address": server.address, "commit": opened.last_commit, **server.heard.to_json()})
+        health.add(lambda: {"address": server.address, "commit": opened.last_commit, **server.writer_stats.to_json()})
         while not stop.is_set() and not server.failed.wait(0.2):
-            if server.answers(timeout_s=1.0) and server.heard.oldest_s < SLOW_COMMIT_S:
-                health.progress("serving", policy_version=server.board.version)
+            if server.is_responsive(timeout_s=1.0) and server.writer_stats.oldest_pending_s < SLOW_COMMIT_S:
+                health.progress("serving", policy_version=server.parameters.version)
         if server.failure is not None:
             raise server.failure
         console.print(f"stopped at commit {opened.last_commit}")

@@ -21,15 +21,15 @@ import tyro
 from understudy.cli.commands import COMMANDS as ALL
 from understudy.cli.commands import module_of
 from understudy.core import UnderstudyError
-from understudy.envs.registry import KNOWN
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.toy.world import TASKS
 
 Shell = Literal["bash", "zsh", "fish"]
 
 # Values of options that are text, as people will want them.
-WORLDS = (*(f"toy:{task}" for task in TASKS), *(f"{name}:" for name in KNOWN if name != "toy"))
+WORLDS = (*(f"toy:{task}" for task in TASKS), *(f"{name}:" for name in WORLD_REGISTRY if name != "toy"))
 VALUES: dict[str, tuple[str, ...]] = {"--env": WORLDS}
-WORDS: dict[str, tuple[str, ...]] = {"env setup": tuple(name for name, known in KNOWN.items() if known.packages)}
+WORDS: dict[str, tuple[str, ...]] = {"env setup": tuple(name for name, entry in WORLD_REGISTRY.items() if entry.packages)}
 
 
 def command(shell: Annotated[Shell, tyro.conf.Positional]) -> int:

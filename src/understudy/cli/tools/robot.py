@@ -18,6 +18,7 @@ from rich.console import Console
 from understudy.cli.console import with_extra
 from understudy.core.errors import UnderstudyError
 from understudy.robots import Arm, ArmError
+from understudy.web.tokens import read_token
 
 
 def simulate(
@@ -27,7 +28,7 @@ def simulate(
     scene_port: int = 5001,
     token_file: Path | None = None,
     rate_hz: float = 200.0,
-    picture_size: int = 128,
+    image_size: int = 128,
 ) -> int:
     """Simulate a Franka arm over a table with a cube, in real time, behind the same server as a real one.
 
@@ -39,7 +40,7 @@ def simulate(
         scene_port: Port of the cameras and the cube; 0 takes any that is free.
         token_file: File with the token that clients must show, at least 16 characters.
         rate_hz: How often the commanded pose moves on, and limits are checked.
-        picture_size: Side of the cameras' pictures in pixels.
+        image_size: Side of the cameras' pictures in pixels.
     """
     franka = with_extra("understudy.robots.franka", "robot")
     scenes = with_extra("understudy.robots.scene", "robot")
@@ -50,10 +51,10 @@ def simulate(
         except ModuleNotFoundError:
             raise UnderstudyError("mujoco is not installed; run `pip install 'understudy[robot]'`") from None
         undo.callback(arm.close)
-        eyes = scenes.Eyes(arm, size=picture_size)
+        eyes = scenes.Eyes(arm, size=image_size)
         undo.callback(eyes.close)
         app = scenes.make_scene_app(arm, eyes)
-        listener = server.Listener(app, host=host, port=scene_port, token=_token(token_file))
+        listener = server.ProgramServer(app, host=host, port=scene_port, token=None if token_file is None else read_token(token_file))
         undo.callback(listener.close)
         return _serve(
             arm,
@@ -114,7 +115,7 @@ def _serve(
     sys.setswitchinterval(0.001)
     server = undo.enter_context(
         with_extra("understudy.robots.server", "robot").ArmServer(
-            arm, host=host, port=port, token=_token(token_file), rate_hz=rate_hz, scene=scene
+            arm, host=host, port=port, token=None if token_file is None else read_token(token_file), rate_hz=rate_hz, scene=scene
         )
     )
     stop = threading.Event()
@@ -152,12 +153,3 @@ def _build(backend: str) -> Arm:
     if not isinstance(arm, Arm):
         raise ArmError(f"backend: expected {backend!r} to be a subclass of understudy.robots.Arm, got {type(arm)}")
     return arm
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArmError(f"{path}: cannot be read ({error}); pass a file that holds the token") from None

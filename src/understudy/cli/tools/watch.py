@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import with_extra
-from understudy.core import UnderstudyError
+from understudy.web.tokens import read_token
 
 
 def command(
@@ -46,7 +46,7 @@ def command(
     with contextlib.ExitStack() as undo:
         for number in (signal.SIGINT, signal.SIGTERM):
             undo.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
-        token = _token(token_file)
+        token = None if token_file is None else read_token(token_file)
         page = undo.enter_context(server.WatchServer([place, *more], host=host, port=port, token=token, hosts=hosts))
         for path in (place, *more):
             if not path.exists():
@@ -57,15 +57,3 @@ def command(
         while not stop.wait(0.2):
             pass
     return 0
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnderstudyError(f"{path}: cannot be read ({error}); pass a file that holds the token") from None
-    if not (token.isascii() and token.isalnum()):
-        raise UnderstudyError(f"{path}: expected letters and digits, since the token is part of an address")
-    return token

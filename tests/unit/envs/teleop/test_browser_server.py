@@ -424,7 +424,7 @@ def test_the_token_is_asked_for() -> None:
 def test_off_loopback_a_token_is_required_and_a_long_one() -> None:
     with pytest.raises(AccessError, match="so a token is required"):
         BrowserDevice(SPEC, host="0.0.0.0")
-    with pytest.raises(AccessError, match="token: expected at least 16 letters and digits, .* got 5 characters"):
+    with pytest.raises(AccessError, match=r"token: expected at least 16 letters and digits, .* got 5 characters"):
         BrowserDevice(SPEC, token="short")
     with pytest.raises(AccessError, match="token: expected at least 16 letters and digits"):
         BrowserDevice(SPEC, token="#" * 20)

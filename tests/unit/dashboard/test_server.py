@@ -10,20 +10,20 @@ from typing import Any
 
 import pytest
 
-from understudy.core import UnderstudyError
 from understudy.dashboard.api.app import PAGE
 from understudy.dashboard.server import WatchServer
+from understudy.web.errors import AccessError
 
 TOKEN = "abcdef0123456789abcdef"
 PATHS = (
-    "/api/places",
-    "/api/live",
+    "/api/targets",
+    "/api/events",
     "/api/runs",
     "/api/0/overview",
     "/api/0/episodes",
     "/api/0/facets",
     "/api/0/episode/1",
-    "/api/0/thumb/1",
+    "/api/0/thumbnail/1",
     "/api/0/frames/1?camera=observation/front",
     "/api/0/interventions",
     "/api/0/replay",
@@ -66,9 +66,7 @@ def origin(server: WatchServer) -> dict[str, str]:
 def test_without_the_token_nothing_is_shown(path: str, locked_server: WatchServer) -> None:
     status, _, body = ask(locked_server, path)
     assert status == 401
-    assert json.loads(body) == {
-        "detail": "the token is missing or wrong; open the address that `understudy watch` printed"
-    }
+    assert json.loads(body) == {"detail": "the token is missing or wrong; open the address that the program printed"}
     assert ask(locked_server, path, headers={"Authorization": f"Bearer {TOKEN}"})[0] == 200
     for wrong in (f"Bearer {TOKEN}x", "Bearer ", TOKEN, f"Bearer {TOKEN[:-1]}"):
         assert ask(locked_server, path, headers={"Authorization": wrong})[0] == 401
@@ -91,15 +89,15 @@ def test_a_page_gets_a_cookie_for_the_token(locked_server: WatchServer) -> None:
 
 
 def test_a_wish_needs_the_token_too(locked_server: WatchServer) -> None:
-    wish = {"action": "delete", "episodes": [1]}
-    assert ask(locked_server, "/api/0/ask", "POST", wish, origin(locked_server))[0] == 401
+    edit = {"action": "delete", "episodes": [1]}
+    assert ask(locked_server, "/api/0/edit", "POST", edit, origin(locked_server))[0] == 401
     bearer = {"Authorization": f"Bearer {TOKEN}", **origin(locked_server)}
-    assert ask(locked_server, "/api/0/ask", "POST", wish, bearer)[0] == 200
+    assert ask(locked_server, "/api/0/edit", "POST", edit, bearer)[0] == 200
 
 
 @pytest.mark.parametrize("host", ["foreign.test", "foreign.test:80", "10.0.0.1", "127.0.0.1.foreign.test", ""])
 def test_a_foreign_name_is_refused(host: str, open_server: WatchServer) -> None:
-    for path in ("/", "/api/places"):
+    for path in ("/", "/api/targets"):
         assert ask(open_server, path, headers={"Host": host})[0] == 421
 
 
@@ -111,20 +109,20 @@ def test_names_that_are_given_are_known(store: Path) -> None:
 
 @pytest.mark.parametrize("foreign", ["http://foreign.test", "null", "http://127.0.0.1:1", "file://"])
 def test_a_foreign_page_is_refused(foreign: str, open_server: WatchServer) -> None:
-    wish = {"action": "delete", "episodes": [1]}
-    for method, path, body in (("POST", "/api/0/ask", wish), ("GET", "/api/places", None)):
+    edit = {"action": "delete", "episodes": [1]}
+    for method, path, body in (("POST", "/api/0/edit", edit), ("GET", "/api/targets", None)):
         assert ask(open_server, path, method, body, {"Origin": foreign})[0] == 403
 
 
 def test_a_change_needs_an_origin_and_a_post(open_server: WatchServer) -> None:
-    wish = {"action": "delete", "episodes": [1]}
-    assert ask(open_server, "/api/0/ask", "POST", wish)[0] == 403
-    assert ask(open_server, "/api/0/ask", headers=origin(open_server))[0] in (404, 405)
-    assert ask(open_server, "/api/0/ask", "POST", wish, origin(open_server))[0] == 200
+    edit = {"action": "delete", "episodes": [1]}
+    assert ask(open_server, "/api/0/edit", "POST", edit)[0] == 403
+    assert ask(open_server, "/api/0/edit", headers=origin(open_server))[0] in (404, 405)
+    assert ask(open_server, "/api/0/edit", "POST", edit, origin(open_server))[0] == 200
 
 
 @pytest.mark.parametrize(
-    "wish",
+    "edit",
     [
         {},
         [],
@@ -142,22 +140,22 @@ def test_a_change_needs_an_origin_and_a_post(open_server: WatchServer) -> None:
         b"\xff",
     ],
 )
-def test_a_wish_that_makes_no_sense_is_refused_in_words(wish: Any, open_server: WatchServer) -> None:
-    status, _, body = ask(open_server, "/api/0/ask", "POST", wish, origin(open_server))
+def test_a_wish_that_makes_no_sense_is_refused_in_words(edit: Any, open_server: WatchServer) -> None:
+    status, _, body = ask(open_server, "/api/0/edit", "POST", edit, origin(open_server))
     assert status in (400, 409, 422)
     assert json.loads(body)["detail"]
 
 
 def test_a_body_that_is_too_large_is_refused(open_server: WatchServer) -> None:
-    status, _, body = ask(open_server, "/api/0/ask", "POST", b" " * 70_000, origin(open_server))
+    status, _, body = ask(open_server, "/api/0/edit", "POST", b" " * 70_000, origin(open_server))
     assert status == 413
-    assert b"ask for fewer episodes" in body
+    assert b"send less at once" in body
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        "/../places.py",
+        "/../targets.py",
         "/..%2fplaces.py",
         "/%2e%2e/app.py",
         "/page/../../app.py",
@@ -167,10 +165,10 @@ def test_a_body_that_is_too_large_is_refused(open_server: WatchServer) -> None:
         "/api/-1/overview",
         "/api/..%2f/overview",
         "/api/0/episode/99999",
-        "/api/0/thumb/x",
+        "/api/0/thumbnail/x",
         "/api/0/frames/1?camera=../../catalog.sqlite",
         "/api/0/episodes?sort=x",
-        "/api/0/thumb/99",
+        "/api/0/thumbnail/99",
     ],
 )
 def test_there_is_nothing_behind_other_paths(path: str, open_server: WatchServer) -> None:
@@ -181,7 +179,7 @@ def test_there_is_nothing_behind_other_paths(path: str, open_server: WatchServer
 
 
 def test_every_answer_carries_the_headers(locked_server: WatchServer) -> None:
-    for path, headers in (("/", {}), ("/main.js", {}), ("/api/places", {}), ("/", {"Host": "foreign.test"})):
+    for path, headers in (("/", {}), ("/main.js", {}), ("/api/targets", {}), ("/", {"Host": "foreign.test"})):
         said = ask(locked_server, path, headers=headers)[1]
         policy = said["content-security-policy"]
         assert "default-src 'none'" in policy
@@ -194,20 +192,20 @@ def test_every_answer_carries_the_headers(locked_server: WatchServer) -> None:
 
 
 def test_off_loopback_a_token_is_required(store: Path) -> None:
-    with pytest.raises(UnderstudyError, match="a token is required"):
+    with pytest.raises(AccessError, match="a token is required"):
         WatchServer([store], host="0.0.0.0")
-    with pytest.raises(UnderstudyError, match="at least 16 characters, got 5"):
+    with pytest.raises(AccessError, match="at least 16 letters and digits, since it is part of a URL, got 5"):
         WatchServer([store], token="short")
     with WatchServer([store], host="0.0.0.0", token=TOKEN) as server:
         assert server.url.endswith(f"#token={TOKEN}")
-        assert ask(server, "/api/places")[0] == 401
-        assert ask(server, "/api/places", headers={"Authorization": f"Bearer {TOKEN}", "Host": "10.1.2.3:1"})[0] == 200
-        assert ask(server, "/api/places", headers={"Authorization": f"Bearer {TOKEN}", "Host": "a.test"})[0] == 421
+        assert ask(server, "/api/targets")[0] == 401
+        assert ask(server, "/api/targets", headers={"Authorization": f"Bearer {TOKEN}", "Host": "10.1.2.3:1"})[0] == 200
+        assert ask(server, "/api/targets", headers={"Authorization": f"Bearer {TOKEN}", "Host": "a.test"})[0] == 421
 
 
 def test_the_page_needs_nothing_from_elsewhere(open_server: WatchServer) -> None:
-    for path in sorted(PAGE.rglob("*")):
-        route = "/" if path.name == "index.html" else f"/{path.name}"
+    for path in sorted(path for path in PAGE.rglob("*") if path.is_file()):
+        route = "/" if path.name == "index.html" else f"/{path.relative_to(PAGE).as_posix()}"
         status, _, body = ask(open_server, route)
         assert status == 200
         assert body == path.read_bytes()

@@ -1,4 +1,4 @@
-"""Closes: what is closed at the end of a `with`, however that ends."""
+"""Closeable: an object that is closed at the end of a `with` block, also when the block raises."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import abc
 from types import TracebackType
 from typing import TypeVar
 
-Own = TypeVar("Own", bound="Closes")
+Own = TypeVar("Own", bound="Closeable")
 
 
-class Closes(abc.ABC):
+class Closeable(abc.ABC):
     @abc.abstractmethod
     def close(self) -> None: ...
 
