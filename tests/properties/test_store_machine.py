@@ -16,7 +16,7 @@ from understudy.core import EpisodeInfo, Source, Step
 from understudy.core import tree as trees
 from understudy.core.examples import random_tree, small_spec, text_spec
 from understudy.durable.lock import lock_is_held
-from understudy.replay import Budget, Reader, Retention, Store, verify
+from understudy.replay import Budget, Reader, Retention, Store, compact, verify
 from understudy.replay.format.paths import segment_files
 
 SPECS = {"small": small_spec(), "text": text_spec()}
@@ -210,7 +210,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(min_dead=st.sampled_from([0.0, 0.3, 1.0]))
     def compact(self, min_dead: float) -> None:
-        self.store.compact(min_dead=min_dead)
+        compact(self.store, min_dead=min_dead)
         if min_dead == 0.0:  # every deleted episode must be gone, and every leftover file
             assert not list(self.reader.episodes("deleted is not null and not purged and state != 'open'"))
         assert len(segment_files(self.path)) == len(self.store.catalog.segments())

@@ -50,14 +50,14 @@ def sample_a_world(path: Path, seed: int, num_batches: int) -> int:
                 if not truth:
                     continue
                 span, offset = sampler.index.find(np.arange(len(truth)))
-                runs = sampler.runs
-                index = runs.span_first_index.values[span] + offset - 1
-                found = zip(runs.span_episode.values[span], index, strict=True)
+                steps = sampler.step_index
+                index = steps.span_first_index.values[span] + offset - 1
+                found = zip(steps.span_episode.values[span], index, strict=True)
                 assert {(int(e), int(i)) for e, i in found} == truth
-                rows = runs.row_number(span, offset)
+                rows = steps.row_number(span, offset)
                 assert [sampler.index.position_of_row(int(row)) for row in rows] == list(range(len(truth)))
                 assert np.array_equal(np.flatnonzero(sampler.index.row_mask()), rows)
-                assert [part.tolist() for part in runs.row_place(rows)] == [span.tolist(), offset.tolist()]
+                assert [part.tolist() for part in steps.row_position(rows)] == [span.tolist(), offset.tolist()]
                 for _ in range(num_batches):
                     batch = sampler.sample()
                     total += len(batch)

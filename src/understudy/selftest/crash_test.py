@@ -56,7 +56,7 @@ PHASES = (
     "retention",
     "delete",
     "compact",
-    "move over",
+    "switch catalog",
     "remove files",
     "close",
 )
@@ -267,7 +267,7 @@ def _child(directory: Path, seed: int, pipe: int, board: _Board) -> NoReturn:
             (Segment, "sync", "sync"),
             (Commit, "record", "catalog transaction"),
             (Segment, "create", "begin segment"),
-            (compaction, "_move_over", "move over"),
+            (compaction, "_switch_catalog", "switch catalog"),
             (files, "remove_durably", "remove files"),
         ):
             board.watch(owner, name, phase)
@@ -301,7 +301,7 @@ class _Life:
                 self._store.retain(Retention(practice=Budget(max_steps=KEEP_PRACTICE_STEPS)))
             self._delete_some(rng)
             with self._board.doing("compact"):
-                self._store.compact(min_dead=0.2)
+                compaction.compact(self._store, min_dead=0.2)
         self._stop.set()
         for thread in writers:
             thread.join()

@@ -24,7 +24,7 @@ def catalog_digest(directory: Path) -> str:
 
 
 def write_seal(directory: Path) -> None:
-    """Say what the catalog is now; only when no connection is left that could change it."""
+    """Write the checksum of the catalog; only when no connection is left that could change it."""
     content = _content(catalog_digest(directory))
     with store_errors(directory / SEAL_FILE, "write"):
         files.write_durably(directory / SEAL_FILE, content)

@@ -1,4 +1,4 @@
-"""Limiter: holds the ratio of samples to inserts inside a window. It counts and says go or wait; it never blocks.
+"""RateLimiter: holds the ratio of samples to inserts inside a window. It counts and says go or wait; it never blocks.
 
 With `ins` steps inserted, `smp` sampled and `size` steps there now, and `diff = ins * samples_per_insert - smp`:
 
@@ -18,7 +18,7 @@ from understudy.core import StoreError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limiter:
+class RateLimiter:
     """A value: `inserted`, `sampled` and `removed` give a new one."""
 
     samples_per_insert: float
@@ -63,21 +63,21 @@ class Limiter:
         high = self.min_size * self.samples_per_insert + self.error_window
         return self.size < self.min_size or self.diff + count * self.samples_per_insert <= high
 
-    def inserted(self, count: int) -> Limiter:
+    def inserted(self, count: int) -> RateLimiter:
         return replace(self, num_inserted=self.num_inserted + count)
 
-    def sampled(self, count: int) -> Limiter:
+    def sampled(self, count: int) -> RateLimiter:
         return replace(self, num_sampled=self.num_sampled + count)
 
-    def removed(self, count: int) -> Limiter:
+    def removed(self, count: int) -> RateLimiter:
         return replace(self, num_removed=self.num_removed + count)
 
     def to_json(self) -> dict[str, float]:
         return asdict(self)
 
     @staticmethod
-    def from_json(value: Mapping[str, float]) -> Limiter:
-        return Limiter(**value)  # type: ignore[arg-type]
+    def from_json(value: Mapping[str, float]) -> RateLimiter:
+        return RateLimiter(**value)  # type: ignore[arg-type]
 
     def _check(self, count: int, most: int, name: str) -> None:
         if count > most:

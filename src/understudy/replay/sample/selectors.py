@@ -100,7 +100,7 @@ class UniformEpisodes(_Stateless):
         return Drawn(*index.find_in_episodes(episodes[which], into), np.ones(size, np.float32))
 
 
-class OldestOnce:
+class Fifo:
     """A queue: each step once (or `times` times in a row), in the order in which their outcome became known."""
 
     def __init__(self, *, times: int = 1):
@@ -122,7 +122,7 @@ class OldestOnce:
         span, offset = index.find(positions)
         end = self._given + size
         if size:
-            self._next_row = int(index.runs.row_number(span[-1:], offset[-1:])[0]) + (end % self._times == 0)
+            self._next_row = int(index.step_index.row_number(span[-1:], offset[-1:])[0]) + (end % self._times == 0)
             self._given = end % self._times
         return Drawn(span, offset, np.ones(size, np.float32))
 
@@ -158,7 +158,7 @@ class Prioritized:
         rows, _ = self._tree.find(rng.random(size) * total)
         chance = self._tree.weights(rows) / total
         weight = (len(index) * chance) ** -self._beta
-        span, offset = index.runs.row_place(rows)
+        span, offset = index.step_index.row_position(rows)
         return Drawn(span, offset, (weight / weight.max(initial=1e-12)).astype(np.float32))
 
     def update(self, index: ViewIndex, episode: Array, step: Array, priority: Array) -> None:
@@ -166,7 +166,9 @@ class Prioritized:
         if not (np.isfinite(priority).all() and (np.asarray(priority) > 0).all()):
             raise StoreError("priority: expected finite numbers above 0; add a small constant to the error")
         self._keep_up(index)
-        rows = np.array([index.runs.row_number_of(int(e), int(i) + 1) for e, i in zip(episode, step, strict=True)])
+        rows = np.array(
+            [index.step_index.row_number_of(int(e), int(i) + 1) for e, i in zip(episode, step, strict=True)]
+        )
         inside = self._tree.weights(rows) > 0
         rows, priority = rows[inside], np.asarray(priority, np.float64)[inside]
         self._priority[rows] = priority

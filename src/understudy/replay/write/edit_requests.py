@@ -22,6 +22,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 
 from understudy.core import StoreClosedError, StoreError, StoreFailedError, StoreFormatError, UnderstudyError
 from understudy.durable import files
+from understudy.durable.errors import store_errors
 from understudy.replay.format.paths import CATALOG_FILE, INBOX_DIRECTORY, REFUSED_DIRECTORY
 
 logger = logging.getLogger(__name__)
@@ -101,9 +102,9 @@ def submit_edit(store: Path, request: EditRequest) -> Path:
         raise StoreFormatError(f"{store}: not an Understudy store (it has no {CATALOG_FILE}); check the path")
     inbox = store / INBOX_DIRECTORY
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"
-    with files.naming(inbox, "create"):
+    with store_errors(inbox, "create"):
         inbox.mkdir(exist_ok=True)
-        files.replace_durably(inbox / name, json.dumps(asdict(request)).encode())
+        files.write_durably(inbox / name, json.dumps(asdict(request)).encode())
     return inbox / name
 
 

@@ -33,7 +33,7 @@ from understudy.core import (
     StoreFormatError,
     UnderstudyError,
 )
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.durable import files
 from understudy.durable.errors import store_errors
 from understudy.durable.file_system import refuse_network_file_system
@@ -70,10 +70,10 @@ class _QueuedChunk:
         self.error: UnderstudyError | None = None
 
 
-class Store(Closes):
+class Store(Closeable):
     """An open store, in the one process that writes to it. Use as a context manager, or call `close`.
 
-    `catalog`, `state`, `commit_lock`, `maintenance_lock` and `reserve_segment` are for the modules of this package.
+    `catalog`, `state`, `commit_lock`, `maintenance_lock` and `create_segment` are for the modules of this package.
     """
 
     keeps_columns = False  # a chunk is written when `commit` returns
@@ -157,7 +157,7 @@ class Store(Closes):
     # ---- writing
 
     def writer(self, name: str, spec: StepSpec, *, commit_steps: int = 50, flush_each_episode: bool = True) -> Writer:
-        """A writer that takes steps one by one. It replaces an older writer of the same name and cuts its open episodes."""
+        """A writer that takes steps one by one. It replaces an older one of this name, and cuts its open episodes."""
         incarnation = uuid.uuid4().hex
         self.begin_writer(name, incarnation)
         return Writer(self, name, incarnation, spec, commit_steps=commit_steps, flush_each_episode=flush_each_episode)
@@ -320,21 +320,17 @@ class Store(Closes):
         with self.snapshot() as catalog:
             return expired(catalog, retention)
 
-    def reserve_segment(self, spec_id: int, num_rows: int, heap_bytes: int) -> SegmentRecord:
-        """The record of a new segment with room for these rows; sealed, so that no commit writes to it."""
+    def create_segment(self, spec_id: int, num_rows: int, heap_bytes: int) -> tuple[SegmentRecord, Segment]:
+        """A new segment with room for these rows, not in the catalog yet; sealed, so that no commit writes to it."""
         with self.commit_lock():
             segment_id = self.state.next_segment
             self.state.next_segment += 1
-            capacity, heap_capacity = plan_capacity(self.catalog.spec(spec_id), self.segment_bytes, num_rows, heap_bytes)
-            return SegmentRecord(
-                id=segment_id,
-                spec=spec_id,
-                capacity=capacity,
-                heap_bytes=heap_capacity,
-                num_rows=0,
-                heap_used=0,
-                sealed=True,
+            capacity, heap = plan_capacity(self.catalog.spec(spec_id), self.segment_bytes, num_rows, heap_bytes)
+            record = SegmentRecord(
+                id=segment_id, spec=spec_id, capacity=capacity, heap_bytes=heap, num_rows=0, heap_used=0, sealed=True
             )
+            layout = self.catalog.layout(record)
+        return record, Segment.create(layout, self.segment_path(segment_id))
 
     def seal(self, segment_id: int) -> SegmentRecord:
         """Write no more rows to a segment."""
