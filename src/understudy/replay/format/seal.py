@@ -1,4 +1,4 @@
-"""Seal: the note a cleanly closed store leaves, so that damage to the resting catalog is found before it is read."""
+"""Seal: the checksum of the catalog that a cleanly closed store leaves, so that later damage is found."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import xxhash
@@ -278,7 +278,7 @@ def read_layout(path: Path) -> Layout:
 
 def digest(data: Buffer) -> int:
     """The checksum of all bytes of a contiguous buffer: xxh3, 64 bits."""
-    return int(xxhash.xxh3_64_intdigest(data))
+    return int(xxhash.xxh3_64_intdigest(cast(bytes, data)))
 
 
 def digests(rows: Array) -> Array:

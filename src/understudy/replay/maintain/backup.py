@@ -1,7 +1,7 @@
-"""Backup: a second store with the same content, made in moments while the first is open and written to.
+"""Backup: a second store with the same content, made quickly while the first is open and written to.
 
-Sealed segments never change, so the two stores share their files by hard links; what one deletes or compacts the other
-keeps. The catalog is copied. A crash in between leaves a directory without a catalog, which is no store.
+Sealed segments never change, so the two stores share their files by hard links; what is deleted or compacted in one
+stays in the other. The catalog is copied. A crash meanwhile leaves a directory without a catalog, which is no store.
 """
 
 from __future__ import annotations
