@@ -64,18 +64,18 @@ def _totals(target: Target) -> dict[str, Any]:
             "deleted": _group(
                 *(
                     sum(getattr(kind, name) for kind in kinds if kind.deleted)
-                    for name in ("episodes", "steps", "bytes", "intervention_steps")
+                    for name in ("episodes", "steps", "bytes", "human_steps")
                 )
             ),
             "episodes": sum(kind.episodes for kind in present),
             "steps": sum(kind.steps for kind in present),
-            "intervention_steps": sum(kind.human_steps for kind in present),
+            "human_steps": sum(kind.human_steps for kind in present),
             "disk_bytes": _disk_bytes(target.store),
         }
 
 
 def _group(episodes: int, steps: int, num_bytes: int, human_steps: int) -> dict[str, int]:
-    return {"episodes": episodes, "steps": steps, "bytes": num_bytes, "intervention_steps": human_steps}
+    return {"episodes": episodes, "steps": steps, "bytes": num_bytes, "human_steps": human_steps}
 
 
 def _disk_bytes(store: Path) -> int:
@@ -210,7 +210,7 @@ def _training_course(target: Target) -> list[dict[str, Any]]:
                 "step": so_far,
                 "episodes": episodes,
                 "steps": steps,
-                "intervention_steps": human,
+                "human_steps": human,
                 "takeovers": takeovers,
                 "score": score_json(successes, finished),
                 "begun_s": begun,
@@ -242,7 +242,7 @@ def _interventions(target: Target) -> dict[str, Any]:
                     "name": row[0],
                     "episodes": row[1],
                     "takeovers": row[2],
-                    "intervention_steps": row[3],
+                    "human_steps": row[3],
                     "score": score_json(row[4], row[5]),
                 }
                 for row in rows

@@ -8,9 +8,9 @@ import pytest
 from understudy.core import StoreError
 from understudy.dashboard.api.episode_queries import list_episodes
 from understudy.dashboard.api.filters import Filter, Overlay
-from understudy.dashboard.api.targets import Place
+from understudy.dashboard.api.targets import Target
 from understudy.replay import EpisodeRecord, Reader, Store
-from understudy.replay.write.edit_requests import Request
+from understudy.replay.write.edit_requests import EditRequest
 
 CASES: list[tuple[dict[str, str], Callable[[EpisodeRecord], bool]]] = [
     ({"task": "pick"}, lambda e: e.info.task == "pick"),
@@ -48,21 +48,21 @@ def records(store: Path) -> list[EpisodeRecord]:
         return list(reader.episodes())
 
 
-def ids(place: Place, **words: str) -> list[int]:
-    return [row["id"] for row in list_episodes(place, Filter.parse(words), 0, 300)["rows"]]
+def ids(target: Target, **words: str) -> list[int]:
+    return [row["id"] for row in list_episodes(target, Filter.parse(words), 0, 300)["rows"]]
 
 
 @pytest.mark.parametrize(("words", "fits"), CASES, ids=[" ".join(map(str, case[0].items())) for case in CASES])
 def test_a_filter_picks_what_it_says(
-    words: dict[str, str], fits: Callable[[EpisodeRecord], bool], place: Place, records: list[EpisodeRecord]
+    words: dict[str, str], fits: Callable[[EpisodeRecord], bool], target: Target, records: list[EpisodeRecord]
 ) -> None:
-    assert sorted(ids(place, **words)) == [record.id for record in records if fits(record)]
+    assert sorted(ids(target, **words)) == [record.id for record in records if fits(record)]
 
 
-def test_times(place: Place, records: list[EpisodeRecord]) -> None:
+def test_times(target: Target, records: list[EpisodeRecord]) -> None:
     middle = records[5].begun_at
-    assert sorted(ids(place, since_s=repr(middle))) == [r.id for r in records if r.begun_at >= middle]
-    assert sorted(ids(place, until_s=repr(middle))) == [r.id for r in records if r.begun_at < middle]
+    assert sorted(ids(target, since_s=repr(middle))) == [r.id for r in records if r.begun_at >= middle]
+    assert sorted(ids(target, until_s=repr(middle))) == [r.id for r in records if r.begun_at < middle]
 
 
 @pytest.mark.parametrize(
@@ -77,29 +77,29 @@ def test_times(place: Place, records: list[EpisodeRecord]) -> None:
     ],
 )
 def test_orders(
-    sort: str, key: Callable[[EpisodeRecord], tuple[int, ...]], place: Place, records: list[EpisodeRecord]
+    sort: str, key: Callable[[EpisodeRecord], tuple[int, ...]], target: Target, records: list[EpisodeRecord]
 ) -> None:
-    assert ids(place, sort=sort) == [record.id for record in sorted(records, key=key)]
+    assert ids(target, sort=sort) == [record.id for record in sorted(records, key=key)]
 
 
-def test_deleted_ones(place: Place, store: Path) -> None:
+def test_deleted_ones(target: Target, store: Path) -> None:
     with Store.open(store) as opened:
         opened.delete([2, 3])
-    assert 2 not in ids(place)
-    assert sorted(ids(place, deleted="only")) == [2, 3]
-    assert len(ids(place, deleted="all")) == 12
+    assert 2 not in ids(target)
+    assert sorted(ids(target, deleted="only")) == [2, 3]
+    assert len(ids(target, deleted="all")) == 12
 
 
-def test_what_waits_in_the_inbox_counts(place: Place, store: Path) -> None:
+def test_what_waits_in_the_inbox_counts(target: Target, store: Path) -> None:
     with Store.open(store) as opened:
         opened.delete([2, 3])
     requests = [
-        Request(action="restore", episodes=(2,)),
-        Request(action="delete", episodes=(5, 6)),
-        Request(action="restore", episodes=(6,)),
+        EditRequest(action="restore", episodes=(2,)),
+        EditRequest(action="delete", episodes=(5, 6)),
+        EditRequest(action="restore", episodes=(6,)),
     ]
     overlay = Overlay.of(requests)
-    with place.catalog().reader() as reader:
+    with target.catalog().reader() as reader:
         for deleted, wanted in (("only", [3, 5]), ("no", [1, 2, 4, *range(6, 13)])):
             where, values = Filter(deleted=deleted).where(overlay)
             assert [e.id for e in reader.episodes(where, values)] == wanted
@@ -119,8 +119,8 @@ def test_what_makes_no_sense_is_refused(words: dict[str, str], said: str) -> Non
         Filter.parse(words)
 
 
-def test_pages_fit_together(place: Place) -> None:
-    pages = [list_episodes(place, Filter(), offset, 5) for offset in (0, 5, 10)]
+def test_pages_fit_together(target: Target) -> None:
+    pages = [list_episodes(target, Filter(), offset, 5) for offset in (0, 5, 10)]
     assert [len(page["rows"]) for page in pages] == [5, 5, 2]
     assert [row["id"] for page in pages for row in page["rows"]] == list(range(12, 0, -1))
     assert [page["total"] for page in pages] == [12, None, None]  # counted once

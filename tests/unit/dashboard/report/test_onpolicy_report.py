@@ -21,39 +21,39 @@ from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main
 from understudy.dashboard.api.app import overview
 from understudy.dashboard.api.curves import MetricsFollower
-from understudy.dashboard.api.rollout_groups import Practice
-from understudy.dashboard.api.targets import Place
+from understudy.dashboard.api.rollout_groups import RolloutGroups
+from understudy.dashboard.api.targets import Target
 from understudy.dashboard.report.repeat_command import command_of, evaluation_of
 from understudy.dashboard.report.report import Report, write_report
 from understudy.dashboard.report.run_data import read_run
 from understudy.dashboard.server import WatchServer
 from understudy.training.onpolicy.config import ESTIMATORS, OnPolicyConfig, default_config
-from understudy.training.onpolicy.run import OnPolicyRun
+from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 from understudy.training.onpolicy.sft import SFTConfig
 from understudy.training.runs.config import to_json
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
-from understudy.training.runs.score import wilson
+from understudy.training.runs.wilson_interval import wilson_interval
 
 FIGURES = {"learning", "groups", "lengths", "by_task", "losses"}
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A real run of two tasks: three iterations, three evaluations, films, and groups that were dropped."""
+    """A real run of two tasks: three iterations, three evaluations, videos, and groups that were dropped."""
     torch.set_num_threads(1)
-    place = tmp_path_factory.mktemp("groups")
+    directory = tmp_path_factory.mktemp("groups")
     config = make_config(
-        save_policy(place / "policy.safetensors"),
+        save_policy(directory / "policy.safetensors"),
         iterations=3,
         eval_every=2,
         plan={"n_samples": 4, "max_waves": 2},
         filters={"accuracy_lower_bound": 0.3, "accuracy_upper_bound": 0.7},
         evaluation={"episodes": 8, "temperature": 1.5, "videos": 1},
     )
-    with OnPolicyRun(Run.create(place / "grpo", "grpo", config)) as run:
-        run.go()
-    return place / "grpo"
+    with OnPolicyRun(Run.create(directory / "grpo", "grpo", config)) as run:
+        run.run()
+    return directory / "grpo"
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,9 @@ def test_it_speaks_of_iterations_groups_and_tasks(finished: Path, written: Repor
 
 
 def test_groups_are_counted_by_what_became_of_them(finished: Path, written: Report) -> None:
-    told = lines(finished, "collection")
-    kept = sum(line["kept"] for line in told)
-    dropped = {name: sum(line["dropped"].get(name, 0) for line in told) for name in ("too hard", "too easy")}
+    collected = lines(finished, "collection")
+    kept = sum(line["kept"] for line in collected)
+    dropped = {name: sum(line["dropped"].get(name, 0) for line in collected) for name in ("too hard", "too easy")}
     assert sum(dropped.values()) > 0
     said = re.search(r"<dt>groups</dt><dd>(.*?)</dd>", written.html.read_text())
     assert said is not None
@@ -172,7 +172,7 @@ def test_supervised_fine_tuning(tmp_path: Path) -> None:
     )
     written = write_report(run)
     text = written.html.read_text()
-    assert written.missing == ("no films: they need a world with cameras, and `--evaluation.videos 3`",)
+    assert written.missing == ("no videos: they need a world with cameras, and `--evaluation.videos 3`",)
     assert " %</b> of 2 held-out episodes, actions drawn at temperature 1 " in text
     assert "<td>touch_purple</td>" in text
     assert "understudy evaluate again --episodes 2 --sampled --temperature 1.0" in text
@@ -210,8 +210,8 @@ def test_the_command_of_a_kind_gives_only_what_differs(kind: str) -> None:
 
 def test_the_command_of_supervised_fine_tuning() -> None:
     config = SFTConfig(env="toy", demos="a b", updates=5)
-    name, verb, place, *options = shlex.split(command_of("sft", to_json(config)))
-    assert (name, verb, place) == ("understudy", "sft", "again")
+    name, verb, target, *options = shlex.split(command_of("sft", to_json(config)))
+    assert (name, verb, target) == ("understudy", "sft", "again")
     assert tyro.cli(SFTConfig, default=SFTConfig(), args=options, config=MARKERS) == config
 
 
@@ -226,22 +226,22 @@ def test_an_evaluation_is_asked_for_as_it_was() -> None:
 
 
 def test_the_page_is_told_of_practice(finished: Path) -> None:
-    place = Place(finished, "grpo")
-    said = overview(place)
-    place.close()
-    told = lines(finished, "collection")
-    practice = said["metrics"]["practice"]
-    assert practice["iterations"] == 3
-    assert practice["kept"] == sum(line["kept"] for line in told)
-    for task in practice["tasks"]:
-        counts = [line["tasks"][task["task"]] for line in told if task["task"] in line["tasks"]]
-        won, lived = (sum(count[name] for count in counts) for name in ("successes", "episodes"))
-        assert (task["all"]["successes"], task["all"]["episodes"]) == (won, lived)
-        assert (task["all"]["low"], task["all"]["high"]) == wilson(won, lived)
+    target = Target(finished, "grpo")
+    said = overview(target)
+    target.close()
+    collected = lines(finished, "collection")
+    groups = said["metrics"]["rollout_groups"]
+    assert groups["iterations"] == 3
+    assert groups["kept"] == sum(line["kept"] for line in collected)
+    for task in groups["tasks"]:
+        counts = [line["tasks"][task["task"]] for line in collected if task["task"] in line["tasks"]]
+        successes, episodes = (sum(count[name] for count in counts) for name in ("successes", "episodes"))
+        assert (task["all"]["successes"], task["all"]["episodes"]) == (successes, episodes)
+        assert (task["all"]["low"], task["all"]["high"]) == wilson_interval(successes, episodes)
     curve = said["metrics"]["curves"]["collection"]
     shares = [
         sum(t["successes"] for t in line["tasks"].values()) / sum(t["episodes"] for t in line["tasks"].values())
-        for line in told
+        for line in collected
     ]
     assert curve["values"]["success"] == shares
     assert [one["iteration"] for one in said["metrics"]["evaluations"]] == [0, 2, 3]
@@ -254,26 +254,26 @@ def test_a_run_that_is_taken_back_counts_its_groups_again(finished: Path, tmp_pa
     whole = (finished / "metrics.jsonl").read_bytes()
     path.write_bytes(whole)
     follower = MetricsFollower(path)
-    assert follower.follow()["practice"]["iterations"] == 3
+    assert follower.follow()["rollout_groups"]["iterations"] == 3
     second = [number for number, line in enumerate(whole.splitlines()) if b'"collection"' in line][1]
     path.write_bytes(b"".join(whole.splitlines(keepends=True)[:second]))
-    assert follower.follow()["practice"]["iterations"] == 1
+    assert follower.follow()["rollout_groups"]["iterations"] == 1
 
 
 def test_lately_is_the_last_iterations() -> None:
-    practice = Practice(recent=2)
+    groups = RolloutGroups(recent=2)
     for won in (4, 1, 2):
-        practice.add({"kept": 1, "dropped": {}, "tasks": {"a": {"episodes": 4, "successes": won}}})
-    (task,) = practice.to_json()["tasks"]
+        groups.add({"kept": 1, "rejected": {}, "tasks": {"a": {"episodes": 4, "successes": won}}})
+    (task,) = groups.to_json()["tasks"]
     assert (task["all"]["successes"], task["all"]["episodes"]) == (7, 12)
     assert (task["recent"]["successes"], task["recent"]["episodes"]) == (3, 8)
 
 
 def test_a_reason_that_came_once_is_0_afterwards() -> None:
-    practice = Practice()
+    groups = RolloutGroups()
     tasks = {"a": {"episodes": 2, "successes": 1}}
-    assert practice.add({"kept": 1, "dropped": {"too easy": 2}, "tasks": tasks})["dropped too easy"] == 2
-    assert practice.add({"kept": 3, "dropped": {}, "tasks": tasks}) == {
+    assert groups.add({"kept": 1, "rejected": {"too easy": 2}, "tasks": tasks})["dropped too easy"] == 2
+    assert groups.add({"kept": 3, "rejected": {}, "tasks": tasks}) == {
         "kept": 3,
         "dropped too easy": 0,
         "success": 0.5,
@@ -281,13 +281,13 @@ def test_a_reason_that_came_once_is_0_afterwards() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [{}, {"kept": "x", "dropped": 3, "tasks": []}, {"tasks": {"a": 1, "b": {"episodes": None, "successes": 5}}}]
+    "line", [{}, {"kept": "x", "rejected": 3, "tasks": []}, {"tasks": {"a": 1, "b": {"episodes": None, "successes": 5}}}]
 )
 def test_a_line_that_is_not_one_counts_as_nothing(line: dict[str, Any]) -> None:
-    practice = Practice()
-    practice.add(line)
-    json.dumps(practice.to_json())
-    assert practice.to_json()["kept"] == 0
+    groups = RolloutGroups()
+    groups.add(line)
+    json.dumps(groups.to_json())
+    assert groups.to_json()["kept"] == 0
 
 
 def test_a_browser_shows_every_view_of_it(page: Any, finished: Path) -> None:
@@ -295,7 +295,7 @@ def test_a_browser_shows_every_view_of_it(page: Any, finished: Path) -> None:
     page.on("console", lambda message: wrong.append(message.text))
     with WatchServer([finished]) as server:
         for view, words in (
-            ("overview", "policy alone, held-out starts, drawn at temperature 1.5"),
+            ("overview", "evaluation, held-out starts, sampled at temperature 1.5"),
             ("episodes", "left-0"),
             ("episode/1", "0: 0"),
             ("interventions", "Nobody takes over here"),
@@ -308,8 +308,8 @@ def test_a_browser_shows_every_view_of_it(page: Any, finished: Path) -> None:
             if view == "overview":
                 said = page.locator("body").inner_text()
     assert wrong == []
-    assert "by a human" not in said
+    assert "Intervention rate" not in said
     assert "evaluated after 3 iterations, 8 episodes" in said
     assert re.search(r"iterations\s+3\s+of 3", said)
-    assert "practice, all of the last 3 iterations" in said
+    assert "rollouts of the last 3 iterations" in said
     assert re.search(r"kept\s*\d+", said)

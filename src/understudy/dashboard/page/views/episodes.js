@@ -1,44 +1,44 @@
-// Episodes: all of them as pictures; filters are questions to the catalog.
+// Episodes: all of them as thumbnails; filters are queries on the catalog.
 
-import { get } from "./api.js";
-import { stack } from "./chart.js";
-import { empty, fill, h, seldom } from "./dom.js";
-import { ago, count, plural, WHO } from "./format.js";
-import { Grid } from "./grid.js";
-import { labelDialog } from "./labels.js";
-import { change } from "./toast.js";
+import { get } from "../api.js";
+import { stack } from "../chart.js";
+import { empty, fill, h, throttle } from "../dom.js";
+import { ago, count, plural, WHO } from "../format.js";
+import { Grid } from "../grid.js";
+import { labelDialog } from "../labels.js";
+import { editEpisodes } from "../toast.js";
 
 const CHOICES = {
-  success: [["yes", "success"], ["no", "failure"], ["unknown", "not judged"]],
+  success: [["yes", "success"], ["no", "failure"], ["unknown", "no outcome"]],
   source: WHO.map((who) => [who, `by ${who}`]),
   time: [["3600", "last hour"], ["86400", "last day"], ["604800", "last week"]],
   deleted: [["only", "deleted only"], ["all", "with deleted"]],
   sort: [["newest", "newest first"], ["oldest", "oldest first"], ["longest", "longest first"], ["shortest", "shortest first"], ["reward", "most reward"], ["human", "most human steps"]],
 };
 const FACETS = ["task", "kind", "actor", "operator", "label", "state", "split"];
-const TITLES = { task: "any task", kind: "any kind", actor: "any actor", operator: "any operator", label: "any label", state: "any state", split: "any split", success: "any outcome", source: "by anyone", time: "any time", deleted: "not deleted", sort: "" };
+const TITLES = { task: "any task", kind: "any kind", actor: "any actor", operator: "any operator", label: "any label", state: "any state", split: "any split", success: "any outcome", source: "any source", time: "any time", deleted: "not deleted", sort: "" };
 
-export async function open(page, { place, query, root, info }) {
+export async function open(page, { target, query, root, info }) {
   let wanted = new URLSearchParams(query), upto = 0, newest = 0, store = "", controller = new AbortController();
   const selected = new Set();
   let anchor = null;
   const search = h("input", { type: "search", placeholder: "Search text, labels, number", "aria-label": "Search", value: wanted.get("text") ?? "", oninput: () => choose("text", search.value) });
   const selects = Object.fromEntries([...FACETS, ...Object.keys(CHOICES)].map((name) => [name, h("select", { "aria-label": name, "data-filter": name, onchange: (event) => choose(name, event.target.value) })]));
-  const said = h("div", { class: "count", role: "status" }), fresh = h("button", { class: "fresh", hidden: true, onclick: () => follow() });
+  const summary = h("div", { class: "count", role: "status" }), fresh = h("button", { class: "fresh", hidden: true, onclick: () => follow() });
   const clear = h("button", { class: "plain", hidden: true, onclick: () => { wanted = new URLSearchParams(); search.value = ""; apply(); } }, "Clear filters");
   const bar = h("div", { class: "selection", hidden: true }), none = h("div", {});
   const more = h("button", { class: "plain filters", "aria-expanded": "false", onclick: () => { const open = tools.classList.toggle("open"); more.setAttribute("aria-expanded", String(open)); } }, "Filters");
   const tools = h("div", { class: "tools" }, search, more, h("div", { class: "selects" }, Object.values(selects)));
-  const grid = new Grid({ scroller: root, makeCard, fillCard, fetchPage: (offset, limit) => get(`${place}/episodes?${question()}&offset=${offset}&limit=${limit}`, controller.signal) });
-  fill(page, h("div", { class: "head sticky" }, h("div", { class: "title" }, h("h1", {}, "Episodes"), said, fresh, clear), tools), none, grid.node, bar);
+  const grid = new Grid({ scroller: root, makeCard, fillCard, fetchPage: (offset, limit) => get(`${target}/episodes?${parameters()}&offset=${offset}&limit=${limit}`, controller.signal) });
+  fill(page, h("div", { class: "head sticky" }, h("div", { class: "title" }, h("h1", {}, "Episodes"), summary, fresh, clear), tools), none, grid.node, bar);
 
-  function question() {
-    const asked = new URLSearchParams(wanted);
-    const time = asked.get("time");
-    asked.delete("time");
-    if (time) asked.set("since_s", String(Math.floor(Date.now() / 1000) - Number(time)));
-    if (upto) asked.set("upto", String(upto));
-    return asked.toString();
+  function parameters() {
+    const sent = new URLSearchParams(wanted);
+    const time = sent.get("time");
+    sent.delete("time");
+    if (time) sent.set("since_s", String(Math.floor(Date.now() / 1000) - Number(time)));
+    if (upto) sent.set("upto", String(upto));
+    return sent.toString();
   }
 
   function choose(name, value) {
@@ -47,7 +47,7 @@ export async function open(page, { place, query, root, info }) {
   }
 
   function apply() {
-    history.replaceState(null, "", `#/${place}/episodes${wanted.size ? `?${wanted}` : ""}`);
+    history.replaceState(null, "", `#/${target}/episodes${wanted.size ? `?${wanted}` : ""}`);
     selected.clear();
     drawBar();
     root.scrollTop = 0;
@@ -62,9 +62,9 @@ export async function open(page, { place, query, root, info }) {
       const first = await grid.reset();
       if (!first) return;
       ({ newest, store } = first);
-      if (!upto) upto = newest; // what comes later would move what is seen
-      said.textContent = first.absent ? "" : `${plural(first.total, "episode")} · ${plural(first.steps, "step")}`;
-      said.dataset.total = first.total;
+      if (!upto) upto = newest; // newer episodes would shift the list
+      summary.textContent = first.absent ? "" : `${plural(first.total, "episode")} · ${plural(first.steps, "step")}`;
+      summary.dataset.total = first.total;
       clear.hidden = !wanted.size;
       fresh.hidden = newest <= upto;
       fill(none, first.total ? null : nothing(first));
@@ -75,8 +75,8 @@ export async function open(page, { place, query, root, info }) {
   }
 
   function nothing(first) {
-    if (wanted.size) return empty("No episode fits", "Take away a filter or two.", h("button", { onclick: () => clear.click() }, "Clear filters"));
-    return empty(first.absent ? "There is no store yet" : "The store is empty", "Episodes are shown here while they are recorded. To record some:", h("pre", {}, `understudy record ${info.run ? `${info.path}/store` : info.path} --env toy:pick_red --successes 5`));
+    if (wanted.size) return empty("No episode matches", "Remove a filter or two.", h("button", { onclick: () => clear.click() }, "Clear filters"));
+    return empty(first.absent ? "There is no store yet" : "The store is empty", "Episodes appear here while they are recorded. To record some:", h("pre", {}, `understudy record ${info.run ? `${info.path}/store` : info.path} --env toy:pick_red --successes 5`));
   }
 
   function follow() {
@@ -84,11 +84,11 @@ export async function open(page, { place, query, root, info }) {
     load();
   }
 
-  // ---- what can be chosen
+  // ---- filters
 
   let facets = {};
   async function drawFacets() {
-    facets = await get(`${place}/facets`);
+    facets = await get(`${target}/facets`);
     drawSelects();
   }
 
@@ -106,25 +106,25 @@ export async function open(page, { place, query, root, info }) {
   // ---- cards
 
   function makeCard() {
-    const picture = h("img", { alt: "", decoding: "async", draggable: "false" });
-    const node = h("a", { class: "episode", role: "listitem" }, h("div", { class: "pic" }, picture, h("span", { class: "nopic" }), h("span", { class: "mark" }), h("button", { class: "pick", "aria-label": "Select", onclick: (event) => pick(event, node) })),
+    const image = h("img", { alt: "", decoding: "async", draggable: "false" });
+    const node = h("a", { class: "episode", role: "listitem" }, h("div", { class: "pic" }, image, h("span", { class: "nopic" }), h("span", { class: "mark" }), h("button", { class: "pick", "aria-label": "Select", onclick: (event) => pick(event, node) })),
       h("div", { class: "who" }), h("div", { class: "line" }, h("b", {}), h("span", {})), h("div", { class: "line soft" }, h("span", {}), h("span", {})));
-    node.picture = picture;
-    picture.addEventListener("error", () => node.classList.add("blank"));
+    node.image = image;
+    image.addEventListener("error", () => node.classList.add("blank"));
     node.addEventListener("click", (event) => { if (selected.size || event.shiftKey) pick(event, node); });
     node.addEventListener("pointermove", (event) => scrub(event, node));
-    node.addEventListener("pointerleave", () => { if (node.episode && node.scrubbed) { node.scrubbed = null; node.picture.src = source(node.episode); } });
+    node.addEventListener("pointerleave", () => { if (node.episode && node.scrubbed) { node.scrubbed = null; node.image.src = source(node.episode); } });
     return node;
   }
 
-  const source = (row, at) => `api/${place}/thumb/${row.id}?v=${store}-${row.num_rows}${at === undefined ? "" : `&at=${at}`}`;
+  const source = (row, at) => `api/${target}/thumbnail/${row.id}?v=${store}-${row.num_rows}${at === undefined ? "" : `&at=${at}`}`;
 
-  function scrub(event, node) { // moving over a picture moves through the episode
+  function scrub(event, node) { // moving the mouse over a thumbnail moves through the episode
     const row = node.episode;
     if (!row?.cameras.length || event.pointerType !== "mouse" || event.buttons) return;
-    const box = node.picture.parentNode.getBoundingClientRect();
+    const box = node.image.parentNode.getBoundingClientRect();
     const at = Math.round(10 * Math.min(Math.max((event.clientX - box.left) / box.width, 0), 1)) / 10;
-    if (at !== node.scrubbed) { node.scrubbed = at; node.picture.src = source(row, at); }
+    if (at !== node.scrubbed) { node.scrubbed = at; node.image.src = source(row, at); }
   }
 
   function fillCard(node, row, settled) {
@@ -132,27 +132,27 @@ export async function open(page, { place, query, root, info }) {
     if (!row) {
       node.episode = null;
       node.removeAttribute("href");
-      node.picture.removeAttribute("src");
+      node.image.removeAttribute("src");
       for (const one of node.querySelectorAll(".line > *")) one.textContent = "";
       return;
     }
     const had = node.episode;
     node.episode = row;
-    node.href = `#/${place}/episode/${row.id}`;
+    node.href = `#/${target}/episode/${row.id}`;
     node.dataset.id = row.id;
     node.classList.toggle("selected", selected.has(row.id));
     node.classList.toggle("deleted", row.deleted);
     node.classList.toggle("pending", row.pending);
-    const pictured = row.cameras.length && row.num_rows;
-    if (had?.id !== row.id || had?.num_rows !== row.num_rows || !node.picture.getAttribute("src")) {
-      node.classList.toggle("blank", !pictured);
-      if (pictured && settled) node.picture.src = source(row); else node.picture.removeAttribute("src");
+    const hasImage = row.cameras.length && row.num_rows;
+    if (had?.id !== row.id || had?.num_rows !== row.num_rows || !node.image.getAttribute("src")) {
+      node.classList.toggle("blank", !hasImage);
+      if (hasImage && settled) node.image.src = source(row); else node.image.removeAttribute("src");
     }
     const [pic, who, top, low] = node.children;
-    pic.children[1].textContent = pictured ? "" : `${row.num_steps}`;
+    pic.children[1].textContent = hasImage ? "" : `${row.num_steps}`;
     const mark = pic.children[2];
     mark.className = `mark ${row.state === "open" ? "now" : row.success === true ? "good" : row.success === false ? "bad" : ""}`;
-    mark.textContent = row.pending ? (row.deleted ? "will be deleted" : "change waits") : row.deleted ? "deleted" : row.state === "open" ? "now" : row.success === true ? "success" : row.success === false ? "failure" : row.state === "cut" ? "cut" : "";
+    mark.textContent = row.pending ? (row.deleted ? "will be deleted" : "edit pending") : row.deleted ? "deleted" : row.state === "open" ? "now" : row.success === true ? "success" : row.success === false ? "failure" : row.state === "cut" ? "cut" : "";
     mark.hidden = !mark.textContent;
     fill(who, stack(WHO.map((name) => [name, row[`num_${name}`], `var(--${name})`])));
     top.children[0].textContent = row.task ?? "no task";
@@ -164,7 +164,7 @@ export async function open(page, { place, query, root, info }) {
     node.title = `#${row.id} ${row.task ?? ""}, ${row.kind}, ${ago(row.begun_at)}`;
   }
 
-  // ---- choosing some
+  // ---- selection
 
   function pick(event, node) {
     event.preventDefault();
@@ -183,12 +183,12 @@ export async function open(page, { place, query, root, info }) {
     bar.hidden = !selected.size;
     page.classList.toggle("picking", selected.size > 0);
     const episodes = [...selected], named = plural(episodes.length, "episode");
-    const done = () => { selected.clear(); drawBar(); refresh(); };
+    const reload = () => { selected.clear(); drawBar(); refresh(); };
     const deleted = [...grid.cards.values()].some((card) => card.episode?.deleted && selected.has(card.episode.id));
     fill(bar, h("b", {}, `${named} selected`), h("span", { class: "fill" }),
-      h("button", { onclick: () => labelDialog(named, (labels, text) => change(place, { action: "label", episodes, labels }, `${named} ${text}`, done), (facets.label ?? []).map(([name]) => name)) }, "Label"),
-      deleted ? h("button", { onclick: () => change(place, { action: "restore", episodes }, `${named} restored`, done) }, "Restore") : null,
-      h("button", { class: "bad", onclick: () => change(place, { action: "delete", episodes }, `${named} deleted`, done) }, "Delete"),
+      h("button", { onclick: () => labelDialog(named, (labels, text) => editEpisodes(target, { action: "label", episodes, labels }, `${named} ${text}`, reload), (facets.label ?? []).map(([name]) => name)) }, "Label"),
+      deleted ? h("button", { onclick: () => editEpisodes(target, { action: "restore", episodes }, `${named} restored`, reload) }, "Restore") : null,
+      h("button", { class: "bad", onclick: () => editEpisodes(target, { action: "delete", episodes }, `${named} deleted`, reload) }, "Delete"),
       h("button", { class: "plain", onclick: () => { selected.clear(); grid.refresh(); drawBar(); } }, "Cancel"));
   }
 
@@ -199,16 +199,16 @@ export async function open(page, { place, query, root, info }) {
   };
   window.addEventListener("keydown", keys);
 
-  const refresh = seldom(400, () => load().then(drawFacets).catch(() => {}));
+  const refresh = throttle(400, () => load().then(drawFacets).catch(() => {}));
   await load();
-  drawFacets().catch(() => {}); // the pictures come first
+  drawFacets().catch(() => {}); // after the thumbnails
   return {
-    update(changed, news) {
+    update(changed, stamps) {
       if (changed.includes("inbox")) refresh();
       if (!changed.includes("commit")) return;
-      if (news.newest > upto && (root.scrollTop > 0 || selected.size)) {
+      if (stamps.newest > upto && (root.scrollTop > 0 || selected.size)) {
         fresh.hidden = false;
-        fresh.textContent = `${plural(news.newest - upto, "new episode")}`;
+        fresh.textContent = `${plural(stamps.newest - upto, "new episode")}`;
       } else { upto = 0; refresh(); }
     },
     move(next) { if (next.toString() !== wanted.toString()) { wanted = new URLSearchParams(next); search.value = wanted.get("text") ?? ""; apply(); } },

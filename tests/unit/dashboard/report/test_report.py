@@ -30,8 +30,8 @@ from understudy.dashboard.report.run_data import read_run
 from understudy.policies import ActorConfig, EncoderConfig
 from understudy.replay import Store
 from understudy.training.offpolicy.cloning import CloningRunConfig
-from understudy.training.offpolicy.local import LocalRun
-from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig, small_sac
+from understudy.training.offpolicy.local_run import LocalRun
+from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig, small_sac
 from understudy.training.runs.config import to_json
 from understudy.training.runs.evaluate import EvaluationConfig
 from understudy.training.runs.health import HEALTH, Health
@@ -60,10 +60,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eval_every=60,
         evaluation=EvaluationConfig(episodes=2, videos=1),
         sac=small_config(None).sac.__class__(actor=state_only),
-        human=HumanConfig(by="script", patience_steps=5),
+        intervention=InterventionConfig(source="script", patience_steps=5),
     )
     with LocalRun(Run.create(path, "rlpd", config)) as local:
-        local.go()
+        local.run()
     return path
 
 
@@ -101,8 +101,8 @@ def test_the_figures_are_files_for_a_paper(finished: Path, written: Report, tmp_
         if path.suffix == ".svg":
             ET.parse(path)
         elif path.suffix == ".png":
-            with Image.open(path) as picture:
-                assert picture.width >= 1200
+            with Image.open(path) as image:
+                assert image.width >= 1200
         else:
             assert path.read_bytes().startswith(b"%PDF")
     again = write_report(finished, tmp_path)  # the same run gives the same figures
@@ -110,7 +110,7 @@ def test_the_figures_are_files_for_a_paper(finished: Path, written: Report, tmp_
         assert one.read_bytes() == other.read_bytes(), one.name
 
 
-def test_films_that_are_too_large_are_named(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_videos_that_are_too_large_are_named(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reports, "EMBED_BYTES", 10)
     text = write_report(finished, tmp_path).html.read_text()
     assert "image/gif" not in text
@@ -142,7 +142,7 @@ def test_a_run_that_has_only_begun_says_what_is_missing(tmp_path: Path) -> None:
     assert written.figures == ()
     assert written.missing == (
         f"no evaluation yet; the first comes after 2,000 steps of practice, or with `understudy evaluate {run.path}`",
-        "no updates yet, so there are no losses to draw",
+        "no updates yet, so there are no losses to plot",
         "no episode of practice has ended yet",
         "the store of demonstrations cannot be read from here, so they are not counted",
     )
@@ -151,7 +151,7 @@ def test_a_run_that_has_only_begun_says_what_is_missing(tmp_path: Path) -> None:
     assert text.count("<li>") == 4
 
 
-def test_a_run_at_work_is_read_as_far_as_it_is(finished: Path, tmp_path: Path) -> None:
+def test_a_running_run_is_read_as_far_as_it_is(finished: Path, tmp_path: Path) -> None:
     path = tmp_path / "copy"
     copy_of(finished, path)
     lines = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
@@ -179,8 +179,8 @@ def test_the_practice_of_actors_is_read_from_the_store(tmp_path: Path) -> None:
             writer.end(episode.last_observation, success=True)
     data = read_run(run.path)
     assert data.demonstrations == (1, 4)
-    (lived,) = data.episodes
-    assert (lived.step, lived.length, lived.human_steps, lived.success) == (4, 4, 3, True)
+    (episode,) = data.episodes
+    assert (episode.step, episode.length, episode.intervention_steps, episode.success) == (4, 4, 3, True)
 
 
 def test_names_are_text_and_not_html(tmp_path: Path) -> None:
@@ -215,10 +215,10 @@ def test_a_machine_without_torch_can_write_it(tmp_path: Path) -> None:
                 env="toy:press_button?cameras=false&state=task",
                 demos="a b/store",
                 steps=7,
-                max_behind=100,
+                max_pending_updates=100,
                 seed=3,
                 sinks=("tensorboard", "wandb"),
-                human=HumanConfig(by="script", burst_steps=4),
+                intervention=InterventionConfig(source="script", burst_steps=4),
                 sac=small_sac().__class__(
                     layer_norm=False,
                     backup_entropy=True,
@@ -232,8 +232,8 @@ def test_a_machine_without_torch_can_write_it(tmp_path: Path) -> None:
     ids=["defaults", "everything", "cloning"],
 )
 def test_the_command_asks_for_the_same(kind: str, config: RLPDConfig | CloningRunConfig) -> None:
-    name, verb, which, place, *options = shlex.split(command_of(kind, to_json(config)))
-    assert (name, verb, place) == ("understudy", "train", "again")
+    name, verb, which, target, *options = shlex.split(command_of(kind, to_json(config)))
+    assert (name, verb, target) == ("understudy", "train", "again")
     assert which == {"rlpd": "rlpd", "cloning": "clone"}[kind]
     assert bool(options) == (config != type(config)())
     markers = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)  # those of cli/main.py
@@ -252,4 +252,4 @@ def test_a_run_on_a_cluster_says_who_worked_and_what_is_lost(finished: Path, tmp
     assert "250,002 steps of shard-2: the disk with <code>/data/understudy/press/shard-2</code> was lost" in text
     assert "<span class='state'>not at work</span>" in text
     journal.write()
-    assert read_run(run).at_work
+    assert read_run(run).is_running

@@ -75,14 +75,16 @@ def test_damaged_lines_are_left_out_and_counted(tmp_path: Path, monkeypatch: pyt
 
 def test_evaluations_are_counted_by_task(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    trials = [{"task": "a", "success": True}, {"task": "a", "success": False}, {"task": "b", "success": True}]
+    episode_results = [{"task": "a", "success": True}, {"task": "a", "success": False}, {"task": "b", "success": True}]
     log = MetricLog(path)
-    log.write("evaluation", step=1, update=1, success=2 / 3, trials=trials, fingerprint={"code": "abc"})
+    log.write(
+        "evaluation", step=1, update=1, success=2 / 3, episode_results=episode_results, fingerprint={"code": "abc"}
+    )
     log.close()
     (found,) = MetricsFollower(path).follow()["evaluations"]
     assert found["tasks"] == {"a": [1, 2], "b": [1, 1]}
     assert found["fingerprint"] == {"code": "abc"}
-    assert "trials" not in found
+    assert "episode_results" not in found
 
 
 def test_bins_stay_few_and_their_means_are_exact() -> None:
