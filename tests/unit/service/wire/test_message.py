@@ -109,7 +109,7 @@ def test_the_public_library_opens_a_message() -> None:
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
-    with pytest.raises(WireError, match=rf"a header of \d+ bytes, and {MAX_HEADER_BYTES} is the most; send fewer"):
+    with pytest.raises(WireError, match=rf"expected a header of at most {MAX_HEADER_BYTES} bytes, got \d+; send fewer"):
         pack({"long": "x" * MAX_HEADER_BYTES}, {})
     with pytest.raises(WireError, match="check"):
         pack({}, {"check": np.zeros(3)})
