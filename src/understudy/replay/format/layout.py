@@ -137,10 +137,7 @@ def tensors_of(spec: StepSpec) -> dict[str, tuple[DType, tuple[int, ...]]]:
         tensors[checksum_of(path)] = (np.dtype("uint64"), ())
     tensors["row/episode"] = (np.dtype("int64"), ())  # with index: which row of which episode this is
     tensors["row/index"] = (np.dtype("int32"), ())
-    tensors["row/record"] = (
-        np.dtype("uint32"),
-        (2,),
-    )  # in the heap: a copy of what the catalog says of the rows from here on
+    tensors["row/record"] = (np.dtype("uint32"), (2,))  # in the heap: what the catalog lists of these rows
     tensors["row/checksum"] = (np.dtype("uint64"), ())
     return dict(sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])))
 

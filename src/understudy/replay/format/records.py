@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict, cast
 
 from understudy.core import DamageError, EpisodeInfo
 from understudy.replay.format.chunk import EpisodeState
@@ -103,8 +103,8 @@ def encode_row_record(record: RowRecord) -> bytes:
 
 def decode_row_record(content: bytes) -> RowRecord | None:
     """The record; None if repair has blanked it."""
-    record: RowRecord = json.loads(content)
-    return record or None
+    record = json.loads(content)
+    return cast(RowRecord, record) if record else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def attribute_values(state: EpisodeState, info: EpisodeInfo) -> list[SqlValue]:
     ]
 
 
-def decode_episode(row: SqlRow | list[SqlValue], path: Path, *, check: bool = True) -> EpisodeRecord:
+def decode_episode(row: SqlRow, path: Path, *, check: bool = True) -> EpisodeRecord:
     if check and _row_checksum(row[:-1]) != row[-1]:
         raise DamageError(f"{path}: episode {row[0]} is not as it was written; run `understudy repair`")
     values = dict(zip(EPISODE_COLUMNS, row, strict=True))

@@ -68,7 +68,7 @@ def scan_segment(segment: Segment) -> SegmentScan:
                 rows["bytes"] += entries[:, 1].astype(np.int64) + HEAP_CHECKSUM.size
         for row in np.flatnonzero(good & (stored["row/record"][:, 1] > 0)):
             content = segment.read_heap(stored["row/record"][row])
-            # A row may be whole when its record is damaged, or was and repair has blanked it: the row stays.
+            # A row may be whole although its record is damaged, or was blanked by repair: the row stays.
             if content is not None and (record := decode_row_record(content)) is not None:
                 records[first + int(row)] = record
         blocks.append(rows[good])

@@ -126,7 +126,7 @@ class ViewIndex:
         return sum(column.num_bytes for column in (self._mask, self._count, self._sum, self._episode_count))
 
     def follow(self) -> None:
-        """Take in what `step_index` has taken in; the cost grows with what is new."""
+        """Update to the commit of `step_index`; the cost grows with what is new."""
         since, self.commit = self.commit, self.step_index.commit
         self._mask.resize(len(self.step_index.episode_num_rows))
         self._episode_count.resize(len(self.step_index.episode_num_rows))
