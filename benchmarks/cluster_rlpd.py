@@ -31,7 +31,7 @@ from killed import ENV, curve, picture
 
 from understudy.cli import main as understudy
 from understudy.replay import Reader, verify
-from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
 from understudy.training.runs.run import Run
 
 KILLED = ("actor", "actor", "shard", "learner")
@@ -68,8 +68,8 @@ def main(
                 eval_every=steps // 8,
                 checkpoint_every=steps // 16,
                 seed=seed,
-                human=HumanConfig(by="script"),
-                max_behind=400,
+                intervention=InterventionConfig(source="script"),
+                max_pending_updates=400,
             )
             Run.create(path, "rlpd", config)
             began = time.monotonic()

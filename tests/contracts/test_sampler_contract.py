@@ -25,8 +25,8 @@ from understudy.replay import (
     BatchSource,
     Clause,
     EmptyError,
+    Fifo,
     Mixture,
-    OldestOnce,
     Prefetch,
     Reader,
     Sampler,
@@ -198,7 +198,7 @@ def test_every_step_can_be_drawn_and_no_other(make: Open, stores: Stores, num_st
 def test_a_queue_gives_the_multiset_of_all_steps(make: Open, stores: Stores) -> None:
     stores.record(4)
     wanted = stores.steps(1)
-    source = make(selector=OldestOnce(), batch_size=wanted.total() // 2)
+    source = make(selector=Fifo(), batch_size=wanted.total() // 2)
     source.follow()
     assert seen(drawn(source, 2)) == wanted
     assert len(source) == 0
@@ -327,7 +327,7 @@ def test_peek_gives_the_same_steps_and_changes_no_batch(make: Callable[..., Any]
     three = make(seed=1)
     three.follow()
     assert same(drawn(one, 2), drawn(three, 2))
-    assert (one.num_lost, dict(one.away)) == (0, {})
+    assert (one.num_lost, dict(one.unreachable)) == (0, {})
     assert one.as_of.startswith("commit ")
 
 

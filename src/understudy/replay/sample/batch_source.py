@@ -14,7 +14,7 @@ import numpy as np
 
 from understudy.core import SequenceBatch, StepSpec, StoreError, TransitionBatch
 from understudy.replay.read.gather import Gatherer
-from understudy.replay.read.step_index import Runs
+from understudy.replay.read.step_index import StepIndex
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
@@ -34,15 +34,15 @@ class EmptyError(StoreError):
     """There are no steps to draw."""
 
 
-class Shape(Protocol[Batch]):
+class BatchShape(Protocol[Batch]):
     """What a drawn step becomes: Transitions, Sequences."""
 
     @property
-    def reach(self) -> int: ...
+    def lookahead(self) -> int: ...
 
     def make(self, spec: StepSpec, size: int) -> Batch: ...
 
-    def fill(self, batch: Batch, at: slice, runs: Runs, gather: Gatherer, span: Array, offset: Array) -> None: ...
+    def fill(self, batch: Batch, at: slice, steps: StepIndex, gather: Gatherer, span: Array, offset: Array) -> None: ...
 
 
 class BatchStream(Protocol[Item]):
@@ -89,7 +89,7 @@ class ViewSampler(BatchSource[Batch], Protocol[Batch]):
     """A source of one view, wherever its steps are stored; what a Mixture mixes."""
 
     @property
-    def shape(self) -> Shape[Batch]: ...
+    def shape(self) -> BatchShape[Batch]: ...
 
     @property
     def spec(self) -> StepSpec: ...
@@ -103,7 +103,7 @@ class ViewSampler(BatchSource[Batch], Protocol[Batch]):
         ...
 
     @property
-    def away(self) -> Mapping[str, str]:
+    def unreachable(self) -> Mapping[str, str]:
         """Shards that do not answer at the moment, and why."""
         ...
 

@@ -14,14 +14,14 @@ from typing import Any, Generic
 
 from understudy.core import StoreError
 from understudy.core import tree as trees
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.replay.sample.batch_source import Batch, EmptyError, ViewSampler, part_of
 
 GROUP_BYTES = 64 * 2**20  # of observations that `sample_many` draws at once
 MAX_GROUP = 16  # batches
 
 
-class Mixture(Closes, Generic[Batch]):
+class Mixture(Closeable, Generic[Batch]):
     """Batches whose items come from several samplers of the same shape and spec, one after the other in the batch.
 
     While a sampler has no steps, the others give its share. All ranks draw the same batch and keep their own part of
@@ -79,9 +79,9 @@ class Mixture(Closes, Generic[Batch]):
         return {name: len(sampler) for name, sampler in self.samplers.items()}
 
     @property
-    def away(self) -> dict[str, str]:
+    def unreachable(self) -> dict[str, str]:
         """Shards that do not answer at the moment, and why; others give their share."""
-        return {name: problem for sampler in self.samplers.values() for name, problem in sampler.away.items()}
+        return {name: problem for sampler in self.samplers.values() for name, problem in sampler.unreachable.items()}
 
     # ---- drawing
 

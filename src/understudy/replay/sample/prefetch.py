@@ -16,13 +16,13 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Generic, TypeAlias
 
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.replay.sample.batch_source import BatchStream, Item
 
 Filled: TypeAlias = tuple[Item, dict[str, Any]] | BaseException  # a batch and the state after it, or what ended it
 
 
-class Prefetch(Closes, Generic[Item]):
+class Prefetch(Closeable, Generic[Item]):
     """An endless iterator of batches. A batch is the caller's until the next one is asked for."""
 
     def __init__(self, source: BatchStream[Item], *, depth: int = 2, follow_every: int = 1):

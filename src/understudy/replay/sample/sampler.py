@@ -19,13 +19,13 @@ from typing import Any, Generic, cast
 import numpy as np
 
 from understudy.core import DamageError, StepSpec, StoreError
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.gather import Gatherer
 from understudy.replay.read.reader import Reader
-from understudy.replay.read.step_index import Runs
+from understudy.replay.read.step_index import StepIndex
 from understudy.replay.read.view import View, ViewIndex
-from understudy.replay.sample.batch_source import Batch, EmptyError, Shape, part_of
+from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError, part_of
 from understudy.replay.sample.selectors import Drawn, Selector, Uniform
 
 Array = np.ndarray[Any, Any]
@@ -45,7 +45,7 @@ class BatchRecord:
         return json.dumps(asdict(self))
 
 
-class Sampler(Closes, Generic[Batch]):
+class Sampler(Closeable, Generic[Batch]):
     """Batches of one view, one shape and one spec. Not for several threads at once.
 
     The store may be empty: it has no steps to draw until `follow` finds some. `spec` is needed if the store holds
@@ -59,7 +59,7 @@ class Sampler(Closes, Generic[Batch]):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: Shape[Batch] | None = None,
+        shape: BatchShape[Batch] | None = None,
         selector: Selector | None = None,
         spec: int | StepSpec | None = None,
         rank: int = 0,
@@ -72,7 +72,7 @@ class Sampler(Closes, Generic[Batch]):
         if not 0 <= rank < world_size:
             raise StoreError(f"rank: expected a number from 0 to {world_size - 1}, got {rank}")
         self.view = view
-        self.shape: Shape[Batch] = shape or cast("Shape[Batch]", Transitions())
+        self.shape: BatchShape[Batch] = shape or cast("BatchShape[Batch]", Transitions())
         self.selector = selector or Uniform()
         self.batch_size = batch_size  # of all ranks together
         self.rank = rank
@@ -81,7 +81,7 @@ class Sampler(Closes, Generic[Batch]):
         self.num_batches = 0  # drawn so far
         self.last_record: BatchRecord | None = None
         self.num_lost = 0  # a store on this machine is whole, or it is an error
-        self.away: Mapping[str, str] = {}
+        self.unreachable: Mapping[str, str] = {}
         self.known_spec: StepSpec | None = spec if isinstance(spec, StepSpec) else None
         self._wanted_spec = spec
         self._num_threads = num_threads
@@ -89,7 +89,7 @@ class Sampler(Closes, Generic[Batch]):
         self._gather: Gatherer | None = None
         self._reader = store if isinstance(store, Reader) else Reader(store)
         self._owns_reader = store is not self._reader
-        self.runs = Runs(self._reader)
+        self.step_index = StepIndex(self._reader)
         try:
             self._open_index()
         except BaseException:
@@ -107,7 +107,7 @@ class Sampler(Closes, Generic[Batch]):
         number = _spec_number(self._reader, self._wanted_spec)
         if number is not None:
             self.known_spec = self._reader.spec(number)
-            self._index = ViewIndex(self.runs, self.view, spec=number, reach=self.shape.reach)
+            self._index = ViewIndex(self.step_index, self.view, spec=number, lookahead=self.shape.lookahead)
             self._gather = Gatherer(self._reader, self.known_spec, num_threads=self._num_threads)
 
     # ---- what there is
@@ -131,14 +131,14 @@ class Sampler(Closes, Generic[Batch]):
 
     @property
     def as_of(self) -> str:
-        return f"commit {self.runs.commit}"
+        return f"commit {self.step_index.commit}"
 
     def follow(self, until: int | None = None) -> int:
         """Take in new commits (up to `until`); returns how many steps can be drawn."""
         if self._index is None:
             self._open_index()
         if self._index is not None:
-            self.runs.follow(until)
+            self.step_index.follow(until)
             self._index.follow()
         return len(self)
 
@@ -176,20 +176,21 @@ class Sampler(Closes, Generic[Batch]):
     def _fill(self, batch: Batch, at: slice, span: Array, offset: Array) -> None:
         """Write the steps before these rows to `batch[at]`."""
         assert self._gather is not None
-        span, offset = self.runs.step_by(span, offset, -1)
+        span, offset = self.step_index.step_by(span, offset, -1)
         try:
-            self.shape.fill(batch, at, self.runs, self._gather, span, offset)
+            self.shape.fill(batch, at, self.step_index, self._gather, span, offset)
         except DamageError as error:
             # Compaction may have moved the rows since the last `follow`; then they are elsewhere, or gone for good.
-            moved = self.runs.follow_moves()
-            gone = [e for e in np.unique(self.runs.span_episode.values[span]).tolist() if self._purged(e)]
+            moved = self.step_index.follow_moves()
+            gone = [e for e in np.unique(self.step_index.span_episode.values[span]).tolist() if self._purged(e)]
             if not gone and moved:
-                self.shape.fill(batch, at, self.runs, self._gather, span, offset)
+                self.shape.fill(batch, at, self.step_index, self._gather, span, offset)
                 return
             if not gone:
                 raise
             raise StoreError(
-                f"episode {gone[0]} was deleted and its rows removed since commit {self.runs.commit}; call follow()"
+                f"episode {gone[0]} was deleted and its rows removed since commit {self.step_index.commit}; "
+                f"call follow()"
             ) from error
 
     def _purged(self, episode: int) -> bool:
@@ -210,11 +211,11 @@ class Sampler(Closes, Generic[Batch]):
             if self._index is None:
                 raise EmptyError(EMPTY_STORE)
             raise EmptyError(
-                f"view {self.view.name!r}: there is nothing to draw as of commit {self.runs.commit}; record something, "
-                f"then call follow()"
+                f"view {self.view.name!r}: there is nothing to draw as of commit {self.step_index.commit}; "
+                f"record something, then call follow()"
             )
         self.last_record = BatchRecord(
-            view=self.view.name, commit=self.runs.commit, seed=self.seed, batch=self.num_batches, size=size
+            view=self.view.name, commit=self.step_index.commit, seed=self.seed, batch=self.num_batches, size=size
         )
         self.num_batches += 1
         return self.selector.draw(self.index, _rng(self.seed, self.last_record.batch), size)
@@ -226,21 +227,21 @@ class Sampler(Closes, Generic[Batch]):
         return {
             "seed": self.seed,
             "num_batches": self.num_batches,
-            "commit": self.runs.commit,
+            "commit": self.step_index.commit,
             "view": self.view.name,
             "selector": self.selector.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken: as of the same commit, with the next batch. Only on a new sampler."""
-        if self.runs.commit:
+        if self.step_index.commit:
             raise StoreError("a sampler is restored before it follows the store; make a new one")
         if state["view"] != self.view.name:
             raise StoreError(f"view: the state is of {state['view']!r}, and this sampler of {self.view.name!r}")
         self.follow(int(state["commit"]))
-        if self.runs.commit != state["commit"]:
+        if self.step_index.commit != state["commit"]:
             raise StoreError(
-                f"the state is of commit {state['commit']}, and this store has only {self.runs.commit}; "
+                f"the state is of commit {state['commit']}, and this store has only {self.step_index.commit}; "
                 f"is it the right store?"
             )
         self.seed, self.num_batches = int(state["seed"]), int(state["num_batches"])

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar, cast
 
 from understudy.core import StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.view import View
-from understudy.replay.sample.batch_source import Batch, EmptyError, Shape, part_of
+from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError, part_of
 from understudy.replay.sample.sampler import EMPTY_STORE, BatchRecord, other_spec
 from understudy.replay.sample.selectors import Selector, Uniform
 from understudy.service.client.connection import Connection
@@ -35,7 +35,7 @@ T = TypeVar("T")
 PAUSE_S = 0.1
 
 
-class RemoteSampler(Closes, Generic[Batch]):
+class RemoteSampler(Closeable, Generic[Batch]):
     """Batches of one view, one shape and one spec, from one server. Not for several threads at once.
 
     `depth` batches are requested ahead; with 0, `sample` takes any `size`, as a Mixture needs it. If `spec` is a
@@ -49,7 +49,7 @@ class RemoteSampler(Closes, Generic[Batch]):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: Shape[Batch] | None = None,
+        shape: BatchShape[Batch] | None = None,
         selector: Selector | None = None,
         spec: int | StepSpec | None = None,
         rank: int = 0,
@@ -60,7 +60,7 @@ class RemoteSampler(Closes, Generic[Batch]):
         if depth < 0:
             raise StoreError(f"depth: expected a number from 0, got {depth}")
         self.view = view
-        self.shape: Shape[Batch] = shape or cast("Shape[Batch]", Transitions())
+        self.shape: BatchShape[Batch] = shape or cast("BatchShape[Batch]", Transitions())
         self.batch_size = batch_size
         self.seed = seed
         self.rank = rank
@@ -70,7 +70,7 @@ class RemoteSampler(Closes, Generic[Batch]):
         self.store_id: str | None = None  # of the store that is drawn from; another one is refused
         self.known_spec: StepSpec | None = spec if isinstance(spec, StepSpec) else None
         self.num_lost = 0  # see ShardedSampler, which can do without a server
-        self.away: Mapping[str, str] = {}
+        self.unreachable: Mapping[str, str] = {}
         self._connection = connection
         self._hello = {
             "version": VERSION,

@@ -3,7 +3,7 @@
 A step is drawn in two stages: a shard by how many steps it has, then a step on it by the selector. So every step of all
 shards is drawn alike, and no server knows of another. The counts come from the seed and the number of the draw.
 
-A shard that does not answer is *away*: its share is drawn from the others until it is back, and if no other has steps,
+A shard that does not answer is *unreachable*: its share is drawn from the others until it is back, and if no other has steps,
 the sampler waits for it. A shard that the Remote has forgotten is *lost*: the sampler logs it and continues without it.
 """
 
@@ -20,10 +20,10 @@ from typing import Any, Generic, Protocol, cast
 import numpy as np
 
 from understudy.core import StepSpec, StoreError, UnavailableError
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.view import View
-from understudy.replay.sample.batch_source import Batch, EmptyError, Shape
+from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError
 from understudy.replay.sample.sampler import EMPTY_STORE, Sampler
 from understudy.replay.sample.selectors import Selector, Uniform
 from understudy.service.client.connection import Connection
@@ -32,8 +32,8 @@ from understudy.service.wire.protocol import ReplacedError
 
 logger = logging.getLogger(__name__)
 
-ANSWER_TIMEOUT_S = 10.0  # after which a shard is away
-RETRY_S = 5.0  # between two attempts to reach a shard that is away
+ANSWER_TIMEOUT_S = 10.0  # after which a shard counts as unreachable
+RETRY_S = 5.0  # between two attempts to reach an unreachable shard
 IDLE_S = 0.2  # between two looks at shards that the sampler waits for
 OWN = "own"  # the name, among shards, of a store on this machine that no server serves
 
@@ -47,7 +47,7 @@ class Servers(Protocol):
     def connection(self, name: str) -> Connection: ...
 
 
-class ShardedSampler(Closes, Generic[Batch]):
+class ShardedSampler(Closeable, Generic[Batch]):
     """Batches from all of several shards, in proportion to the steps of each. Not for several threads at once."""
 
     def __init__(
@@ -58,18 +58,18 @@ class ShardedSampler(Closes, Generic[Batch]):
         stores: Mapping[str, Path | None] | None = None,
         batch_size: int,
         seed: int = 0,
-        shape: Shape[Batch] | None = None,
+        shape: BatchShape[Batch] | None = None,
         selector: Callable[[], Selector] = Uniform,
         spec: int | StepSpec | None = None,
         lost: Collection[str] = (),
-        waiting: Callable[[str], None] = lambda text: None,
+        on_wait: Callable[[str], None] = lambda text: None,
         max_wait_s: float = math.inf,
     ):
         """`stores` names the shards (by default those of `remote`), each with its directory, or None to ask its server.
         The first draws what a Sampler of the same seed draws. A state may count on shards that are `lost`. While all
-        shards with steps are away, `waiting` is called again and again, up to `max_wait_s`."""
+        shards with steps are unreachable, `on_wait` is called again and again, up to `max_wait_s`."""
         self.view = view
-        self.shape: Shape[Batch] = shape or cast("Shape[Batch]", Transitions())
+        self.shape: BatchShape[Batch] = shape or cast("BatchShape[Batch]", Transitions())
         self.batch_size = batch_size
         self.seed = seed
         self.world_size = 1
@@ -78,7 +78,7 @@ class ShardedSampler(Closes, Generic[Batch]):
         self._remote = remote
         self._served = frozenset(remote.names)
         self._declared_lost = frozenset(lost)
-        self._waiting = waiting
+        self._on_wait = on_wait
         self._max_wait_s = max_wait_s
         self._lost: dict[str, int] = {}  # steps of lost shards, by name
         self._shards: dict[str, _LocalShard[Batch] | _RemoteShard[Batch]] = {}
@@ -119,7 +119,7 @@ class ShardedSampler(Closes, Generic[Batch]):
         return ", ".join(f"{shard.sampler.as_of} of {name}" for name, shard in self._shards.items())
 
     @property
-    def away(self) -> dict[str, str]:
+    def unreachable(self) -> dict[str, str]:
         """Shards that do not answer at the moment, and why."""
         return {name: shard.problem for name, shard in self._shards.items() if shard.problem is not None}
 
@@ -136,7 +136,7 @@ class ShardedSampler(Closes, Generic[Batch]):
         return found
 
     def __len__(self) -> int:
-        """How many steps can be drawn, with those of shards that are away."""
+        """How many steps can be drawn, with those of unreachable shards."""
         return sum(len(shard) for shard in self._shards.values())
 
     def follow(self) -> int:
@@ -182,7 +182,7 @@ class ShardedSampler(Closes, Generic[Batch]):
         while start < stop:
             self.num_draws += 1
             start = self._collect(batch, start, counts)
-            if start < stop:  # a shard went away: the others give what it owes
+            if start < stop:  # a shard became unreachable: the others give what it owes
                 counts = self._split(stop - start, self.seed, self.num_draws)
         return batch
 
@@ -215,23 +215,23 @@ class ShardedSampler(Closes, Generic[Batch]):
         return batch
 
     def _split(self, size: int, seed: int, number: int) -> dict[str, int]:
-        """How many of `size` steps each shard gives that is not away; waits while all that have steps are away."""
+        """How many of `size` steps each reachable shard gives; waits while all that have steps are unreachable."""
         deadline = time.monotonic() + self._max_wait_s
         while True:
-            away = self.away
-            there = {name: len(shard) for name, shard in self._shards.items() if name not in away and len(shard)}
+            missing = self.unreachable
+            there = {name: len(shard) for name, shard in self._shards.items() if name not in missing and len(shard)}
             if there:
                 counts = split(size, list(there.values()), seed, number)
                 return {name: count for name, count in zip(there, counts, strict=True) if count}
-            if not away:
+            if not missing:
                 raise EmptyError(
                     f"view {self.view.name!r}: there is nothing to draw on {', '.join(self._shards) or 'any shard'}; "
                     f"record something, then call follow()"
                 )
             if time.monotonic() > deadline:
-                name, problem = next(iter(away.items()))
-                raise UnavailableError(f"{name}: is away, and no other shard has steps ({problem})")
-            self._waiting(f"waiting for {', '.join(away)}")
+                name, problem = next(iter(missing.items()))
+                raise UnavailableError(f"{name}: cannot be reached, and no other shard has steps ({problem})")
+            self._on_wait(f"waiting for {', '.join(missing)}")
             time.sleep(IDLE_S)
             self.follow()
 
@@ -247,7 +247,7 @@ class ShardedSampler(Closes, Generic[Batch]):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, also if that was a Sampler of the store `own`; only on a new sampler.
-        Shards that are away are restored when they are back."""
+        Unreachable shards are restored when they are back."""
         if "shards" not in state:
             shards = {OWN: {"steps": 0, "store": None, "state": state}}
             state = {"num_draws": 0, "seed": self.seed, "lost": {}, "shards": shards}
@@ -325,7 +325,7 @@ class _RemoteShard(Generic[Batch]):
         return self._num_steps
 
     def request(self, size: int) -> None:
-        """Request steps, or with 0 the server's status; nothing while the server is away."""
+        """Request steps, or with 0 the server's status; nothing while it is unreachable."""
         if self.problem is None or self._is_back():
             self.sampler.request(size)
 
@@ -339,18 +339,20 @@ class _RemoteShard(Generic[Batch]):
             self._try(self.sampler.poll)
 
     def collect(self, batch: Batch, at: slice) -> bool:
-        """Write the steps that were requested to `batch[at]`; False if the server is away."""
+        """Write the steps that were requested to `batch[at]`; False if it is unreachable."""
         return self.problem is None and self._try(lambda: self.sampler.collect(batch, at))
 
     def peek(self, batch: Batch, at: slice) -> bool:
-        """See Sampler; False if the server is away."""
+        """See Sampler; False if it is unreachable."""
         return self.problem is None and self._try(lambda: self.sampler.peek(at.stop - at.start, batch, at=at))
 
     def _try(self, call: Callable[[], object]) -> bool:
         try:
             call()
         except UnavailableError as error:
-            logger.warning("%s: is away (%s); continuing without it until it is back", self._connection.name, error)
+            logger.warning(
+                "%s: cannot be reached (%s); continuing without it until it is back", self._connection.name, error
+            )
             self.problem = str(error)
             self._retry_address, self._retry_at = self._connection.address, time.monotonic() + RETRY_S
             return False

@@ -1,7 +1,6 @@
 """SampleStream: the server's side of a stream of batches to one client.
 
-A stream has a reader and a sampler of its own. The client requests as many batches ahead as it wants; while one is
-sent, the next is drawn.
+Each stream has its own sampler. The client requests batches ahead; while one is sent, the next is sampled.
 """
 
 from __future__ import annotations
@@ -43,9 +42,9 @@ _HELLO = {
 
 
 class SampleStream:
-    """One client's sampler. Its methods run in working threads.
+    """The sampler of one client. Its methods run in the server's reading threads.
 
-    A client that disconnects cancels its stream but not the thread that draws for it, so `close` waits for that.
+    A client that disconnects cancels its stream but not the thread that samples for it, so `close` waits for that.
     """
 
     def __init__(self, store: Path, hello: dict[str, Any]):
@@ -64,7 +63,7 @@ class SampleStream:
             "selector": selector_from_json(hello.get("selector")),
             "spec": spec,
         }
-        self._at_work = threading.Lock()
+        self._sampling = threading.Lock()
         self._closed = False
         self._batch: Any = None
         self._sampler: Sampler[Any] = Sampler(store, **options)
@@ -78,7 +77,8 @@ class SampleStream:
         sampler = self._sampler
         if store_id not in (None, sampler.store_id):
             raise ReplacedError(
-                "there is another store here than the one that was drawn from; begin anew, or bring that one back"
+                "this server has another store than the one that the sampler began with; make a new sampler, or "
+                "serve that store here again"
             )
         if sampler.known_spec is not None:
             _check_size(sampler, sampler.batch_size)
@@ -87,15 +87,15 @@ class SampleStream:
         sampler.follow()
 
     def close(self) -> None:
-        with self._at_work:
+        with self._sampling:
             self._closed = True
             self._sampler.close()
 
-    def greeting(self) -> bytes:
+    def hello_reply(self) -> bytes:
         return to_json(self._status())
 
     def _status(self) -> dict[str, Any]:
-        """What the client gets with every answer."""
+        """What a client gets with every answer."""
         sampler = self._sampler
         return {
             "spec": None if sampler.known_spec is None else sampler.known_spec.to_json(),
@@ -105,12 +105,12 @@ class SampleStream:
             "record": None,
         }
 
-    def draw(self, message: bytes) -> list[bytes]:
+    def answer(self, message: bytes) -> list[bytes]:
         """The messages that answer a request: the status, and the pieces of a batch if one was requested."""
-        with self._at_work:
-            return [] if self._closed else self._drawn(message)
+        with self._sampling:
+            return [] if self._closed else self._answer(message)
 
-    def _drawn(self, message: bytes) -> list[bytes]:
+    def _answer(self, message: bytes) -> list[bytes]:
         request = from_json(message)
         refuse_unknown(request, {"size", "part"})
         size = request.get("size")
@@ -124,7 +124,7 @@ class SampleStream:
         part = _part(request.get("part"), size)
         num_items = sampler.part(size).stop - sampler.part(size).start if part is None else part.stop - part.start
         if self._batch is None or len(self._batch) != num_items:
-            self._batch = sampler.shape.make(sampler.spec, num_items)  # used again: what is sent is a copy
+            self._batch = sampler.shape.make(sampler.spec, num_items)  # reused: what is sent is a copy
         batch = sampler.sample(self._batch, size=size, part=part)
         record = asdict(sampler.last_record) if sampler.last_record else None
         return [to_json({**self._status(), "record": record}), *pieces(encode_batch(batch, {}))]
@@ -138,10 +138,10 @@ def _restore(sampler: Sampler[Any], state: Any) -> None:
 
 
 def _check_size(sampler: Sampler[Any], size: int) -> None:
-    """Refuse a batch that is too large, without making it."""
+    """Refuse a batch that is too large before it is allocated."""
     one = num_bytes_of(sampler.shape.make(sampler.spec, 1))
     if size * one > MAX_BATCH_BYTES:
-        raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; ask for fewer")
+        raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; request fewer")
 
 
 def _part(value: Any, size: int) -> slice | None:
@@ -160,20 +160,20 @@ async def serve_batches(
     requests: AsyncIterator[bytes],
     write: Callable[[bytes], Awaitable[Any]],
     in_thread: Callable[..., Awaitable[Any]],
-    counted: Callable[[], None],
+    on_batch_sent: Callable[[], None],
 ) -> None:
-    """Answer requests in order until the client has no more; one batch is drawn ahead of the one on the wire."""
+    """Answer requests in order until the client ends its side; one batch is sampled while another is sent."""
     ready: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue(1)
 
-    async def draw() -> None:
+    async def sample_ahead() -> None:
         try:
             async for message in requests:
-                await ready.put(await in_thread(stream.draw, message))
+                await ready.put(await in_thread(stream.answer, message))
             await ready.put(None)
-        except Exception as error:  # noqa: BLE001 (raised again by whoever sends)
+        except Exception as error:  # noqa: BLE001 (the sending loop raises it)
             await ready.put(error)
 
-    drawer = asyncio.ensure_future(draw())
+    sampling = asyncio.ensure_future(sample_ahead())
     try:
         while (messages := await ready.get()) is not None:
             if isinstance(messages, Exception):
@@ -181,7 +181,7 @@ async def serve_batches(
             for message in messages:
                 await write(message)
             if len(messages) > 1:
-                counted()
+                on_batch_sent()
     finally:
-        drawer.cancel()
-        await asyncio.wait({drawer})
+        sampling.cancel()
+        await asyncio.wait({sampling})

@@ -42,10 +42,10 @@ def open_demo_online_mixture(
     online_weight: int,
     seed: int,
     shape: Transitions,
-    waiting: Callable[[str], None] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> Mixture[TransitionBatch]:
     """Experience is in `store`, demonstrations in `demos`, or in `store` too. While the steps of a view are only on
-    shards that do not answer, the mixture waits for these and calls `waiting` again and again."""
+    shards that do not answer, the mixture waits for these and calls `on_wait` again and again."""
     seeds = np.random.SeedSequence([seed, 2]).generate_state(2, np.uint64).tolist()
     samplers: dict[str, ViewSampler[TransitionBatch]] = {}
     with ExitStack() as undo:
@@ -54,7 +54,7 @@ def open_demo_online_mixture(
             if isinstance(directory, Path):
                 sampler = Sampler(directory, view, batch_size=batch_size, seed=view_seed, shape=shape, spec=spec)
             else:
-                sampler = _open_sharded(directory, view, batch_size, view_seed, shape, spec, waiting)
+                sampler = _open_sharded(directory, view, batch_size, view_seed, shape, spec, on_wait)
             undo.callback(sampler.close)
             samplers[view.name] = sampler
         weights = {DEMO.name: demo_weight, ONLINE.name: online_weight}
@@ -70,7 +70,7 @@ def _open_sharded(
     seed: int,
     shape: Transitions,
     spec: StepSpec,
-    waiting: Callable[[str], None] | None,
+    on_wait: Callable[[str], None] | None,
 ) -> ViewSampler[TransitionBatch]:
     from understudy.service.client.sharded_sampler import OWN, ShardedSampler  # only now: it needs gRPC
 
@@ -86,5 +86,5 @@ def _open_sharded(
         shape=shape,
         spec=spec,
         lost=shards.lost,
-        waiting=waiting or (lambda text: None),
+        on_wait=on_wait or (lambda text: None),
     )
