@@ -16,7 +16,6 @@ import pytest
 import ray
 from tests.unit.cluster.conftest import MEMORY
 from tests.unit.training.onpolicy.making import make_config, save_policy
-from understudy.training.onpolicy.policies import load_policy
 
 from understudy.cluster.collector import ClusterCollector
 from understudy.cluster.config import ClusterConfig, InferenceConfig, RolloutConfig
@@ -26,6 +25,7 @@ from understudy.core import UnderstudyError
 from understudy.policies import Sampling
 from understudy.training.collection import Collector, Plan, PlannedTask, Rollout, Ticket
 from understudy.training.onpolicy.config import OnPolicyConfig
+from understudy.training.onpolicy.policies import load_policy
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 

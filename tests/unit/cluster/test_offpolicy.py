@@ -15,8 +15,6 @@ from typing import Any
 import pytest
 import torch
 from tests.system.train_process import ENV, small_config
-from understudy.training.offpolicy.learner import Moment
-from understudy.training.offpolicy.local import LocalRun
 
 from understudy.cli import main
 from understudy.cluster.config import ClusterConfig, InferenceConfig, LearnerConfig, RolloutConfig, ShardsConfig
@@ -24,6 +22,8 @@ from understudy.cluster.rlpd_supervisor import run_rlpd
 from understudy.cluster.status import EVENTS, NOW
 from understudy.core import UnderstudyError
 from understudy.replay import Reader, verify
+from understudy.training.offpolicy.learner import Moment
+from understudy.training.offpolicy.local import LocalRun
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run, RunError

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from tests.unit.training.onpolicy.making import make_config, save_policy
-from understudy.training.onpolicy.run import OnPolicyRun, Progress
 
 from understudy.cluster.config import ClusterConfig, LearnerConfig, RolloutConfig, ShardsConfig
 from understudy.cluster.launch import TOKEN, run_on_policy
@@ -23,6 +22,7 @@ from understudy.cluster.ray_session import ClusterError
 from understudy.cluster.status import EVENTS, NOW
 from understudy.core import UnderstudyError
 from understudy.replay import Reader
+from understudy.training.onpolicy.run import OnPolicyRun, Progress
 from understudy.training.runs.run import Run, RunError
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray

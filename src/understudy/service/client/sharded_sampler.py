@@ -3,8 +3,9 @@
 A step is drawn in two stages: a shard by how many steps it has, then a step on it by the selector. So every step of all
 shards is drawn alike, and no server knows of another. The counts come from the seed and the number of the draw.
 
-A shard that does not answer is *unreachable*: its share is drawn from the others until it is back, and if no other has steps,
-the sampler waits for it. A shard that the Remote has forgotten is *lost*: the sampler logs it and continues without it.
+A shard that does not answer is *unreachable*: its share is drawn from the others until it is back, and if no other has
+steps, the sampler waits for it. A shard that was removed from the Remote is *lost*: the sampler logs it and continues
+without it.
 """
 
 from __future__ import annotations
