@@ -84,7 +84,7 @@ def _show(console: Console, place: DatasetPath, opened: DatasetReader) -> None:
 
 
 @contextmanager
-def episodes_bar(console: Console, what: str) -> Iterator[exchange.Progress]:
+def episodes_bar(console: Console, what: str) -> Iterator[exchange.ProgressCallback]:
     """A bar that is updated by calling it with (completed, total), and removed at the end."""
     columns = (
         TextColumn(escape(what)),

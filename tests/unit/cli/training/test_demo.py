@@ -15,21 +15,21 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 
 from understudy.cli import main
-from understudy.cli.training.demo import PICTURE, Page, _next, _sparks, in_terminal
+from understudy.cli.training.demo_stages import IMAGE_COLUMNS, Page, _next, _sparks, in_terminal
 from understudy.envs.registry import open_world
 from understudy.envs.toy.world import start_state
 from understudy.training.demo import CORNER, DEMONSTRATIONS, ENV, TASK, Demo
 
 
 def test_a_picture_is_drawn_with_two_pixels_to_a_letter() -> None:
-    picture = np.zeros((2 * PICTURE, 2 * PICTURE, 3), np.uint8)
+    picture = np.zeros((2 * IMAGE_COLUMNS, 2 * IMAGE_COLUMNS, 3), np.uint8)
     picture[: 2 * 5, :2] = (250, 10, 20)  # the first five pixels of the first column of the small one
     console = Console(width=100, color_system="truecolor", force_terminal=True)
     with console.capture() as captured:
         console.print(in_terminal([picture, picture]))
     lines = captured.get().splitlines()
-    assert len(lines) == PICTURE // 2
-    assert all(line.count("▀") == 2 * PICTURE for line in lines)
+    assert len(lines) == IMAGE_COLUMNS // 2
+    assert all(line.count("▀") == 2 * IMAGE_COLUMNS for line in lines)
     both, half = "38;2;250;10;20;48;2;250;10;20", "38;2;250;10;20;48;2;0;0;0"
     assert [line.count(both) for line in lines[:4]] == [2, 2, 0, 0]
     assert [line.count(half) for line in lines[:4]] == [0, 0, 2, 0]
