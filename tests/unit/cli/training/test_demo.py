@@ -81,7 +81,7 @@ def test_its_demonstrations_are_of_one_corner_and_of_training(tmp_path: Path) ->
 def test_a_demo_goes_on_as_it_was_begun(option: str, begun: int, tmp_path: Path) -> None:
     demo = Demo(tmp_path / "demo", seed=3, steps=40, episodes=2)
     assert Demo(tmp_path / "demo").config == demo.config
-    with pytest.raises(Exception, match=rf"{option}: .* was begun with {begun}, got 7; leave it out"):
+    with pytest.raises(Exception, match=rf"{option}: .* was started with {begun}, got 7; leave it out"):
         Demo(tmp_path / "demo", **{option: 7})
 
 
@@ -91,7 +91,7 @@ def test_another_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture
 
     Run.create(tmp_path / "run", "rlpd", RLPDConfig())
     assert main(["demo", str(tmp_path / "run")]) == 1
-    assert "is a run of its own, not a demo of this version; choose another directory" in capsys.readouterr().err
+    assert "is a run, but not a demo of this version; choose another directory" in capsys.readouterr().err
 
 
 def test_without_pillow_it_says_what_to_install(
