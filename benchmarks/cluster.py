@@ -91,8 +91,8 @@ def compare(folder: Path, env: str, rounds: int, iterations: int, workers: int) 
     config = make_config(folder / "start.safetensors", env, iterations, workers)
     places = {
         "plain": [],
-        "workers of one simulator": ["--cluster", "here", "--place.rollout.num", str(workers)],
-        "one worker": ["--cluster", "here", "--place.rollout.num", "1", "--place.rollout.envs", str(workers)],
+        "workers of one simulator": ["--cluster", "local", "--cluster.rollout.num", str(workers)],
+        "one worker": ["--cluster", "local", "--cluster.rollout.num", "1", "--cluster.rollout.envs", str(workers)],
     }
     take_turns(
         env, rounds, {name: partial(measure, config=config, options=place) for name, place in places.items()}, folder
@@ -178,7 +178,7 @@ def measure_rlpd(path: Path, config: RLPDConfig, on_ray: bool) -> Speed:
     run = Run.create(path, "rlpd", config)
     os.environ["OMP_NUM_THREADS"] = "1"
     if on_ray:
-        roles = [Role(path / "log", "resume", str(path), "--cluster", "here", "--place.max-lag", "1")]
+        roles = [Role(path / "log", "resume", str(path), "--cluster", "local", "--cluster.max-lag", "1")]
     else:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

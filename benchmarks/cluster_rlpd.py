@@ -74,7 +74,7 @@ def main(
             Run.create(path, "rlpd", config)
             began = time.monotonic()
             with cluster(nodes) as (ray_cluster, extra):
-                options = ("--place.max-lag", "1", "--place.rollout.num", "2")
+                options = ("--cluster.max-lag", "1", "--cluster.rollout.num", "2")
                 faults = disturbed(path, ray_cluster, extra, options, every_s=pause_s, seed=seed, killed=KILLED)
             print(
                 f"{path.name}: {time.monotonic() - began:.0f} s; {faults}; success at steps: "

@@ -174,46 +174,41 @@ class ShardedSampler(Closeable, Generic[Batch]):
         """The next batch: the items of one shard after those of another. All servers draw at the same time."""
         if part is not None:
             raise StoreError("part: a sharded sampler gives whole batches; let each rank have a seed of its own")
-        size = self.batch_size if size is None else size
         if not len(self):
             self.follow()
-        counts = self._split(size, self.seed, self.num_draws)
-        batch = self.make(size) if out is None else out
+        return self._fill(self.batch_size if size is None else size, out, at, peek=False)
+
+    def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:
+        """Some steps, drawn uniformly: the same ones for the same contents. The batches that follow do not change."""
+        return self._fill(size, out, at, peek=True)
+
+    def _fill(self, size: int, out: Batch | None, at: slice | None, *, peek: bool) -> Batch:
+        """Draw until the batch is full: what a shard owes that becomes unreachable is drawn from the others."""
         start, stop = (0, size) if at is None else (at.start, at.stop)
-        while start < stop:
-            self.num_draws += 1
-            start = self._collect(batch, start, counts)
-            if start < stop:  # a shard became unreachable: the others give what it owes
-                counts = self._split(stop - start, self.seed, self.num_draws)
+        batch = out
+        while batch is None or start < stop:
+            counts = self._split(stop - start, 0, 0) if peek else self._split(stop - start, self.seed, self.num_draws)
+            batch = self.make(size) if batch is None else batch
+            self.num_draws += not peek
+            start = self._collect(batch, start, counts, peek=peek)
         return batch
 
-    def _collect(self, batch: Batch, start: int, counts: Mapping[str, int]) -> int:
+    def _collect(self, batch: Batch, start: int, counts: Mapping[str, int], *, peek: bool) -> int:
         """Draw so many steps from each shard into `batch[start:]`; returns where they end."""
         shards = {name: self._shards[name] for name in counts}
-        for name, shard in shards.items():
-            shard.request(counts[name])
         try:
             for name, shard in shards.items():
-                if shard.collect(batch, slice(start, start + counts[name])):
-                    start += counts[name]
+                if not peek:
+                    shard.request(counts[name])
+            for name, shard in shards.items():
+                at = slice(start, start + counts[name])
+                if shard.peek(batch, at) if peek else shard.collect(batch, at):
+                    start = at.stop
         except BaseException:
             for shard in shards.values():
                 shard.cancel()
             raise
         return start
-
-    def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:
-        """Some steps, drawn uniformly: the same ones for the same contents. The batches that follow do not change."""
-        counts = self._split(size, 0, 0)
-        batch = self.make(size) if out is None else out
-        start, stop = (0, size) if at is None else (at.start, at.stop)
-        while start < stop:
-            for name, count in counts.items():
-                if self._shards[name].peek(batch, slice(start, start + count)):
-                    start += count
-            if start < stop:
-                counts = self._split(stop - start, 0, 0)
-        return batch
 
     def _split(self, size: int, seed: int, number: int) -> dict[str, int]:
         """How many of `size` steps each reachable shard gives; waits while all that have steps are unreachable."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -49,14 +49,13 @@ def open_demo_online_mixture(
     seeds = np.random.SeedSequence([seed, 2]).generate_state(2, np.uint64).tolist()
     samplers: dict[str, ViewSampler[TransitionBatch]] = {}
     with ExitStack() as undo:
-        for view, directory, view_seed in zip((DEMO, ONLINE), (demos or store, store), seeds, strict=True):
-            sampler: ViewSampler[TransitionBatch]
-            if isinstance(directory, Path):
-                sampler = Sampler(directory, view, batch_size=batch_size, seed=view_seed, shape=shape, spec=spec)
+        for view, where, view_seed in zip((DEMO, ONLINE), (demos or store, store), seeds, strict=True):
+            options: dict[str, Any] = {"batch_size": batch_size, "seed": view_seed, "shape": shape, "spec": spec}
+            if isinstance(where, Path):
+                samplers[view.name] = Sampler(where, view, **options)
             else:
-                sampler = _open_sharded(directory, view, batch_size, view_seed, shape, spec, on_wait)
-            undo.callback(sampler.close)
-            samplers[view.name] = sampler
+                samplers[view.name] = _open_sharded(where, view, on_wait or (lambda text: None), options)
+            undo.callback(samplers[view.name].close)
         weights = {DEMO.name: demo_weight, ONLINE.name: online_weight}
         mixture = Mixture(samplers, weights, batch_size=batch_size)
         undo.pop_all()
@@ -64,27 +63,11 @@ def open_demo_online_mixture(
 
 
 def _open_sharded(
-    shards: Shards,
-    view: View,
-    batch_size: int,
-    seed: int,
-    shape: Transitions,
-    spec: StepSpec,
-    on_wait: Callable[[str], None] | None,
+    shards: Shards, view: View, on_wait: Callable[[str], None], options: Mapping[str, Any]
 ) -> ViewSampler[TransitionBatch]:
     from understudy.service.client.sharded_sampler import OWN, ShardedSampler  # only now: it needs gRPC
 
     stores: dict[str, Path | None] = {name: shards.local.get(name) for name in shards.remote.names}
     if shards.own is not None:  # the first draws what a run in one process draws
         stores = {OWN: shards.own, **stores} if view is DEMO else {**stores, OWN: shards.own}
-    return ShardedSampler(
-        shards.remote,
-        view,
-        stores=stores,
-        batch_size=batch_size,
-        seed=seed,
-        shape=shape,
-        spec=spec,
-        lost=shards.lost,
-        on_wait=on_wait or (lambda text: None),
-    )
+    return ShardedSampler(shards.remote, view, stores=stores, lost=shards.lost, on_wait=on_wait, **options)
