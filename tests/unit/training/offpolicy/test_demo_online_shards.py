@@ -48,9 +48,10 @@ def shard(undo: ExitStack, tmp_path: Path) -> Callable[[str], Shard]:
     return lambda name: Shard(tmp_path / name, undo)
 
 
-@pytest.fixture(autouse=True)
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharded_sampler, "ANSWER_TIMEOUT_S", 0.5)
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that stop a server: long enough for one that is only busy."""
+    monkeypatch.setattr(sharded_sampler, "ANSWER_TIMEOUT_S", 2.0)
     monkeypatch.setattr(sharded_sampler, "RETRY_S", 0.1)
 
 
@@ -207,9 +208,10 @@ def test_steps_of_another_kind_on_a_shard_are_refused_by_name(shard: Callable[[s
         mixture.follow()
 
 
-# ---- away and lost
+# ---- unreachable and lost
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_shard_that_is_away_is_done_without_until_it_is_back_elsewhere(
     shard: Callable[[str], Shard], undo: ExitStack
 ) -> None:
@@ -233,6 +235,7 @@ def test_a_shard_that_is_away_is_done_without_until_it_is_back_elsewhere(
     assert shares(again)[1] == 0.0
 
 
+@pytest.mark.usefixtures("impatient")
 def test_if_no_other_has_steps_it_is_waited_for(shard: Callable[[str], Shard], undo: ExitStack) -> None:
     one, two = shard("one"), shard("two")
     record(one.store, kind="practice", value=1.0)
@@ -252,6 +255,7 @@ def test_if_no_other_has_steps_it_is_waited_for(shard: Callable[[str], Shard], u
     assert len(told) >= 3
 
 
+@pytest.mark.usefixtures("impatient")
 def test_a_lost_shard_is_dropped_with_a_sentence_and_its_steps_still_count(
     shard: Callable[[str], Shard], undo: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -278,6 +282,7 @@ def test_a_lost_shard_is_dropped_with_a_sentence_and_its_steps_still_count(
     assert recorded(declared) == 60
 
 
+@pytest.mark.usefixtures("impatient")
 def test_when_all_experience_is_lost_demonstrations_give_all(
     shard: Callable[[str], Shard], undo: ExitStack, tmp_path: Path
 ) -> None:
@@ -297,6 +302,7 @@ def test_when_all_experience_is_lost_demonstrations_give_all(
     assert recorded(mixture) == 10
 
 
+@pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("here", [True, False])
 def test_an_empty_store_in_place_of_a_lost_one_is_begun_anew(
     here: bool, shard: Callable[[str], Shard], undo: ExitStack, caplog: pytest.LogCaptureFixture
