@@ -231,7 +231,7 @@ def test_a_learner_of_several_shards_needs_no_directory_of_theirs(
     told = capsys.readouterr()
     assert "of held-out episodes succeed" in told.out
     assert main(["learner", str(run.path), places, "--local-shards", "a"]) == 1
-    assert "here: expected name=directory" in capsys.readouterr().err
+    assert "local-shards: expected NAME=DIRECTORY" in capsys.readouterr().err
     # It goes on from there with one of them in its directory, and without the other only if that is said to be lost.
     assert main(["learner", str(run.path), f"a={shards['a'].address}", "--local-shards", f"a={tmp_path / 'a'}"]) == 1
     assert "b: the checkpoint counts on this shard" in capsys.readouterr().err.replace("\n", " ")
