@@ -195,7 +195,9 @@ def _total_shares(weights: Sequence[int], total: int) -> list[int]:
 
 def _rows(batch: Batch, rows: slice) -> Batch:
     """Some items of a batch, in its memory."""
-    parts = {item.name: trees.map_leaves(lambda leaf: leaf[rows], getattr(batch, item.name)) for item in fields(batch)}
+    parts: dict[str, Any] = {
+        item.name: trees.map_leaves(lambda leaf: leaf[rows], getattr(batch, item.name)) for item in fields(batch)
+    }
     return replace(batch, **parts)
 
 
