@@ -27,9 +27,9 @@ from understudy.policies import ActorPolicy
 from understudy.service.client.remote import Remote, connect
 from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.actor import Actor
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.episode_backend import NAME, Commit
 from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for, make_takeover
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult
 from understudy.training.runs.health import Health
 from understudy.training.runs.run import RunError

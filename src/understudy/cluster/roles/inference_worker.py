@@ -19,8 +19,8 @@ import torch
 from understudy.core import Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import Acted, Evaluated, Sampling
-from understudy.training.distributed.single_process import SingleProcess
 from understudy.training.distributed.ranks import Ranks
+from understudy.training.distributed.single_process import SingleProcess
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.policy_files import load_policy
 

@@ -33,11 +33,11 @@ from understudy.policies import ActorPolicy
 from understudy.replay.format.paths import CATALOG_FILE
 from understudy.service.client.remote import Remote, connect
 from understudy.training.offpolicy.actor import run_actor
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.learner_process import run_learner
 from understudy.training.offpolicy.local_run import LocalRun
 from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for
 from understudy.training.offpolicy.rlpd_learner import RLPDProgress
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
@@ -161,7 +161,7 @@ class LearnerWorker(Placed):
     def _work_in_step(self, run: Run, here: Mapping[str, Path]) -> None:
         own = run.store if (run.store / CATALOG_FILE).exists() else None
         mine = {name: path for name, path in here.items() if name in self._remote.names}
-        shards = Shards(remote=self._remote, here=mine, own=own)
+        shards = Shards(remote=self._remote, local=mine, own=own)
         stage = PlayerStage(self._playing, self._job.place, shards, lambda: self._addresses, self._health.progress)
         self._player = stage.player
         with LocalRun(run, self._hear, stage, self._health) as local:

@@ -32,7 +32,7 @@ from understudy.service.client.remote_writer import RemoteWriter
 from understudy.training.collection import Rollout, Ticket, block_spec, write_rollouts
 from understudy.training.distributed.ranks import Ranks, join
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.onpolicy_run import OnPolicyRun, OnPolicyProgress
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
 from understudy.training.onpolicy.policy_files import policy_path
 from understudy.training.runs.health import Health
 from understudy.training.runs.run import Run, RunError
