@@ -162,8 +162,8 @@ def _show(name: str, run: Path) -> None:
         elif line["kind"] == "train" and "collect_s" in line:
             print(
                 f"{name}, iteration: {line['rollouts']} episodes in {line['collect_s']:.0f} s "
-                f"({line['steps_per_s']:.1f} steps/s), {100 * line['success']:.0f} % succeed; learned in {line['learn_s']:.1f} s, ratio "
-                f"{line['ratio']:.3f}, gradient {line['gradient']:.3f}"
+                f"({line['steps_per_s']:.1f} steps/s), {100 * line['success']:.0f} % succeed; "
+                f"learned in {line['learn_s']:.1f} s, ratio {line['ratio']:.3f}, gradient {line['gradient']:.3f}"
             )
 
 

@@ -79,7 +79,8 @@ def episode(world: MetaworldWorld, task: str, start: int, noise: float) -> tuple
     rng = np.random.default_rng(start)
     best, stalled, longest, num_steps = 0.0, 0, 0, 0
     while True:
-        _, terminated, truncated, info = world.step_without_observation(world.expert_action(noise=noise, rng=rng).action)
+        action = world.expert_action(noise=noise, rng=rng).action
+        _, terminated, truncated, info = world.step_without_observation(action)
         num_steps += 1
         progress = world.expert_action().progress
         stalled = 0 if progress > best + MARGIN else stalled + 1
