@@ -1,4 +1,4 @@
-"""Worlds: what is seen and acted on, the tasks in them, the check for your own, and a toy table."""
+"""Environments (worlds), their tasks, the checker for your own world, and the toy table."""
 
 from understudy.envs.check import CheckError, Report, check_env
 from understudy.envs.suite import Suite, SuiteError, Task

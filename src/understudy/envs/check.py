@@ -1,4 +1,4 @@
-"""check_env: whether a world keeps its contract, and if not, what to change.
+"""check_env: tests whether a world keeps its contract, and says what to change if it does not.
 
 report = check_env(MyWorld)   # raises a CheckError that lists every problem
 print(report)
@@ -20,8 +20,8 @@ from understudy.core.spec import describe
 from understudy.envs.suite import Suite
 from understudy.envs.world import World, WorldError
 
-MAX_STARTS = 200  # reset in all; of longer suites an even sample
-MAX_STEPS = 25  # of an episode that is played twice
+MAX_STARTS = 200  # resets in total; larger suites are sampled evenly
+MAX_STEPS = 25  # of an episode that is run twice
 
 
 class CheckError(UnderstudyError):
@@ -34,7 +34,7 @@ class CheckError(UnderstudyError):
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was checked, and what is wrong."""
+    """The checks that passed, and the problems found."""
 
     world: str
     passed: tuple[str, ...]  # names of checks
@@ -46,13 +46,13 @@ class Report:
 
     def __str__(self) -> str:
         left_out = len(_CHECKS) - len(self.passed) - len(self.problems)
-        rest = f"; {left_out} left out, since it lives in real time" if left_out else ""
+        rest = f"; {left_out} skipped, because it is not deterministic" if left_out else ""
         return f"{self.world}: {len(self.passed)} checks passed ({', '.join(self.passed)}){rest}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """One episode to play: from where, and what is done."""
+    """One episode to run: its task, start, seed and actions."""
 
     task: str
     start: int
@@ -68,13 +68,13 @@ class Case:
 
 
 class _Broken(UnderstudyError):
-    """One problem: what, got, wanted, what to do next."""
+    """One problem: what was expected, what was got, and what to do next."""
 
 
 def check_env(world: World | Callable[[], World], *, episodes: int = 3) -> Report:
-    """Play a world and compare it with its contract; a factory is called twice, and its worlds are closed.
+    """Run a world and compare it with its contract; a factory is called twice, and its worlds are closed.
 
-    `episodes` is how many starts are played several times over; the resets of all starts come on top.
+    `episodes` is the number of starts that are run several times; all starts are reset in addition.
     """
     if episodes < 1:
         raise WorldError(f"episodes: expected at least 1, got {episodes}; 3 is usual")
@@ -97,7 +97,7 @@ def _check(world: World, second: World | None, episodes: int) -> Report:
             check(world, second, _cases(world, episodes) if passed else [])
         except UnderstudyError as problem:
             problems.append(f"{title}: {problem}")
-            if check is _check_description:  # without one there is nothing to play
+            if check is _check_description:  # without it there is nothing to run
                 break
         else:
             passed.append(title)
@@ -107,7 +107,7 @@ def _check(world: World, second: World | None, episodes: int) -> Report:
     return report
 
 
-# --- the checks: each raises at the first thing that is wrong ---
+# --- the checks: each raises at the first problem ---
 
 
 def _check_description(world: World, second: World | None, cases: list[Case]) -> None:
@@ -117,7 +117,7 @@ def _check_description(world: World, second: World | None, cases: list[Case]) ->
             raise _Broken(f"{name}: expected a {wanted.__name__}, got {describe(value)}; set it in __init__")
     for task in world.suite.tasks:
         if not task.instruction.strip():
-            raise _Broken(f"task {task.name!r}: expected an instruction, got none; say what to do in plain words")
+            raise _Broken(f"task {task.name!r}: expected an instruction, got none; describe the task in plain words")
 
 
 def _check_splits(world: World, second: World | None, cases: list[Case]) -> None:
@@ -127,7 +127,7 @@ def _check_splits(world: World, second: World | None, cases: list[Case]) -> None
         if both:
             raise _Broken(
                 f"task {task.name!r}: expected train and eval starts to be disjoint, got {both[0]} in both; "
-                f"a score on starts that were trained on says little, so keep them apart"
+                f"a score on training starts says little, so keep them separate"
             )
         if len(train) + len(evaluation) != task.num_starts:
             raise _Broken(
@@ -137,7 +137,7 @@ def _check_splits(world: World, second: World | None, cases: list[Case]) -> None
 
 
 def _check_starts(world: World, second: World | None, cases: list[Case]) -> None:
-    """Every start of every task, or an even sample of them, can be begun; and they are not all the same."""
+    """Every start of every task, or an even sample of them, can be reset to; and they are not all the same."""
     every = [(task, start) for task in world.suite.tasks for start in _sample(task.num_starts, MAX_STARTS)]
     for index in _sample(len(every), MAX_STARTS):
         task, start = every[index]
@@ -145,7 +145,7 @@ def _check_starts(world: World, second: World | None, cases: list[Case]) -> None
         if world.task != task or (info["task"], info["start"]) != (task.name, start):
             raise _Broken(
                 f"expected task {task.name!r} and start {start} after a reset to them, got {world.task.name!r} and "
-                f"{info['start']}; do not override reset: write begin"
+                f"{info['start']}; do not override reset; implement begin"
             )
     for task in world.suite.tasks:
         some = [
@@ -160,96 +160,96 @@ def _check_starts(world: World, second: World | None, cases: list[Case]) -> None
 
 def _check_spec(world: World, second: World | None, cases: list[Case]) -> None:
     for case in cases:
-        for number, moment in enumerate(_play(world, case)):
+        for number, result in enumerate(_run(world, case)):
             try:
-                observation: AnyTree = moment.observation
+                observation: AnyTree = result.observation
                 world.step_spec.observation.check(observation, "observation")
-                world.step_spec.reward.check(moment.reward, "reward")
+                world.step_spec.reward.check(result.reward, "reward")
             except UnderstudyError as error:
                 raise _Broken(f"{error} ({_at(number, case)}); make observe() and step_spec agree") from error
-            if not math.isfinite(moment.reward):
-                raise _Broken(f"reward: expected a finite number, got {moment.reward} ({_at(number, case)}); mend it")
+            if not math.isfinite(result.reward):
+                raise _Broken(f"reward: expected a finite number, got {result.reward} ({_at(number, case)}); fix it")
 
 
 def _check_success(world: World, second: World | None, cases: list[Case]) -> None:
     for case in cases:
-        for number, moment in enumerate(_play(world, case, look="never")):
-            if number and not isinstance(moment.info["success"], bool | np.bool_):
+        for number, result in enumerate(_run(world, case, observe="never")):
+            if number and not isinstance(result.info["success"], bool | np.bool_):
                 raise _Broken(
-                    f"info/success: expected True or False, got {describe(moment.info['success'])} "
+                    f"info/success: expected True or False, got {describe(result.info['success'])} "
                     f"({_at(number, case)}); return bool(...) from advance"
                 )
 
 
 def _check_actions(world: World, second: World | None, cases: list[Case]) -> None:
-    """The world leaves the caller's action as it was."""
+    """The world does not modify the caller's action."""
     for case in cases:
         world.reset_without_observation(seed=case.seed, options=case.options)
         for action in case.actions:
             mine = trees.map_leaves(np.copy, action)
             _, terminated, truncated, _ = world.step_without_observation(mine)
             if not trees.equal(mine, action):
-                raise _Broken("action: expected it unchanged after advance, got other numbers; copy it before you clip")
+                raise _Broken("action: expected it unchanged after advance, got other numbers; copy it before clipping")
             if terminated or truncated:
                 break
 
 
 def _check_determinism(world: World, second: World | None, cases: list[Case]) -> None:
-    first = [list(_play(world, case)) for case in cases]
-    for case, before in zip(cases, first, strict=True):  # all the other episodes lie between
+    first = [list(_run(world, case)) for case in cases]
+    for case, before in zip(cases, first, strict=True):  # after all other episodes
         _compare(
             before,
-            list(_play(world, case)),
+            list(_run(world, case)),
             case,
             "two runs",
-            "draw all randomness from the rng that begin is given, and put back all state in begin",
+            "draw all randomness from the rng argument of begin, and reset all state in begin",
         )
         if second is not None:
             _compare(
                 before,
-                list(_play(second, case)),
+                list(_run(second, case)),
                 case,
                 "two worlds of the factory",
-                "let nothing depend on the process, the clock or the order of construction",
+                "do not depend on the process, the clock or the order of construction",
             )
 
 
-def _check_observing(world: World, second: World | None, cases: list[Case]) -> None:
+def _check_observe(world: World, second: World | None, cases: list[Case]) -> None:
     for case in cases:
-        once, twice = list(_play(world, case)), list(_play(world, case, look="twice"))
+        once, twice = list(_run(world, case)), list(_run(world, case, observe="twice"))
         _compare(
             once,
             twice,
             case,
-            "looking once and looking twice",
-            "observe() must change nothing, not even a random generator or a frame counter",
+            "observing once and observing twice",
+            "observe() must not change anything, not even a random generator or a frame counter",
         )
 
 
-def _check_looking(world: World, second: World | None, cases: list[Case]) -> None:
+def _check_step_without_observation(world: World, second: World | None, cases: list[Case]) -> None:
     for case in cases:
-        seen = list(_play(world, case))
-        blind = list(_play(world, case, look="last"))
+        seen = list(_run(world, case))
+        blind = list(_run(world, case, observe="last"))
         _compare(
             seen,
             blind,
             case,
             "step and step_without_observation",
-            "whatever changes the world belongs in advance, not in observe",
+            "change the world in advance, not in observe",
         )
 
 
 def _check_buffers(world: World, second: World | None, cases: list[Case]) -> None:
     for case in cases:
         kept, copies = [], []
-        for number, moment in enumerate(_play(world, case)):
-            kept.append(moment.observation)
-            copies.append(_copy(moment.observation))
-            _scribble(moment.observation)
+        for number, result in enumerate(_run(world, case)):
+            kept.append(result.observation)
+            copies.append(_copy(result.observation))
+            _scribble(result.observation)
             path = _difference(copies[-1], world.observe())
             if path is not None:
                 raise _Broken(
-                    f"{path}: expected the world not to read what it gave away, got another value after the caller "
+                    f"{path}: expected a world that does not share its arrays, got another value after the caller "
                     f"wrote into it ({_at(number, case)}); return copies from observe()"
                 )
             _restore(kept[-1], copies[-1])
@@ -258,12 +258,12 @@ def _check_buffers(world: World, second: World | None, cases: list[Case]) -> Non
             if path is not None:
                 raise _Broken(
                     f"{path}: expected the array of step {number} to stay as it was, got a later value in it "
-                    f"({_at(number, case)}); return a new array from observe(), not a buffer that is used again"
+                    f"({_at(number, case)}); return a new array from observe(), not a reused buffer"
                 )
 
 
 def _check_ends(world: World, second: World | None, cases: list[Case]) -> None:
-    """An episode ends once: terminated by the task, or truncated by the time limit and no later."""
+    """An episode ends once: terminated by the task, or truncated at the step limit."""
     for task in {case.task: case for case in cases}.values():
         world.reset_without_observation(seed=task.seed, options=task.options)
         limit = world.task.max_steps
@@ -273,8 +273,8 @@ def _check_ends(world: World, second: World | None, cases: list[Case]) -> None:
                 break
         else:
             raise _Broken(
-                f"expected truncated after max_steps={limit} steps, got an episode that goes on ({task}); "
-                f"do not override step: write advance"
+                f"expected truncated after max_steps={limit} steps, got an episode that continues ({task}); "
+                f"do not override step; implement advance"
             )
         try:
             world.step_without_observation(task.actions[0])
@@ -282,7 +282,7 @@ def _check_ends(world: World, second: World | None, cases: list[Case]) -> None:
             continue
         raise _Broken(
             f"expected an error for a step after the end, got another step ({task}); "
-            f"do not override step: write advance"
+            f"do not override step; implement advance"
         )
 
 
@@ -294,41 +294,45 @@ _CHECKS: tuple[Callable[[World, World | None, list[Case]], None], ...] = (
     _check_success,
     _check_actions,
     _check_determinism,
-    _check_observing,
-    _check_looking,
+    _check_observe,
+    _check_step_without_observation,
     _check_buffers,
     _check_ends,
 )
 
-_NEEDS_DETERMINISM = (_check_determinism, _check_observing, _check_looking)  # what lives in real time cannot pass them
+_NEEDS_DETERMINISM = (
+    _check_determinism,
+    _check_observe,
+    _check_step_without_observation,
+)  # skipped in real time
 
 
-# --- playing ---
+# --- running episodes ---
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Moment:
-    """What came of a reset (the first) or a step."""
+class _Result:
+    """The result of a reset (the first) or a step."""
 
-    observation: AnyTree | None  # None if nobody looked
+    observation: AnyTree | None  # None if it was not observed
     reward: float
     terminated: bool
     truncated: bool
     info: dict[str, Any]
 
 
-def _play(world: World, case: Case, *, look: Literal["once", "twice", "last", "never"] = "once") -> Iterator[_Moment]:
-    """The moments of one episode; with "last" only the last is looked at."""
+def _run(world: World, case: Case, *, observe: Literal["once", "twice", "last", "never"] = "once") -> Iterator[_Result]:
+    """Run one episode and yield its results; with "last" only the last one is observed."""
     info = world.reset_without_observation(seed=case.seed, options=case.options)
     reward, terminated, truncated = 0.0, False, False
     for number in range(len(case.actions) + 1):
         if number:
             reward, terminated, truncated, info = world.step_without_observation(case.actions[number - 1])
         ended = terminated or truncated or number == len(case.actions)
-        if look == "twice":
+        if observe == "twice":
             world.observe()
-        seen = look in ("once", "twice") or (look == "last" and ended)
-        yield _Moment(
+        seen = observe in ("once", "twice") or (observe == "last" and ended)
+        yield _Result(
             observation=world.observe() if seen else None,
             reward=reward,
             terminated=terminated,
@@ -353,7 +357,7 @@ def _cases(world: World, episodes: int) -> list[Case]:
 
 
 def _extreme(spec: StepSpec, side: Literal["low", "high"]) -> AnyTree:
-    """The least or the greatest action that the spec allows; zero where it has no bound."""
+    """The lowest or highest action that the spec allows; zero where it has no bound."""
 
     def value(leaf: Any) -> Any:
         bound = getattr(leaf, side)
@@ -364,7 +368,7 @@ def _extreme(spec: StepSpec, side: Literal["low", "high"]) -> AnyTree:
 
 
 def _sample(count: int, most: int) -> list[int]:
-    """At most `most` of the numbers below `count`, evenly spread, the first and the last among them."""
+    """At most `most` of the numbers below `count`, evenly spread, including the first and the last."""
     if count <= most:
         return list(range(count))
     return [index * (count - 1) // (most - 1) for index in range(most)]
@@ -373,7 +377,7 @@ def _sample(count: int, most: int) -> list[int]:
 # --- comparing ---
 
 
-def _compare(one: list[_Moment], two: list[_Moment], case: Case, between: str, advice: str) -> None:
+def _compare(one: list[_Result], two: list[_Result], case: Case, between: str, advice: str) -> None:
     for number, (a, b) in enumerate(zip(one, two, strict=False)):
         if a.observation is not None and b.observation is not None:
             path = _difference(a.observation, b.observation)

@@ -1,4 +1,4 @@
-"""Install: a virtual environment for a simulator, whole or not at all."""
+"""Installs a simulator into a virtual environment of its own; an interrupted install is never used."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from understudy.durable import files
-from understudy.envs.registry import MARK, WorldEntry
+from understudy.envs.registry import INSTALLED_FILE, WorldEntry
 from understudy.envs.world import WorldError
 
 LOG = "setup.log"
@@ -20,38 +20,40 @@ SHOWN_LINES = 15  # of the log, when something fails
 
 
 def missing_libraries(entry: WorldEntry) -> list[str]:
-    """Shared libraries of the system that the world needs and the loader does not find."""
+    """Shared libraries that the world needs and that cannot be loaded."""
     return [name for name in entry.libraries if not has_library(name)]
 
 
-def install(entry: WorldEntry, say: Callable[[str], None]) -> None:
-    """Make the virtual environment of a world anew; `say` is told each step. What is half made is never `ready`."""
+def install(entry: WorldEntry, report: Callable[[str], None]) -> None:
+    """Recreate the virtual environment of a world; `report` is called with each step."""
     if not entry.packages:
-        raise WorldError(f"{entry.name}: it needs no virtual environment; use it as {entry.form}")
+        raise WorldError(f"{entry.name}: needs no virtual environment; use it as {entry.form}")
     lacking = missing_libraries(entry)
     if lacking:
         raise WorldError(
             f"{entry.name}: the system lacks {', '.join(lacking)}; "
-            f"run `apt-get install -y {' '.join(entry.debian)}` (as root), or your system's own way"
+            f"run `apt-get install -y {' '.join(entry.debian)}` (as root), or your system's package manager"
         )
     if entry.venv.exists():
         _remove(entry.venv)
-    say(f"virtual environment in {entry.venv}")
+    report(f"virtual environment in {entry.venv}")
     try:
         entry.venv.parent.mkdir(parents=True, exist_ok=True)
         venv.create(entry.venv, with_pip=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise WorldError(f"{entry.venv}: cannot be made ({error}); set UNDERSTUDY_HOME to another directory") from error
-    say(f"pip install {' '.join(entry.packages)}")
-    _pip(entry, say)
+        raise WorldError(
+            f"{entry.venv}: cannot be created ({error}); set UNDERSTUDY_HOME to another directory"
+        ) from error
+    report(f"pip install {' '.join(entry.packages)}")
+    _pip(entry, report)
     versions = subprocess.run(
         [str(entry.python), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
     ).stdout.split()
     content = {"packages": entry.packages, "python": sys.version, "versions": versions}
-    files.write_durably(entry.venv / MARK, json.dumps(content, indent=1).encode())
+    files.write_durably(entry.venv / INSTALLED_FILE, json.dumps(content, indent=1).encode())
 
 
-def _pip(entry: WorldEntry, say: Callable[[str], None]) -> None:
+def _pip(entry: WorldEntry, report: Callable[[str], None]) -> None:
     command = [str(entry.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *entry.packages]
     log = entry.venv / LOG
     with (
@@ -62,14 +64,14 @@ def _pip(entry: WorldEntry, say: Callable[[str], None]) -> None:
         for line in running.stdout:
             kept.write(line)
             if line.startswith(("Collecting ", "Installing collected", "Building wheel")):
-                say(line.strip())
+                report(line.strip())
     if running.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
-        raise WorldError(f"{entry.name}: pip failed; all of it is in {log}\n{tail}")
+        raise WorldError(f"{entry.name}: pip failed; the whole output is in {log}\n{tail}")
 
 
 def has_library(library: str) -> bool:
-    """Whether a shared library is here, with all that it needs."""
+    """Whether a shared library and its dependencies can be loaded."""
     try:
         ctypes.CDLL(library)
     except OSError:
@@ -77,9 +79,9 @@ def has_library(library: str) -> bool:
     return True
 
 
-def _remove(place: Path) -> None:
-    """Take an old virtual environment away; anything else stays, since it is not ours to remove."""
-    if not (place / "pyvenv.cfg").is_file():
-        raise WorldError(f"{place}: expected a virtual environment or nothing, got something else; move it away")
-    (place / MARK).unlink(missing_ok=True)
-    shutil.rmtree(place)
+def _remove(directory: Path) -> None:
+    """Remove an old virtual environment; refuses to remove anything else."""
+    if not (directory / "pyvenv.cfg").is_file():
+        raise WorldError(f"{directory}: expected a virtual environment or nothing, got something else; move it")
+    (directory / INSTALLED_FILE).unlink(missing_ok=True)
+    shutil.rmtree(directory)

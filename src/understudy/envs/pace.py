@@ -1,4 +1,4 @@
-"""Pace: a loop at a steady rate, and how well it kept it.
+"""Pace: keeps a control loop at a fixed rate, and measures how well it was kept.
 
 pace = Pace(20)
 pace.begin()
@@ -18,16 +18,16 @@ import numpy as np
 
 from understudy.envs.world import WorldError
 
-NUM_LATENESSES = 100_000  # of the last ticks, which the percentiles are of
+NUM_LATENESSES = 100_000  # of the last ticks, for the percentiles
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaceReport:
-    """How late the ticks were, in seconds. A deadline is missed when the work took longer than its period."""
+    """How late the ticks were, in seconds. A deadline is missed when a step takes longer than the period."""
 
-    hz: float  # wanted
+    hz: float  # requested rate
     num_ticks: int
-    rate: float  # ticks a second while it ran
+    rate: float  # measured rate, in Hz
     late_p50_s: float
     late_p99_s: float
     late_max_s: float
@@ -36,13 +36,13 @@ class PaceReport:
     def __str__(self) -> str:
         return (
             f"{self.rate:.1f} of {self.hz:g} Hz over {self.num_ticks} ticks; late p50 {self.late_p50_s * 1e3:.2f} ms, "
-            f"p99 {self.late_p99_s * 1e3:.2f} ms, most {self.late_max_s * 1e3:.2f} ms; "
+            f"p99 {self.late_p99_s * 1e3:.2f} ms, max {self.late_max_s * 1e3:.2f} ms; "
             f"{self.num_missed} deadlines missed"
         )
 
 
 class Pace:
-    """Waits for the next tick of a clock that does not drift. Not for several threads at once."""
+    """Waits for the next tick of a clock that does not drift. Not thread-safe."""
 
     def __init__(self, hz: float):
         if not 0 < hz <= 10_000:
@@ -58,17 +58,17 @@ class Pace:
         self.begin()
 
     def begin(self) -> None:
-        """The next tick is a period from now: an episode begins, or a pause is over."""
+        """Restart the clock at the beginning of an episode or after a pause: the next tick is one period from now."""
         self._last_at = time.monotonic()
         self._next_at = self._last_at + self._period_s
 
     @property
     def remaining_s(self) -> float:
-        """Until the next tick; negative when it has passed."""
+        """Seconds until the next tick; negative when it has passed."""
         return self._next_at - time.monotonic()
 
     def wait(self) -> None:
-        """Sleep until the next tick. One that has passed is missed: it returns at once, and the clock starts anew."""
+        """Sleep until the next tick. If it has passed, count a miss, return at once and restart the clock."""
         now = time.monotonic()
         due = self._next_at
         if now > due:

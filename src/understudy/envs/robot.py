@@ -1,7 +1,7 @@
-"""RobotEnv: an arm behind `understudy robot` as a World. It speaks HTTP with the standard library and keeps the pace.
+"""RobotEnv: an arm served by `understudy robot` as a World with a fixed control rate, over HTTP.
 
-An action is seven numbers from -1 to 1: the way along x, y, z, the turn about x, y, z (both as shares of what a step
-may do), and the gripper: -0.5 or less closes it, 0.5 or more opens it, anything else leaves it.
+An action is seven numbers from -1 to 1: the translation along x, y, z and the rotation about x, y, z, both as fractions
+of the largest step, and the gripper: -0.5 or less closes it, 0.5 or more opens it, other values leave it as it is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 NUM_STARTS = 50
 EPISODE_S = 12.0
-SETTLE_S = 15.0  # to get to where an episode begins
+SETTLE_S = 15.0  # to reach the start pose
 AT_START = (0.005, 0.05)  # metres, rad
 REACHED = (0.01, 0.1)
-STEP_SHARE = 0.75  # of what the arm may do in a step
+STEP_SHARE = 0.75  # of the arm's limits per step
 CUBE = 0.04  # metres, its side
 LIFTED = 0.1  # metres above the table
-HELD = (0.3, 0.7)  # the gripper's opening with the cube in it
+HELD = (0.3, 0.7)  # range of the gripper's opening while it holds the cube
 GRASP_Z = 0.02
 ABOVE_Z = 0.1
 CLOSE, OPEN = -1.0, 1.0
@@ -50,18 +50,18 @@ STATE_NAMES = (
 
 
 class Camera(Protocol):
-    """Anything that gives images of one size."""
+    """Anything that returns images of one size."""
 
     def read(self) -> Array:
-        """uint8 [h, w, 3], of the caller's own."""
+        """uint8 [h, w, 3], a new array."""
 
 
 class RobotEnv(World):
-    """Tasks `reach`, and, where a scene can put the cube back, `lift`. Time is real: no episode happens twice.
+    """The task `reach` and, with a scene that can put the cube back, `lift`. It runs in real time.
 
-    `cameras` maps names to Cameras or to addresses of images; None takes those of the scene. `scene` is the address
-    of the simulated surroundings; None asks the arm for it. `scale` is how far an action of 1 goes, in metres and rad;
-    None takes what the arm's limits allow in a step.
+    `cameras` maps names to Cameras or image URLs; None uses those of the scene. `scene` is the URL of the simulated
+    surroundings; None asks the arm for it. `scale` is how far an action of 1 moves, in metres and rad; None derives it
+    from the arm's limits.
     """
 
     state_names = STATE_NAMES
@@ -81,71 +81,73 @@ class RobotEnv(World):
         self.pace = Pace(hz)
         token = None if token_file is None else read_token(Path(token_file))
         self._arm = RobotHttpClient(url, token=token, client=f"RobotEnv {uuid.uuid4().hex[:12]}")
-        self.limits = self._arm.ask("/limits")
+        self.limits = self._arm.post_json("/limits")
         scene = scene or self.limits["scene"]
         self._scene = None if scene is None else RobotHttpClient(scene, token=token)
         self._cameras = self._open_cameras(cameras, scene, token)
         self.scale = np.array(scale or self._usual_scale(), float)
-        self._beat_s = self.limits["heartbeat_s"] / 2
+        self._heartbeat_s = self.limits["heartbeat_s"] / 2
         self._home = np.array(self.limits["home"])
         self._target = self._home.copy()
         self._grip = OPEN
-        self._images: dict[str, Array] | None = None  # of this step, once somebody has looked
-        self._now = self._read()
+        self._images: dict[str, Array] | None = None  # of this step, once it was observed
+        self._measured = self._read_state()
         self.suite = self._make_suite()
         fields = {name: ArraySpec(shape=camera.read().shape, dtype="uint8") for name, camera in self._cameras.items()}
         fields["state"] = ArraySpec(shape=(len(STATE_NAMES),), dtype="float32")
         action = ArraySpec(shape=(7,), dtype="float32", low=-1.0, high=1.0)
         self.step_spec = StepSpec(observation=Spec(fields), action=Spec(action))
 
-    # --- a world ---
+    # --- methods of World ---
 
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
-        """Open the hand, go up, put the things where this start has them, and go to where the arm begins."""
+        """Open the gripper, move up, place the objects of this start, and move to the start pose."""
         del rng
-        self._arm.tell("/clearerr")
-        self._arm.tell("/startimp")
+        self._arm.post("/clearerr")
+        self._arm.post("/startimp")
         self._grip = OPEN
-        self._arm.tell("/open_gripper")
+        self._arm.post("/open_gripper")
         first, target = start_of(task.name, start, self.limits)
-        up = np.concatenate([self._now["pose"][:2], [max(self._now["pose"][2], self._home[2])], self._home[3:]])
+        up = np.concatenate(
+            [self._measured["pose"][:2], [max(self._measured["pose"][2], self._home[2])], self._home[3:]]
+        )
         self._settle(up)
         self._settle(np.concatenate([first, self._home[3:]]))
         self._target = np.concatenate([target, self._home[3:]])
         if self._scene is not None:
-            thing = {"cube": target[:2].tolist()} if task.name == "lift" else {"target": target.tolist()}
-            self._scene.tell("/place", {"cube": [0.3, 0.35], "target": [0.0, 0.0, -1.0], **thing})
+            objects = {"cube": target[:2].tolist()} if task.name == "lift" else {"target": target.tolist()}
+            self._scene.post("/place", {"cube": [0.3, 0.35], "target": [0.0, 0.0, -1.0], **objects})
         self.pace.begin()
-        self._now, self._images = self._read(), None
+        self._measured, self._images = self._read_state(), None
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        pose, action = self._now["pose"], np.asarray(action)
+        pose, action = self._measured["pose"], np.asarray(action)
         position = np.clip(pose[:3] + self.scale[0] * action[:3], self.limits["low"], self.limits["high"])
-        self._arm.tell("/pose", {"arr": [*position.tolist(), *turned(pose[3:], self.scale[1] * action[3:6]).tolist()]})
-        self._move_fingers(float(action[6]))
+        self._arm.post("/pose", {"arr": [*position.tolist(), *turned(pose[3:], self.scale[1] * action[3:6]).tolist()]})
+        self._command_gripper(float(action[6]))
         self._wait()
-        self._now, self._images = self._read(), None
+        self._measured, self._images = self._read_state(), None
         success = self._succeeded()
         return float(success), success, False, {"success": success}
 
     def observe(self) -> Tree:
-        """The state as it was at the end of the step; images are taken when first asked for."""
+        """The state at the end of the step; images are taken at the first call."""
         if self._images is None:
             self._images = {name: camera.read() for name, camera in self._cameras.items()}
-        now = self._now
+        now = self._measured
         numbers = [*now["pose"], *now["vel"], *now["force"], *now["torque"], now["gripper_pos"], *self._target[:3]]
         images = {name: image.copy() for name, image in self._images.items()}
         return {**images, "state": np.array(numbers, np.float32)}
 
     def close(self) -> None:
         self._arm.close()
-        for link in (self._scene, *self._cameras.values()):
-            if isinstance(link, RobotHttpClient | HttpCamera):
-                link.close()
+        for client in (self._scene, *self._cameras.values()):
+            if isinstance(client, RobotHttpClient | HttpCamera):
+                client.close()
 
     def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
-        """Straight to the target, or over the cube, down, close and up; from what is measured now."""
-        pose = self._now["pose"]
+        """Straight to the target, or above the cube, down, close and up; computed from the measured state."""
+        pose = self._measured["pose"]
         goal, grip = (self._target[:3], OPEN) if self.task.name == "reach" else self._lift_plan()
         way = (goal - pose[:3]) / self.scale[0]
         turn = between(pose[3:], self._target[3:]) / self.scale[1]
@@ -156,14 +158,14 @@ class RobotEnv(World):
         action = np.clip(np.array([*way, *turn, grip]), -1.0, 1.0).astype(np.float32)
         return ExpertAction(action=action, progress=self._progress())
 
-    # --- parts of the above ---
+    # --- helpers ---
 
     def _lift_plan(self) -> tuple[Array, float]:
-        pose, opening = self._now["pose"], self._now["gripper_pos"]
+        pose, opening = self._measured["pose"], self._measured["gripper_pos"]
         target = self._target[:3]
         beside = math.dist(pose[:2], target[:2])
         if self._grip == CLOSE and opening < HELD[1]:
-            if opening < HELD[0] and pose[2] < ABOVE_Z:  # nothing in the hand
+            if opening < HELD[0] and pose[2] < ABOVE_Z:  # nothing in the gripper
                 return np.array([*pose[:2], ABOVE_Z + 0.02]), OPEN
             return np.array([*pose[:2], LIFTED + 0.06]), CLOSE
         if beside < 0.008 and pose[2] < GRASP_Z + 0.008:
@@ -173,52 +175,52 @@ class RobotEnv(World):
         return np.array([*target[:2], max(ABOVE_Z, float(pose[2]) if beside > 0.05 else ABOVE_Z)]), OPEN
 
     def _progress(self) -> float:
-        pose = self._now["pose"]
+        pose = self._measured["pose"]
         if self.task.name == "lift" and self._holding():
             return 1.0 + float(pose[2])
         return -math.dist(pose[:3], self._target[:3])
 
     def _succeeded(self) -> bool:
-        pose = self._now["pose"]
+        pose = self._measured["pose"]
         if self.task.name == "lift":
             return self._holding() and bool(pose[2] > LIFTED)
         turn = float(np.linalg.norm(between(pose[3:], self._target[3:])))
         return math.dist(pose[:3], self._target[:3]) < REACHED[0] and turn < REACHED[1]
 
     def _holding(self) -> bool:
-        return self._grip == CLOSE and HELD[0] < self._now["gripper_pos"] < HELD[1]
+        return self._grip == CLOSE and HELD[0] < self._measured["gripper_pos"] < HELD[1]
 
-    def _move_fingers(self, wish: float) -> None:
-        if abs(wish) >= 0.5 and math.copysign(1.0, wish) != self._grip:
-            self._grip = math.copysign(1.0, wish)
-            self._arm.tell("/open_gripper" if self._grip == OPEN else "/close_gripper")
+    def _command_gripper(self, command: float) -> None:
+        if abs(command) >= 0.5 and math.copysign(1.0, command) != self._grip:
+            self._grip = math.copysign(1.0, command)
+            self._arm.post("/open_gripper" if self._grip == OPEN else "/close_gripper")
 
     def _wait(self) -> None:
-        """Until the next tick, with signs of life, so that the arm does not stop in the middle of a long step."""
-        while self.pace.remaining_s > 1.5 * self._beat_s:
-            time.sleep(self._beat_s)
-            self._arm.tell("/heartbeat")
+        """Wait for the next tick and send heartbeats, so that the arm does not stop during a long step."""
+        while self.pace.remaining_s > 1.5 * self._heartbeat_s:
+            time.sleep(self._heartbeat_s)
+            self._arm.post("/heartbeat")
         self.pace.wait()
 
     def _settle(self, pose: Array) -> None:
-        """Go there and stand still."""
+        """Move to a pose and wait until the arm stands still there."""
         until = time.monotonic() + SETTLE_S
         while True:
-            self._arm.tell("/pose", {"arr": pose.tolist()})
-            self._now = self._read()
-            away = math.dist(self._now["pose"][:3], pose[:3])
-            turn = float(np.linalg.norm(between(self._now["pose"][3:], pose[3:])))
-            if away < AT_START[0] and turn < AT_START[1] and np.linalg.norm(self._now["vel"][:3]) < 0.01:
+            self._arm.post("/pose", {"arr": pose.tolist()})
+            self._measured = self._read_state()
+            away = math.dist(self._measured["pose"][:3], pose[:3])
+            turn = float(np.linalg.norm(between(self._measured["pose"][3:], pose[3:])))
+            if away < AT_START[0] and turn < AT_START[1] and np.linalg.norm(self._measured["vel"][:3]) < 0.01:
                 return
             if time.monotonic() > until:
                 raise WorldError(
-                    f"{self._arm.url}: after {SETTLE_S:g} s the arm is {away * 100:.1f} cm from where the episode "
-                    f"begins; is something in its way?"
+                    f"{self._arm.url}: after {SETTLE_S:g} s the arm is {away * 100:.1f} cm from the start "
+                    f"pose; is something in its way?"
                 )
             time.sleep(0.03)
 
-    def _read(self) -> dict[str, Any]:
-        found = self._arm.ask("/getstate")
+    def _read_state(self) -> dict[str, Any]:
+        found = self._arm.post_json("/getstate")
         return {
             name: np.array(value, float) if isinstance(value, list) else float(value) for name, value in found.items()
         }
@@ -254,7 +256,7 @@ class RobotEnv(World):
 
 
 def start_of(task: str, start: int, limits: Mapping[str, Any]) -> tuple[Array, Array]:
-    """Where the arm begins, and where the target or the cube is, [3] each: the same for the same index and limits."""
+    """Start position of the arm and position of the target or cube, [3] each, determined by index and limits."""
     rng = np.random.default_rng([zlib.crc32(task.encode()), start])
     low, high = np.array(limits["low"]), np.array(limits["high"])
     least, most = low + 0.12 * (high - low), high - 0.12 * (high - low)

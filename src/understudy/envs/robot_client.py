@@ -1,4 +1,4 @@
-"""RobotHttpClient: one kept HTTP connection to an arm's server or a scene. HttpCamera: images over one."""
+"""HTTP clients of a robot: RobotHttpClient for an arm's server or a simulated scene, HttpCamera for its images."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from understudy.envs.world import WorldError
 Array: TypeAlias = np.ndarray[Any, Any]
 
 TIMEOUT_S = 5.0
-MAX_PICTURE = 4096  # pixels a side
+MAX_IMAGE_SIDE = 4096  # pixels
 
 
 class RobotHttpClient:
-    """Requests, one after the other. A connection that was closed meanwhile is opened again, once."""
+    """Sends requests over one persistent connection, which is reopened once if the server has closed it."""
 
     def __init__(self, url: str, *, token: str | None = None, client: str | None = None):
         parts = urlsplit(url)
@@ -33,12 +33,12 @@ class RobotHttpClient:
         if client is not None:
             self._headers["X-Client"] = client
 
-    def tell(self, path: str, body: Any = None) -> None:
-        """POST, for what it does."""
+    def post(self, path: str, body: Any = None) -> None:
+        """POST a command; the answer is ignored."""
         self._request("POST", path, body)
 
-    def ask(self, path: str) -> Any:
-        """POST, for the answer."""
+    def post_json(self, path: str) -> Any:
+        """POST a query and return its JSON answer."""
         return self._parsed(path, self._request("POST", path))
 
     def get_json(self, path: str) -> Any:
@@ -53,19 +53,19 @@ class RobotHttpClient:
     def _request(self, method: str, path: str, body: Any = None) -> bytes:
         data = None if body is None else json.dumps(body).encode()
         try:
-            status, found = self._once(method, path, data)
-        except (http.client.HTTPException, ConnectionError):  # the server closes a connection that was idle for long
+            status, found = self._try_once(method, path, data)
+        except (http.client.HTTPException, ConnectionError):  # the server closes idle connections
             try:
-                status, found = self._once(method, path, data)
+                status, found = self._try_once(method, path, data)
             except (http.client.HTTPException, OSError) as error:
-                raise self._lost(path, error) from None
+                raise self._no_answer(path, error) from None
         except OSError as error:
-            raise self._lost(path, error) from None
+            raise self._no_answer(path, error) from None
         if status != 200:
             raise WorldError(f"{self.url}{path}: {status}: {_sentence(found)}")
         return found
 
-    def _once(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
+    def _try_once(self, method: str, path: str, data: bytes | None) -> tuple[int, bytes]:
         try:
             self._connection.request(method, self._path + path, data, self._headers)
             answer = self._connection.getresponse()
@@ -74,7 +74,7 @@ class RobotHttpClient:
             self._connection.close()
             raise
 
-    def _lost(self, path: str, error: Exception) -> WorldError:
+    def _no_answer(self, path: str, error: Exception) -> WorldError:
         return WorldError(f"{self.url}{path}: no answer ({error!r}); is `understudy robot` running there?")
 
     def _parsed(self, path: str, found: bytes) -> Any:
@@ -92,24 +92,24 @@ def _sentence(body: bytes) -> str:
 
 
 class HttpCamera:
-    """A camera at an address that gives PPM images."""
+    """A camera whose URL returns PPM images."""
 
     def __init__(self, url: str, *, token: str | None = None):
-        self._link = RobotHttpClient(url, token=token)
+        self._client = RobotHttpClient(url, token=token)
 
     def read(self) -> Array:
-        """The image of this moment: uint8 [h, w, 3]."""
-        data = self._link.get("")
+        """The current image: uint8 [h, w, 3]."""
+        data = self._client.get("")
         try:
             kind, width, height, most, pixels = _ppm(data)
-            if (kind, most) != (b"P6", 255) or not (0 < width <= MAX_PICTURE and 0 < height <= MAX_PICTURE):
+            if (kind, most) != (b"P6", 255) or not (0 < width <= MAX_IMAGE_SIDE and 0 < height <= MAX_IMAGE_SIDE):
                 raise ValueError(f"{kind!r}, {width}x{height}, {most}")
             return np.frombuffer(pixels, np.uint8).reshape(height, width, 3).copy()
         except ValueError as error:
-            raise WorldError(f"{self._link.url}: expected a PPM image with 8 bits a colour, got {error}") from None
+            raise WorldError(f"{self._client.url}: expected a PPM image with 8 bits a colour, got {error}") from None
 
     def close(self) -> None:
-        self._link.close()
+        self._client.close()
 
 
 def _ppm(data: bytes) -> tuple[bytes, int, int, int, bytes]:

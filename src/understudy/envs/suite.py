@@ -1,4 +1,4 @@
-"""Suite: the tasks of a world, their instructions, start states and step limits, and which starts are for eval."""
+"""Suite: the tasks of a world, with instructions, start states, step limits and the train/eval split of starts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SuiteError(UnderstudyError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One thing to do. Its start states have the indices 0 to num_starts - 1."""
+    """One task. Its start states are numbered 0 to num_starts - 1."""
 
     name: str
     instruction: str
@@ -30,7 +30,7 @@ class Task:
         for name in ("name", "instruction"):
             value = getattr(self, name)
             if not isinstance(value, str) or not value.strip():
-                raise SuiteError(f"{self._where}/{name}: expected some text, got {describe(value)}; write it down")
+                raise SuiteError(f"{self._where}/{name}: expected some text, got {describe(value)}; set it")
         for name in ("num_starts", "max_steps"):
             value = getattr(self, name)
             if type(value) is not int or value < 1:
@@ -50,11 +50,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """Tasks under one name. A task's last fifth of starts is for evaluation, unless `eval_starts` names others."""
+    """A named set of tasks. The last fifth of a task's starts is for evaluation, unless `eval_starts` has others."""
 
     name: str
     tasks: tuple[Task, ...]
-    eval_starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # of some tasks, by their name
+    eval_starts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # by task name; tasks may be missing
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tasks", tuple(self.tasks))
@@ -79,7 +79,7 @@ class Suite:
         raise SuiteError(f"task: suite {self.name!r} has no task {name!r}; {advice}")
 
     def starts(self, task: Task | str, split: Split) -> Sequence[int]:
-        """The start states of one split; the two splits of a task are disjoint and together all its starts."""
+        """The start states of one split; the two splits of a task are disjoint and cover all its starts."""
         if split not in SPLITS:
             raise SuiteError(f"split: expected one of {', '.join(SPLITS)}, got {describe(split)}")
         task = self.task(task.name if isinstance(task, Task) else task)

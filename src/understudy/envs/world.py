@@ -1,4 +1,4 @@
-"""World: Gymnasium's reset and step for tasks with numbered start states, without gymnasium.
+"""World: an environment with Gymnasium's reset and step, several tasks and numbered start states.
 
 world = ToyTable()
 observation, info = world.reset(seed=1, options={"task": "pick_red"})
@@ -28,85 +28,87 @@ from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.envs.suite import Suite, Task
 
-OPTIONS = ("task", "start", "split")  # what `reset` understands
+OPTIONS = ("task", "start", "split")  # of `reset`
 
 
 class WorldError(UnderstudyError):
-    """A world was used in an order that it cannot follow, or broke its own contract."""
+    """A world was called in the wrong order or with wrong arguments, or broke its own contract."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExpertAction:
-    """What a scripted expert would do now, and how far the task has come."""
+    """The action of a scripted expert in the current state, and the progress of the task."""
 
     action: Tree
-    progress: float  # rises as the task comes along; its scale is the world's own
+    progress: float  # rises during the task; each world has its own scale
 
 
 class World(Closeable):
-    """Something that is seen and acted on. A subclass says what it is (`step_spec`, `suite`) and writes four methods.
+    """Base class of environments. A subclass sets `step_spec` and `suite` and implements four methods.
 
-    Nothing is rendered unless `observe` is called: `step` looks after acting, `step_without_observation` does not.
+    Nothing is rendered unless `observe` is called: `step` observes after acting, `step_without_observation` does not.
     """
 
     step_spec: StepSpec
     suite: Suite
-    version_packages: tuple[str, ...] = ("numpy",)  # packages whose versions change what it does
-    deterministic: bool = True  # the same start, seed and actions give the same bits; False for what lives in real time
-    hz: float | None = None  # the control rate that `step` keeps; None: it is as fast as it can
+    version_packages: tuple[str, ...] = ("numpy",)  # packages whose versions affect its behaviour
+    deterministic: bool = True  # same start, seed and actions give the same bits; False for real-time worlds
+    hz: float | None = None  # control rate that `step` keeps; None: as fast as possible
 
     _task: Task | None = None
-    _seeds: np.random.Generator | None = None  # where seeds come from that nobody gave
+    _seeds: np.random.Generator | None = None  # draws the seed of a reset without one
     _num_steps = 0
     _state = "not reset"  # then "running", then "terminated" or "truncated"
 
-    # --- what a subclass writes ---
+    # --- implemented by a subclass ---
 
     @abc.abstractmethod
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
-        """Put the world into a start state of the task; the same task, start and seed give the same bits."""
+        """Set the world to a start state of the task; the same task, start and seed give the same bits."""
 
     @abc.abstractmethod
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Do one control step: reward, terminated, truncated (by the world itself), and an info with "success"."""
+        """Execute one control step; return reward, terminated, truncated (by the world itself), info with "success"."""
 
     @abc.abstractmethod
     def observe(self) -> Tree:
-        """What is seen now, in arrays of the caller's own. Changes nothing, so it may be asked twice or never."""
+        """The current observation, in new arrays. Changes nothing, so it may be called twice or never."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of what the world holds; it is not used afterwards."""
+        """Release all resources; the world is not used afterwards."""
 
     def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
-        """What an expert would do now, for worlds that have one. Changes nothing. `noise` is the spread of what is
-        added to speeds, drawn from `rng`, so that no two demonstrations are alike."""
+        """The scripted expert's action in the current state, for worlds that have an expert. Changes nothing.
+
+        `noise` is the standard deviation of the noise that `rng` adds to the speeds, so that demonstrations differ.
+        """
         raise WorldError(
-            f"{self._name}: it has no scripted expert; act with a device or a policy, or write {self._name}.expert_action"
+            f"{self._name}: has no scripted expert; use a device or a policy, or implement {self._name}.expert_action"
         )
 
     def versions(self) -> dict[str, str]:
-        """The versions of what the world stands on, for the fingerprint of a score."""
+        """The versions of `version_packages`, for the fingerprint of a score."""
         found = {}
         for name in self.version_packages:
             with suppress(importlib.metadata.PackageNotFoundError):
                 found[name] = importlib.metadata.version(name)
         return found
 
-    # --- what everyone calls ---
+    # --- called by users ---
 
     @property
     def has_expert(self) -> bool:
-        """Whether `expert_action` was written."""
+        """Whether the subclass implements `expert_action`."""
         return type(self).expert_action is not World.expert_action
 
     @property
     def task(self) -> Task:
-        """The task of this episode; before the first, the first of the suite."""
+        """The task of this episode; before the first episode, the first task of the suite."""
         return self._task or self.suite.tasks[0]
 
     def choose(self, task: str) -> None:
-        """Make a task that of the next episode."""
+        """Select the task of the next episode."""
         if self._state == "running":
             raise WorldError(f"{self._name}: an episode is running; name the task in the options of reset")
         self._task = self.suite.task(task)
@@ -114,10 +116,10 @@ class World(Closeable):
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> tuple[Tree, dict[str, Any]]:
-        """Begin an episode. Options: "task" (stays as it was by default), "start", "split" ("train" by default).
+        """Begin an episode. Options: "task" (default: the last one), "start", "split" (default: "train").
 
-        Without a start, one is drawn from the split. The info holds task, instruction, start, split and seed; given
-        back as seed and options they begin the same episode again.
+        Without a start, one is drawn from the split. The info holds task, instruction, start, split and seed; a reset
+        with these as seed and options begins the same episode again.
         """
         info = self.reset_without_observation(seed=seed, options=options)
         return self.observe(), info
@@ -125,24 +127,24 @@ class World(Closeable):
     def reset_without_observation(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """As `reset`, without the observation."""
-        chosen = _known(options or {})
+        """Like `reset`, without the observation."""
+        chosen = _checked_options(options or {})
         seed = self._next_seed(seed)
         task = self.suite.task(chosen["task"]) if chosen.get("task") is not None else self.task
         start, split = self._choose_start(task, chosen.get("start"), chosen.get("split"), seed)
-        self._state = "not reset"  # should `begin` raise, there is no episode
+        self._state = "not reset"  # if `begin` raises, there is no episode
         self._task, self._num_steps = task, 0
         self.begin(task, start, np.random.default_rng(seed))
         self._state = "running"
         return {"task": task.name, "instruction": task.instruction, "start": start, "split": split, "seed": seed}
 
     def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
-        """Act once and look: observation, reward, terminated, truncated, info."""
+        """Execute an action and return observation, reward, terminated, truncated, info."""
         reward, terminated, truncated, info = self.step_without_observation(action)
         return self.observe(), reward, terminated, truncated, info
 
     def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Act once; for blocks of actions of which only the last one's outcome is looked at."""
+        """Execute an action without observing, for blocks of actions that are observed once at their end."""
         if self._state != "running":
             self._refuse_step()
         reward, terminated, truncated, info = self.advance(self._checked(action))
@@ -157,7 +159,7 @@ class World(Closeable):
             self._state = "terminated" if terminated else "truncated"
         return float(reward), bool(terminated), bool(truncated), info
 
-    # --- stages of the above ---
+    # --- helpers ---
 
     def _checked(self, action: Tree) -> Tree:
         flat = self.step_spec.action.check(action, "action")
@@ -166,12 +168,10 @@ class World(Closeable):
     def _refuse_step(self) -> None:
         if self._state == "not reset":
             raise WorldError(f"{self._name}: step was called before reset; call reset first")
-        raise WorldError(
-            f"{self._name}: the episode was {self._state} after {self._num_steps} steps and takes no more; call reset"
-        )
+        raise WorldError(f"{self._name}: the episode was {self._state} after {self._num_steps} steps; call reset first")
 
     def _next_seed(self, seed: int | None) -> int:
-        """The seed of this episode; one that is given also decides those that follow it."""
+        """The seed of this episode; a given seed also determines the seeds of the following episodes."""
         if seed is not None:
             try:
                 seed = operator.index(seed)
@@ -202,7 +202,7 @@ class World(Closeable):
                 f"options: task {task.name!r} has no starts in split {wanted!r}; "
                 f"give it more starts, or name them in the suite's eval_starts"
             )
-        # A stream of its own, so that a start drawn and the same start given leave `begin` the same random numbers.
+        # A separate stream: `begin` gets the same random numbers whether the start was drawn or given.
         return starts[int(np.random.default_rng([seed, 1]).integers(len(starts)))], wanted
 
     @property
@@ -210,7 +210,7 @@ class World(Closeable):
         return type(self).__name__
 
 
-def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     for name in options:
         if name not in OPTIONS:
             near = difflib.get_close_matches(str(name), OPTIONS, 1)
@@ -220,14 +220,14 @@ def _known(options: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def as_gymnasium(world: World) -> Any:
-    """The world as a gymnasium.Env, with spaces made from its specs."""
+    """Wrap the world as a gymnasium.Env, with spaces made from its specs."""
     try:
         gymnasium = importlib.import_module("gymnasium")
     except ImportError as error:
         raise WorldError(f"gymnasium is not installed ({error}); run `pip install 'understudy[gym]'`") from error
 
-    class GymnasiumWorld(gymnasium.Env):  # type: ignore[misc, name-defined]  # a class that may not be there
-        """OperatorInput every call on to the world."""
+    class GymnasiumWorld(gymnasium.Env):  # type: ignore[misc, name-defined]  # gymnasium is optional
+        """Passes every call on to the world."""
 
         metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own name and kind)
 
@@ -264,7 +264,7 @@ def _space(spaces: Any, spec: Spec, path: str) -> Any:
 
 def _leaf_space(spaces: Any, leaf: ArraySpec, path: str) -> Any:
     if leaf.ragged:
-        raise WorldError(f"{path}: expected a fixed shape, got {leaf}; gymnasium has no space for it, so leave it out")
+        raise WorldError(f"{path}: expected a fixed shape, got {leaf}; gymnasium has no space for it; leave it out")
     dtype = leaf.numpy_dtype
     least: float
     most: float

@@ -1,4 +1,4 @@
-"""WorldFactory: a world named by text, so that any process and any interpreter can build it."""
+"""WorldFactory: describes a world in text, so that any process and any interpreter can build it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from understudy.core import SpecError
 from understudy.processes.child_main import find
 from understudy.processes.factory_spec import FactorySpec
 
-MAX_OPTIONS_BYTES = 64 * 2**10  # they are sent before the process can read, so they must fit into its buffer
+MAX_OPTIONS_BYTES = 64 * 2**10  # they are sent before the process reads, so they must fit into the socket's buffer
 
 
 class WorldFactory(FactorySpec):
-    """What builds a world, `factory(**options)`, and the interpreter and variables of the process it lives in."""
+    """Builds a world with `factory(**options)`; also names the interpreter and variables of its process."""
 
     error = SpecError
     example = "understudy.envs.toy:ToyTable"
@@ -26,7 +26,7 @@ class WorldFactory(FactorySpec):
             raise SpecError(f"options: expected up to {MAX_OPTIONS_BYTES} bytes of JSON; put the rest into a file")
 
     def build(self) -> Any:
-        """The world, in this process."""
+        """Build the world in this process."""
         return build(self.factory, self.options)
 
 

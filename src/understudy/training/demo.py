@@ -26,7 +26,8 @@ from understudy.core import Source
 from understudy.durable import files
 from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import AlwaysScript, Takeover
-from understudy.envs.toy.world import TASKS, start_state
+from understudy.envs.toy.tasks import TASKS
+from understudy.envs.toy.world import start_state
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig
 from understudy.replay import Reader, Store

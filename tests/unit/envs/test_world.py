@@ -154,7 +154,7 @@ def test_steps_out_of_order() -> None:
     world.reset(options={"task": "rest"})
     world.step(STAY)
     world.step(STAY)
-    with pytest.raises(WorldError, match="the episode was truncated after 2 steps and takes no more; call reset"):
+    with pytest.raises(WorldError, match="the episode was truncated after 2 steps; call reset first"):
         world.step(STAY)
 
 

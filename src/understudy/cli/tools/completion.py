@@ -19,7 +19,7 @@ import tyro
 from understudy.cli.commands import COMMANDS, all_functions
 from understudy.core import UnderstudyError
 from understudy.envs.registry import WORLD_REGISTRY
-from understudy.envs.toy.world import TASKS
+from understudy.envs.toy.tasks import TASKS
 
 Shell = Literal["bash", "zsh", "fish"]
 

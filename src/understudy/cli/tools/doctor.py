@@ -27,7 +27,7 @@ import understudy
 from understudy.cli.console import size_text
 from understudy.durable.file_system import NETWORK_FILE_SYSTEMS, file_system_type
 from understudy.envs.install import has_library, missing_libraries
-from understudy.envs.registry import WORLD_REGISTRY, home
+from understudy.envs.registry import WORLD_REGISTRY, simulators_directory
 
 State: TypeAlias = Literal["good", "missing", "careful", "broken"]
 
@@ -245,12 +245,13 @@ def _machine() -> Iterator[Finding]:
         found="EGL renders without a display" if screen else "no EGL; MuJoCo's cameras need it, the toy world does not",
         remedy="" if screen else f"apt-get install -y {' '.join(WORLD_REGISTRY['metaworld'].debian)}",
     )
-    if not os.access(home() if home().exists() else home().parent, os.W_OK) and home().parent.exists():
+    directory = simulators_directory()
+    if not os.access(directory if directory.exists() else directory.parent, os.W_OK) and directory.parent.exists():
         yield Finding(
             part="this machine",
             name="home",
             state="careful",
-            found=f"{home()} cannot be written",
+            found=f"{directory} cannot be written",
             remedy="export UNDERSTUDY_HOME=/where/simulators/may/go",
         )
 

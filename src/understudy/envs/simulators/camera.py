@@ -1,7 +1,7 @@
-"""Cameras: images of a compiled MuJoCo model, as cheap as a processor can draw them, that leave its physics alone.
+"""Cameras: renders images of a compiled MuJoCo model cheaply on a CPU, without changing its physics.
 
-What costs on a processor is several samples a pixel, shadows, reflections, and faces: none of the first three is drawn,
-and of a mesh only so many faces as can be told apart in a small image. The model itself stays as it is.
+Multisampling, shadows, reflections and the number of faces dominate the cost on a CPU. The first three are turned off,
+and a mesh is reduced to as many faces as a small image can show. The model itself is not changed.
 
 Needs mujoco and, on a machine without a display, MUJOCO_GL=egl in the process's variables before mujoco is imported.
 """
@@ -21,12 +21,12 @@ from understudy.core.spec import describe
 from understudy.envs.world import WorldError
 
 MAX_SIZE = 1024  # pixels
-MAX_FACES = 1000  # of a mesh that is drawn
-MAX_GEOMS = 2000  # of a scene; what is beyond is not drawn
+MAX_FACES = 1000  # of a rendered mesh
+MAX_GEOMS = 2000  # of a scene; further ones are not rendered
 
 
 class Cameras:
-    """Square images from cameras that the model names.
+    """Renders square images from named cameras of the model.
 
     Each holds a graphics context of its own until `close`; close it before the process ends.
     """
@@ -34,7 +34,7 @@ class Cameras:
     def __init__(
         self, model: Any, names: Sequence[str], size: int, *, geom_groups: Sequence[int] = (0, 1, 2), sites: bool = True
     ):
-        """`model` is a mujoco.MjModel, `size` the side in pixels; geoms of other groups, and sites, can be left out."""
+        """`model` is a mujoco.MjModel, `size` the side in pixels; renders `geom_groups`, and `sites` if set."""
         check_size(size)
         self._mujoco = importlib.import_module("mujoco")
         self._model = model
@@ -48,15 +48,15 @@ class Cameras:
         for flag in ("mjRND_SHADOW", "mjRND_REFLECTION"):
             self._scene.flags[getattr(self._mujoco.mjtRndFlag, flag)] = 0
         self._rectangle = self._mujoco.MjrRect(0, 0, size, size)
-        self._gl = _graphics(self._mujoco, size)
+        self._gl = _graphics_context(self._mujoco, size)
         self._gl.make_current()
-        self._context: Any = _drawing(self._mujoco, model, size)
+        self._context: Any = _rendering_context(self._mujoco, model, size)
 
     def render(self, data: Any) -> dict[str, np.ndarray[Any, Any]]:  # each [size, size, 3] uint8
-        """What each camera sees, the first row on top, in new arrays. `data` is the model's mujoco.MjData."""
+        """The image of each camera, first row on top, in new arrays. `data` is the model's mujoco.MjData."""
         if self._context is None:
-            raise WorldError("cameras: render was called after close; make new ones")
-        self._gl.make_current()  # other contexts of this process come and go
+            raise WorldError("cameras: render was called after close; create new ones")
+        self._gl.make_current()  # another context of this process may be current
         images = {}
         for name, view in self._views.items():
             self._mujoco.mjv_updateScene(
@@ -69,9 +69,9 @@ class Cameras:
         return images
 
     def close(self) -> None:
-        """Free the graphics context; again is no error."""
+        """Free the graphics context; may be called twice."""
         if self._context is not None:
-            self._gl.make_current()  # or the driver frees what belongs to another
+            self._gl.make_current()  # otherwise the driver frees objects of another context
             self._context.free()
             self._context = None
             self._gl.free()
@@ -89,12 +89,12 @@ class Cameras:
 
 
 def check_size(size: Any) -> None:
-    """Refuse what is no side of an image."""
+    """Refuse an invalid image size."""
     if type(size) is not int or not 8 <= size <= MAX_SIZE:
         raise WorldError(f"size: expected 8 to {MAX_SIZE} pixels, got {describe(size)}; 64 and 128 are usual")
 
 
-def _graphics(mujoco: Any, size: int) -> Any:
+def _graphics_context(mujoco: Any, size: int) -> Any:
     """A graphics context, not yet current."""
     chosen = os.environ.get("MUJOCO_GL", "")
     if chosen.lower() == "osmesa":
@@ -110,8 +110,8 @@ def _graphics(mujoco: Any, size: int) -> Any:
         ) from error
 
 
-def _drawing(mujoco: Any, model: Any, size: int) -> Any:
-    """What draws. It takes settings and meshes from the model when it is made, so it gets a copy that has others."""
+def _rendering_context(mujoco: Any, model: Any, size: int) -> Any:
+    """The rendering context. It reads settings and meshes when it is created, so it gets a changed copy."""
     drawn = copy.copy(model)
     drawn.vis.quality.offsamples = drawn.vis.quality.shadowsize = 0
     drawn.vis.global_.offwidth = drawn.vis.global_.offheight = size
@@ -134,17 +134,17 @@ def fewer_faces(
     faces: np.ndarray[Any, Any],  # [F, 3] of points
     most: int,
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:  # [N, 3] of points, [N] of faces
-    """At most `most` faces of about the same shape, over the same points, and the old face that each came from.
+    """Reduce a mesh to at most `most` faces over the same points; also returns the original face of each.
 
-    Points that share a cell of a grid become the one in their middle; a coarser grid is tried until it is enough.
+    All points in a cell of a grid are merged into the most central one; the grid is coarsened until this suffices.
     """
     low, side = points.min(axis=0), np.ptp(points, axis=0).max()
     cells = int(most**0.5) + 2
     while True:
         cells -= 2
-        place = np.minimum((points - low) / side * cells, cells - 1).astype(np.int64)
-        middle = _middles(points, place @ [1, cells, cells**2])[faces]
-        flat = (middle == np.roll(middle, 1, axis=1)).any(axis=1)  # two corners have become one
+        cell = np.minimum((points - low) / side * cells, cells - 1).astype(np.int64)
+        middle = _middles(points, cell @ [1, cells, cells**2])[faces]
+        flat = (middle == np.roll(middle, 1, axis=1)).any(axis=1)  # two corners were merged
         key = np.sort(middle, axis=1) @ [1, len(points), len(points) ** 2]
         came_from = np.unique(key, return_index=True)[1]
         came_from = came_from[~flat[came_from]]

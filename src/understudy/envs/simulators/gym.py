@@ -2,7 +2,7 @@
 
 world = GymWorld("FrozenLake-v1", options={"is_slippery": False}, num_starts=1)
 
-Start number n is `reset(seed=n)`. What is random after that follows the seed of the episode, for environments that draw
+Start number n is `reset(seed=n)`. Later randomness follows the seed of the episode in environments that draw
 from their `np_random`.
 """
 
@@ -25,9 +25,9 @@ MAX_SIZE = 1024
 
 
 class GymWorld(World):
-    """One task, named by the id. An observation that is no dict is called "state"."""
+    """A world with one task, named by the id. An observation that is not a dict is called "state"."""
 
-    version_packages = ("numpy", "gymnasium", "mujoco")  # the last, if the environment is one of its
+    version_packages = ("numpy", "gymnasium", "mujoco")  # mujoco only matters for its environments
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class GymWorld(World):
         success_return: float | None = None,
         size: int = 0,
     ):
-        """`options` go to gymnasium.make; `max_steps` and `success_return`, from which return on an episode counts as a
-        success, are the id's own by default; `size` is the side of a "image" in pixels, 0 for none."""
+        """`options` are passed to gymnasium.make. `max_steps` and `success_return`, the return from which an episode
+        counts as a success, default to those of the id. `size` is the side of an "image" in pixels, 0 for none."""
         if type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise WorldError(f"size: expected 0 (no image) to {MAX_SIZE} pixels, got {describe(size)}")
         gymnasium = _import_gymnasium()
@@ -51,7 +51,7 @@ class GymWorld(World):
             registered = gymnasium.spec(self._env.unwrapped.spec.id)
             limit = registered.max_episode_steps if max_steps is None else max_steps
             if limit is None:
-                raise WorldError(f"{id}: it has no step limit of its own; pass max_steps, such as 200")
+                raise WorldError(f"{id}: has no step limit; pass max_steps, such as 200")
             task = Task(name=id, instruction=instruction or id, num_starts=num_starts, max_steps=limit)
             self.suite = Suite(name="gym", tasks=(task,))
             self._seen_spec = _spec(gymnasium.spaces, self._env.observation_space, "observation", bounds=False)
@@ -59,7 +59,10 @@ class GymWorld(World):
         except BaseException:
             self._env.close()
             raise
-        self._looks_at_info = success_return is None
+        self._uses_info = success_return is None
+        self._seen: Any = None
+        self._return = 0.0
+        self._info_has_success = False  # in this episode
         self._success_return = registered.reward_threshold if success_return is None else success_return
         self._to_action = _to_action(gymnasium.spaces, self._env.action_space)
         self._is_bare = isinstance(self._seen_spec, ArraySpec)
@@ -71,7 +74,7 @@ class GymWorld(World):
         self._seen = self._env.reset(seed=start)[0]
         self._env.unwrapped.np_random = rng
         self._return = 0.0
-        self._was_told = False  # whether this episode's info has spoken of success
+        self._info_has_success = False
 
     def advance(self, action: AnyTree) -> tuple[float, bool, bool, dict[str, Any]]:
         self._seen, reward, terminated, truncated, info = self._env.step(self._to_action(action))
@@ -90,18 +93,18 @@ class GymWorld(World):
         self._env.close()
 
     def _succeeded(self, info: Mapping[str, Any], last: bool) -> bool:
-        """What the info says, if it says anything in this episode; else whether the return is enough at its end."""
-        if self._looks_at_info:
-            told = next((info[key] for key in SUCCESS_KEYS if key in info), None)
-            if told is not None:
-                self._was_told = True
-                return bool(told)
-        if not last or self._was_told:
+        """Success as the info of this episode says; if it never does, whether the final return is high enough."""
+        if self._uses_info:
+            success = next((info[key] for key in SUCCESS_KEYS if key in info), None)
+            if success is not None:
+                self._info_has_success = True
+                return bool(success)
+        if not last or self._info_has_success:
             return False
         if self._success_return is None:
             raise WorldError(
-                f"{self.task.name}: its info has none of {', '.join(SUCCESS_KEYS)}, and it names no return that is "
-                f"enough; pass success_return (this episode's return was {self._return:g})"
+                f"{self.task.name}: its info has none of {', '.join(SUCCESS_KEYS)}, and its id has no reward "
+                f"threshold; pass success_return (this episode's return was {self._return:g})"
             )
         return bool(self._return >= self._success_return)
 
@@ -114,7 +117,7 @@ def _import_gymnasium() -> Any:
 
 
 def _make(gymnasium: Any, id: str, options: Mapping[str, Any]) -> Any:
-    """The environment without a time limit, since a world counts steps itself."""
+    """Make the environment without a time limit, because World counts the steps."""
     try:
         return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
     except (gymnasium.error.Error, ImportError, TypeError) as error:
@@ -146,7 +149,7 @@ def _spec(spaces: Any, space: Any, path: str, *, bounds: bool) -> AnyTree:
             f"register the environment with a wrapper that makes it one of them"
         )
     shape, dtype = space.shape or (), str(space.dtype)
-    if not bounds:  # environments do not keep to the bounds of what they show
+    if not bounds:  # environments do not keep the bounds of their observation spaces
         return ArraySpec(shape=shape, dtype=dtype)
     return ArraySpec(shape=shape, dtype=dtype, low=_bound(low, shape, np.max), high=_bound(high, shape, np.min))
 
@@ -157,7 +160,7 @@ def _children(space: Any) -> list[tuple[str, Any]]:
 
 
 def _bound(bound: Any, shape: tuple[int, ...], tightest: Callable[..., Any]) -> Bound:
-    """One number, or one per element of the last dimension; the tightest of those that a spec cannot tell apart."""
+    """One number, or one per element of the last dimension, as a spec allows; the tightest of several."""
     array = np.asarray(bound, np.float64)
     if array.ndim > 1:
         array = tightest(array.reshape(-1, shape[-1]), axis=0)
@@ -169,7 +172,7 @@ def _bound(bound: Any, shape: tuple[int, ...], tightest: Callable[..., Any]) -> 
 
 
 def _arrays(value: Any, spec: AnyTree) -> AnyTree:
-    """What an environment shows, as the spec has it, in arrays of the caller's own."""
+    """Convert an observation to the spec, in new arrays."""
     if isinstance(spec, ArraySpec):
         return str(value) if spec.dtype == "str" else np.array(value, spec.numpy_dtype)
     children = value if isinstance(value, Mapping) else {str(index): child for index, child in enumerate(value)}
@@ -177,7 +180,7 @@ def _arrays(value: Any, spec: AnyTree) -> AnyTree:
 
 
 def _to_action(spaces: Any, space: Any) -> Callable[[AnyTree], Any]:
-    """From an action of the spec to one of the space."""
+    """A function that converts an action of the spec to one of the space."""
     if isinstance(space, spaces.Discrete):
         return int
     if isinstance(space, spaces.Tuple | spaces.Dict):
@@ -185,14 +188,14 @@ def _to_action(spaces: Any, space: Any) -> Callable[[AnyTree], Any]:
         if isinstance(space, spaces.Tuple):
             return lambda action: tuple(convert(action[name]) for name, convert in inner.items())
         return lambda action: {name: convert(action[name]) for name, convert in inner.items()}
-    return lambda action: action if isinstance(action, str) else np.array(action)  # the caller's stays as it is
+    return lambda action: action if isinstance(action, str) else np.array(action)  # a copy
 
 
 # --- images ---
 
 
 def scaled(image: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:  # uint8 [h, w, 3] -> [size, size, 3]
-    """The image as a square: each new pixel is the mean of those that it covers, or the nearest if it is smaller."""
+    """Resize to a square: each new pixel is the mean of those that it covers, or the nearest one."""
     means: np.ndarray[Any, Any] = image.astype(np.float64)
     for axis in (0, 1):
         edges = np.arange(size) * image.shape[axis] // size

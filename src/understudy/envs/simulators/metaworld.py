@@ -1,7 +1,7 @@
 """MetaworldWorld: the fifty tasks of Metaworld, one Sawyer arm over a table, with Metaworld's own experts.
 
-An action is four numbers from -1 to 1: speeds of the hand along x, y, z (1 cm a simulator step), and grip (positive
-closes). The reward is 1 in the step that succeeds, which ends the episode, and 0 before.
+An action is four numbers from -1 to 1: speeds of the hand along x, y, z (1 cm per simulator step), and grip (positive
+closes). The reward is 1 in the step that succeeds, which ends the episode, and 0 otherwise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from understudy.envs.world import ExpertAction, World, WorldError
 
 NUM_STARTS = 500  # of each task; the last hundred are for evaluation
 SIMULATOR_STEPS = 500  # of an episode, as Metaworld has it
-MAX_ALIVE = 10  # tasks whose simulators are kept; the one that was not used for longest is closed for another
+MAX_ALIVE = 10  # simulators that are kept open; the least recently used one is closed first
 
 # name: instruction
 TASKS: dict[str, str] = {
@@ -82,7 +82,7 @@ TASKS: dict[str, str] = {
 }
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
-UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")  # so they are mounted; their images are turned
+UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")  # as mounted; their images are rotated
 
 _SEEN = (
     "hand_x",
@@ -92,12 +92,12 @@ _SEEN = (
     *(f"{thing}_{name}" for thing in ("object", "other") for name in ("x", "y", "z", "qw", "qx", "qy", "qz")),
 )
 STATE_NAMES = (*_SEEN, *(f"previous_{name}" for name in _SEEN), "goal_x", "goal_y", "goal_z")
-HAND_NAMES = STATE_NAMES[:4]  # what an arm knows of itself
+HAND_NAMES = STATE_NAMES[:4]  # of the arm only
 
 
 @dataclass(kw_only=True)
 class Simulator:
-    """What is kept of one task: Metaworld's environment and expert, and the cameras from the first look on."""
+    """One task: Metaworld's environment and expert, and the cameras once an image was rendered."""
 
     env: Any
     policy: Any
@@ -127,10 +127,10 @@ class MetaworldWorld(World):
         hide_goal: bool = False,
         state: Literal["all", "hand"] = "all",
     ):
-        """`tasks`: some of the fifty. `cameras`: some of CAMERAS; without any, only the state is seen. `size`: pixels
-        of their sides. `action_repeat`: simulator steps to a step. `max_steps`: as many as make 500 simulator steps, by
-        default. `hide_goal`: the goal is zero in the state and has no marker in the images. `state`: `hand` is the
-        hand's alone, as a real arm has it, so that the rest must be seen."""
+        """`tasks`: some of the fifty. `cameras`: some of CAMERAS; without any, only the state is observed. `size`: side
+        of the images in pixels. `action_repeat`: simulator steps per step. `max_steps`: by default as many as make 500
+        simulator steps. `hide_goal`: the goal is zero in the state and has no marker in the images. `state`: "hand" is
+        the state of the hand alone, as on a real arm; everything else must be seen in the images."""
         for name, value in (("action_repeat", action_repeat), ("max_steps", max_steps)):
             if value is not None and (type(value) is not int or value < 1):
                 raise WorldError(f"{name}: expected a whole number from 1, got {describe(value)}")
@@ -142,7 +142,9 @@ class MetaworldWorld(World):
         self._hide_goal = hide_goal
         self._size = size
         self._simulators: OrderedDict[str, Simulator] = OrderedDict()
-        self._now: Simulator | None = None
+        self._current: Simulator | None = None
+        self._numbers = np.zeros(len(STATE_NAMES))  # Metaworld's observation
+        self._progress = 0.0
         self.suite = _suite(tasks, max_steps or max(1, SIMULATOR_STEPS // action_repeat))
         self.camera_names = _cameras(cameras)
         fields = {name: ArraySpec(shape=(size, size, 3), dtype="uint8") for name in self.camera_names}
@@ -154,41 +156,41 @@ class MetaworldWorld(World):
         self._policies = _import("metaworld.policies").ENV_POLICY_MAP
 
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
-        """A start index alone decides the state: `rng` is not needed."""
+        """The start index alone determines the state; `rng` is not used."""
         del rng
         simulator = self._simulator(task)
         simulator.env.seed(zlib.crc32(f"{task.name}/{start}".encode()))
         self._numbers = simulator.env.reset()[0]
         self._progress = 0.0
-        self._now = simulator
+        self._current = simulator
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        assert self._now is not None
-        hand, wish = self._numbers[:3], self._wish(self._now)[:3]
+        assert self._current is not None
+        hand, expert = self._numbers[:3], self._ask_expert(self._current)[:3]
         success, dense_reward = False, 0.0
         for _ in range(self._repeat):
-            self._numbers, dense_reward, _, _, info = self._now.env.step(action)
+            self._numbers, dense_reward, _, _, info = self._current.env.step(action)
             success = bool(info["success"])
             if success:
                 break
-        self._progress += _along(wish, self._numbers[:3] - hand)
+        self._progress += _along(expert, self._numbers[:3] - hand)
         return float(success), success, False, {"success": success, "dense_reward": float(dense_reward)}
 
     def observe(self) -> Tree:
-        assert self._now is not None
+        assert self._current is not None
         state = self._numbers.astype(np.float32)
         if self._hide_goal:
             state[-3:] = 0.0
-        return {**self._images(self._now), "state": state[: len(self.state_names)]}
+        return {**self._images(self._current), "state": state[: len(self.state_names)]}
 
     def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
-        """Metaworld's own expert. It looks at the true state, goal included, and remembers nothing.
+        """The action of Metaworld's own expert. It uses the true state, goal included, and has no memory.
 
-        Progress is metres that the hand went the expert's way: it stalls when nothing moves or all goes elsewhere.
+        Progress is the distance in metres that the hand moved in the expert's direction.
         """
-        if self._now is None:
+        if self._current is None:
             raise WorldError("expert_action: there is no episode; call reset first")
-        action = self._wish(self._now)
+        action = self._ask_expert(self._current)
         if noise:
             if rng is None:
                 raise WorldError("rng: noise needs a random generator, got None; pass np.random.default_rng(seed)")
@@ -198,23 +200,23 @@ class MetaworldWorld(World):
     def close(self) -> None:
         while self._simulators:
             self._simulators.popitem()[1].close()
-        self._now = None
+        self._current = None
 
-    def _wish(self, simulator: Simulator) -> np.ndarray[Any, Any]:  # [4] float32
-        """What the expert would do now."""
+    def _ask_expert(self, simulator: Simulator) -> np.ndarray[Any, Any]:  # [4] float32
+        """The expert's action in the current state, clipped."""
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Constant")  # that it wants to go faster than the hand can
-            action = simulator.policy.get_action(self._numbers.copy())  # some of them write into what they are given
+            warnings.filterwarnings("ignore", message="Constant")  # its warning that the action was clipped
+            action = simulator.policy.get_action(self._numbers.copy())  # some experts write into their argument
         return np.clip(np.asarray(action, np.float32), -1.0, 1.0)
 
     def _simulator(self, task: Task) -> Simulator:
-        """The task's simulator, made if it is not there; it takes some 0.3 s and 25 MB."""
+        """The task's simulator, created at first use (about 0.3 s and 25 MB)."""
         found = self._simulators.pop(task.name, None)
         if found is None:
             if len(self._simulators) >= MAX_ALIVE:
                 self._simulators.popitem(last=False)[1].close()
             env = self._library.ALL_V3_ENVIRONMENTS_GOAL_OBSERVABLE[f"{task.name}-goal-observable"](seed=0)
-            env.seeded_rand_vec, env._freeze_rand_vec = True, False  # each reset draws what its seed says
+            env.seeded_rand_vec, env._freeze_rand_vec = True, False  # each reset draws from its seed
             env.max_path_length = task.max_steps * self._repeat
             found = Simulator(env=env, policy=self._policies[task.name]())
         self._simulators[task.name] = found
@@ -234,23 +236,23 @@ class MetaworldWorld(World):
         }
 
 
-def _along(wish: np.ndarray[Any, Any], way: np.ndarray[Any, Any]) -> float:  # [3], [3]
-    """How far a way goes in the direction of a wish; nothing if there is no wish."""
-    return float(way @ wish) / max(float(np.linalg.norm(wish)), 1e-9)
+def _along(direction: np.ndarray[Any, Any], motion: np.ndarray[Any, Any]) -> float:  # [3], [3]
+    """Length of a motion along a direction; 0 if the direction is zero."""
+    return float(motion @ direction) / max(float(np.linalg.norm(direction)), 1e-9)
 
 
 @contextmanager
 def _markers_in_place(env: Any) -> Iterator[None]:
-    """Put the goal's marker where the goal is, for as long as it is looked at: Metaworld leaves it elsewhere in the
-    first image of most tasks, and in all images of some."""
-    places = env.data.site_xpos
-    before = places.copy()
-    for name, place in env._target_site_config:
-        env.data.site(name).xpos[:] = place[:3]
+    """Move the goal's marker to the goal while an image is rendered: Metaworld leaves it elsewhere in the first image
+    of most tasks, and in all images of some."""
+    positions = env.data.site_xpos
+    before = positions.copy()
+    for name, position in env._target_site_config:
+        env.data.site(name).xpos[:] = position[:3]
     try:
         yield
     finally:
-        places[:] = before
+        positions[:] = before
 
 
 def _import(module: str) -> Any:
@@ -258,7 +260,7 @@ def _import(module: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         raise WorldError(
-            f"metaworld: it is not installed here ({error}); run `understudy env setup metaworld` and open "
+            f"metaworld: is not installed ({error}); run `understudy env setup metaworld` and open "
             f"'metaworld:push-v3', or `pip install metaworld==3.1.1 mujoco==3.3.0 packaging`"
         ) from error
 

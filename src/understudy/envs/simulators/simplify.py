@@ -1,7 +1,7 @@
-"""Simplify: a MuJoCo model that is cheap to draw: small textures and few faces, chosen before it is compiled.
+"""Simplifier: reduces textures and meshes of a MuJoCo model before it is compiled, so that it renders faster.
 
-Only what is drawn is touched. A mesh is thinned out if no geom of it can collide or has weight, so that masses,
-contacts and every bit of the motion stay as they were. The compiled model is smaller, too, and sooner there.
+Physics is not changed: a mesh is reduced only if no geom that uses it can collide or has mass, so that masses, contacts
+and every bit of the motion stay the same. The compiled model is also smaller and loads faster.
 
 Needs mujoco, opencv, scipy and fast-simplification.
 """
@@ -22,25 +22,25 @@ MAX_FACES = 1000  # of a mesh
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mesh:
-    """A row per corner of a face, three to a face."""
+    """A row per corner of a face, three per face."""
 
     positions: np.ndarray[Any, Any]  # [corners, 3]
     normals: np.ndarray[Any, Any]  # [corners, 3]
-    places: np.ndarray[Any, Any]  # [corners, 2] in the texture; [corners, 0] without one
+    texture: np.ndarray[Any, Any]  # texture coordinates, [corners, 2]; [corners, 0] without a texture
 
 
 class Simplifier:
-    """Compiles models; what it has made of a file is kept for the next model that uses it."""
+    """Compiles models; simplified files are cached for later models that use them."""
 
     def __init__(self) -> None:
         self._mujoco = importlib.import_module("mujoco")
-        self._made: dict[str, tuple[str, bytes] | None] = {}  # by path: a new name and the file; None: it stays
+        self._made: dict[str, tuple[str, bytes] | None] = {}  # by path: new name and content; None: unchanged
 
     def compile(self, xml: str) -> Any:
         """A mujoco.MjModel of a scene whose files have absolute paths."""
         root = ET.fromstring(xml)
         textures = [texture for texture in root.iter("texture") if texture.get("file")]
-        drawn = only_drawn(root)
+        drawn = visual_meshes(root)
         meshes = [mesh for mesh in root.iter("mesh") if mesh.get("file") and mesh.get("name") in drawn]
         for texture in textures:
             path = texture.attrib["file"]
@@ -56,11 +56,11 @@ class Simplifier:
                 element.set("file", made[0])
                 files[made[0]] = made[1]
                 if element.tag == "mesh":
-                    element.set("inertia", "shell")  # never used; a thinned mesh need not enclose a volume
+                    element.set("inertia", "shell")  # never used; a reduced mesh need not enclose a volume
         return self._mujoco.MjModel.from_xml_string(ET.tostring(root, encoding="unicode"), files)
 
     def _named(self, path: str, suffix: str, file: bytes | None) -> tuple[str, bytes] | None:
-        """Files of a model are told apart by their last name alone."""
+        """A unique file name, because MuJoCo distinguishes files by their base name only."""
         return None if file is None else (f"{len(self._made)}_{Path(path).stem}{suffix}", file)
 
     def _load_meshes(self, paths: list[str]) -> list[Mesh]:
@@ -78,24 +78,24 @@ class Simplifier:
         faces = slice(model.mesh_faceadr[mesh], model.mesh_faceadr[mesh] + model.mesh_facenum[mesh])
         turn = np.empty(9)
         self._mujoco.mju_quat2Mat(turn, model.mesh_quat[mesh])
-        back = turn.reshape(3, 3).T  # the compiler turned and moved the mesh to its centre
+        back = turn.reshape(3, 3).T  # the compiler rotated the mesh and moved it to its centre
         corners = model.mesh_vertadr[mesh] + model.mesh_face[faces].reshape(-1)
         positions = model.mesh_vert[corners] @ back + model.mesh_pos[mesh]
         normals = model.mesh_normal[model.mesh_normaladr[mesh] + model.mesh_facenormal[faces].reshape(-1)] @ back
-        places = np.empty((len(positions), 0))
+        texture = np.empty((len(positions), 0))
         if model.mesh_texcoordnum[mesh]:
-            places = model.mesh_texcoord[model.mesh_texcoordadr[mesh] + model.mesh_facetexcoord[faces].reshape(-1)]
-        return Mesh(positions=positions, normals=normals, places=places)
+            texture = model.mesh_texcoord[model.mesh_texcoordadr[mesh] + model.mesh_facetexcoord[faces].reshape(-1)]
+        return Mesh(positions=positions, normals=normals, texture=texture)
 
 
-def only_drawn(root: ET.Element) -> set[str]:
-    """Names of meshes that cannot collide and have no weight, as the geoms that use them say themselves."""
+def visual_meshes(root: ET.Element) -> set[str]:
+    """Names of meshes whose geoms cannot collide and have no mass."""
     compiler = root.find("compiler")
-    weighed = (compiler.get("inertiagrouprange", "0 5") if compiler is not None else "0 5").split()
+    mass_groups = (compiler.get("inertiagrouprange", "0 5") if compiler is not None else "0 5").split()
     names = {mesh.attrib["name"] for mesh in root.iter("mesh") if mesh.get("name")}
     for geom in root.iter("geom"):
-        weightless = not int(weighed[0]) <= int(geom.get("group", "0")) <= int(weighed[1])
-        if not (weightless and geom.get("contype") == "0" and geom.get("conaffinity") == "0"):
+        massless = not int(mass_groups[0]) <= int(geom.get("group", "0")) <= int(mass_groups[1])
+        if not (massless and geom.get("contype") == "0" and geom.get("conaffinity") == "0"):
             names.discard(geom.get("mesh", ""))
     return names
 
@@ -113,20 +113,20 @@ def smaller_image(path: str, max_side: int = MAX_SIDE) -> bytes | None:
 
 
 def fewer_faces(mesh: Mesh, max_faces: int = MAX_FACES) -> bytes | None:
-    """A mesh of about `max_faces` faces in MuJoCo's own format, or as few as do no harm; None if it has no more."""
+    """Reduce a mesh to about `max_faces` faces, in MuJoCo's file format; None if it is small enough or cannot be."""
     if len(mesh.positions) <= 3 * max_faces:
         return None
     fast_simplification = importlib.import_module("fast_simplification")
-    # Points are joined wherever they meet, also across seams of the texture: a mesh in pieces gets holes.
-    points, point_of_corner = _joined(mesh.positions)
+    # Merge equal points, also across texture seams: otherwise the reduced mesh gets holes.
+    points, point_of_corner = _merged(mesh.positions)
     faces = point_of_corner.reshape(-1, 3).astype(np.int32)
     _, few, collapses = fast_simplification.simplify(points, faces, target_count=max_faces, return_collapses=True)
-    if len(few) > 1.2 * max_faces:  # it got stuck, and tore pieces out on the way: stop much earlier
+    if len(few) > 1.2 * max_faces:  # it got stuck and tore the mesh: stop much earlier
         if 2 * len(few) >= len(faces):
             return None
         *_, collapses = fast_simplification.simplify(points, faces, target_count=2 * len(few), return_collapses=True)
     points, _, became = fast_simplification.replay_simplification(points, faces, collapses)
-    # What is left of a face keeps its patch of the texture; a point on a seam becomes a vertex for each patch.
+    # A remaining face keeps its patch of the texture; a point on a seam becomes one vertex per patch.
     corner = became[point_of_corner]
     kept = corner.reshape(-1, 3)
     alive = (kept >= 0).all(axis=1) & (kept != np.roll(kept, 1, axis=1)).all(axis=1)
@@ -134,10 +134,10 @@ def fewer_faces(mesh: Mesh, max_faces: int = MAX_FACES) -> bytes | None:
     vertex = vertex.reshape(-1)
     normal = _means(mesh.normals, vertex, len(pairs))
     normal /= np.maximum(np.linalg.norm(normal, axis=1, keepdims=True), 1e-9)
-    place = _means(mesh.places, vertex, len(pairs))
+    texture = _means(mesh.texture, vertex, len(pairs))
     used, drawn = np.unique(vertex.reshape(-1, 3)[alive], return_inverse=True)
-    counts = np.array([len(used), len(used), len(used) if mesh.places.shape[1] else 0, alive.sum()], np.int32)
-    columns = [points[pairs[used, 0]], normal[used], place[used]]
+    counts = np.array([len(used), len(used), len(used) if mesh.texture.shape[1] else 0, alive.sum()], np.int32)
+    columns = [points[pairs[used, 0]], normal[used], texture[used]]
     return b"".join(
         [
             counts.tobytes(),
@@ -147,19 +147,19 @@ def fewer_faces(mesh: Mesh, max_faces: int = MAX_FACES) -> bytes | None:
     )
 
 
-def _joined(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """The different rows, as float64, and which of them each row is."""
+def _merged(rows: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The distinct rows as float64, and the index of each row among them."""
     different, index = np.unique(rows.astype(np.float32), axis=0, return_inverse=True)
     return np.ascontiguousarray(different, np.float64), index.reshape(-1)
 
 
 def _patches(mesh: Mesh) -> np.ndarray[Any, Any]:  # [corners]
-    """The number of the patch of the texture that each corner is in: faces that share points and places."""
+    """The texture patch of each corner: connected faces that share points and texture coordinates."""
     sparse = importlib.import_module("scipy.sparse")
     graphs = importlib.import_module("scipy.sparse.csgraph")
-    vertices, vertex = _joined(np.hstack([mesh.positions, mesh.places]))
-    there = np.roll(vertex.reshape(-1, 3), 1, axis=1).reshape(-1)
-    links = sparse.coo_matrix((np.ones(len(there), np.int8), (vertex, there)), shape=(len(vertices),) * 2)
+    vertices, vertex = _merged(np.hstack([mesh.positions, mesh.texture]))
+    next_corner = np.roll(vertex.reshape(-1, 3), 1, axis=1).reshape(-1)
+    links = sparse.coo_matrix((np.ones(len(next_corner), np.int8), (vertex, next_corner)), shape=(len(vertices),) * 2)
     patch: np.ndarray[Any, Any] = graphs.connected_components(links, directed=False)[1][vertex]
     return patch
 

@@ -1,4 +1,4 @@
-"""People: what they hold, and who acts when somebody does."""
+"""Teleoperation: input devices of operators, and the takeover that replaces the policy's action by theirs."""
 
 from understudy.envs.teleop.takeover import (
     AlwaysScript,

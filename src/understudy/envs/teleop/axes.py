@@ -1,7 +1,7 @@
-"""Axes: what the numbers of an action mean to a hand, and an action made of how far each is pushed.
+"""Axes: what the numbers of an action mean to an operator, and how pushes of a device become an action.
 
-A push is a number from -1 to 1 for each axis: 0 is rest, 1 goes towards the upper bound of the spec. A grip is no push
-but open or closed, and stays what it is until it is changed.
+A push is a number from -1 to 1 per axis: 0 is rest, 1 is the upper bound of the spec. The grip is not pushed: it is
+open or closed, and stays so until it is toggled.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from understudy.core import ArraySpec, Spec, Tree, UnderstudyError
 from understudy.core import tree as trees
 
 GRIP = "grip"
-# What an action of so many numbers usually means; `names` says otherwise.
+# The usual axes of an action by its size; the option `names` overrides them.
 USUAL = {
     2: ("x", "y"),
     3: ("x", "y", "z"),
@@ -27,12 +27,12 @@ USUAL = {
 
 
 class DeviceError(UnderstudyError):
-    """A device cannot be used: it does not fit the action, is not there, or is not allowed."""
+    """A device cannot be used: it does not fit the action, is missing, or access is denied."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """The axes of one action, in its order. `high_closes` says at which bound a grip is closed."""
+    """The axes of one action, in order. `high_closes`: the grip is closed at its upper bound."""
 
     names: tuple[str, ...]
     path: str  # of the action's only leaf; '' if the action is a bare array
@@ -41,7 +41,7 @@ class Axes:
 
     @staticmethod
     def of(action: Spec, *, names: Sequence[str] | None = None, high_closes: bool = True) -> Axes:
-        """The axes of an action's spec, by its size or by `names`; a DeviceError if no hand can make such an action."""
+        """The axes of an action's spec, by its size or by `names`; a DeviceError if no device can drive it."""
         if len(action.flat) != 1:
             raise DeviceError(
                 f"action: expected one array, got {', '.join(action.flat)}; a device drives actions of one array"
@@ -58,7 +58,7 @@ class Axes:
 
     @property
     def pushed(self) -> tuple[str, ...]:
-        """The axes that are pushed: all but the grip."""
+        """All axes but the grip."""
         return tuple(name for name in self.names if name != GRIP)
 
     @property
@@ -66,7 +66,7 @@ class Axes:
         return GRIP in self.names
 
     def action(self, pushes: Mapping[str, float], *, closed: bool) -> Tree:
-        """The action of these pushes; an axis that is not pushed rests. Within the bounds, whatever is pushed."""
+        """The action for these pushes, clipped to the bounds; an axis without a push rests."""
         values = []
         for name, (low, high, rest) in zip(self.names, self._bounds, strict=True):
             if name == GRIP:
@@ -78,19 +78,18 @@ class Axes:
         return trees.unflatten({self.path: np.array(values, self.leaf.dtype)})
 
     def closed(self, action: Tree) -> bool:
-        """Whether an action of somebody else closes the grip."""
+        """Whether an action closes the grip."""
         index = self.names.index(GRIP)
         low, high, _ = self._bounds[index]
         return bool((trees.flatten(action)[self.path][index] > (low + high) / 2) == self.high_closes)
 
     @cached_property
     def _bounds(self) -> list[tuple[float, float, float]]:
-        """For each axis what a full push reaches either way, 1 if the spec has no bound; and where it rests, at 0 if
-        that is within."""
+        """For each axis: low, high and rest. A missing bound counts as -1 or 1; rest is 0, clipped to the bounds."""
         low, high = (np.broadcast_to(limit, self.leaf.fixed_shape).astype(float) for limit in self.leaf.limits)
         low = np.where(np.isfinite(low), low, np.minimum(-1.0, high))
         high = np.where(np.isfinite(high), high, np.maximum(1.0, low))
         return list(zip(low.tolist(), high.tolist(), np.clip(0.0, low, high).tolist(), strict=True))
 
 
-NO_AXES = Axes(names=(), path="", leaf=ArraySpec(shape=(0,), dtype="float32"))  # nothing can be pushed
+NO_AXES = Axes(names=(), path="", leaf=ArraySpec(shape=(0,), dtype="float32"))  # for an action that cannot be driven

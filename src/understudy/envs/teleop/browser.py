@@ -1,10 +1,10 @@
-"""BrowserDevice: a page in a browser, on which people see the cameras and drive with keys, a gamepad or a finger.
+"""BrowserDevice: a web page that shows the cameras and lets an operator drive with keys, a gamepad or touch.
 
     with BrowserDevice(world.step_spec, port=8100) as device:
         print(device.url)
         run_episode(world, writer, act=act, takeover=Takeover(device), show=device.show)
 
-`read` and `show` never wait: the page's server lives in a thread of its own (`browser_server`).
+`read` and `show` never block: the page's server runs in a thread of its own (`browser_server`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from understudy.envs.teleop.key_bindings import KeyBindings
 from understudy.envs.teleop.operator_input import EXPIRY_S, OperatorInput
 from understudy.envs.teleop.takeover import Reading
 
-MAX_SIDE = 512  # of an image; of a larger one, every second pixel is sent, or every third
+MAX_SIDE = 512  # pixels of an image; of a larger one, every second or third pixel is sent
 
 
 class BrowserDevice(Closeable):
-    """A page at `url`, served from the moment this is made until `close`.
+    """A page at `url`, served from construction to `close`.
 
-    One person drives and others watch. Off loopback a `token` is needed, which `url` carries. `hosts` are further
-    names under which the page is reached, as behind a proxy. `names` and `high_closes` say what the numbers of the
-    action mean, `speed` (up to 1) how fast it begins, `to_the_end` that a person who has begun to act is in control
-    to the end of the episode. Input that is older than `expiry_s` counts for nothing. With `watch_only` the page is a
-    screen, whatever the action is, and nobody can drive.
+    One operator drives and others watch. Any address other than loopback needs a `token`, which is part of `url`.
+    `hosts` are further host names of the page, for example behind a proxy. `names` and `high_closes` say what the
+    numbers of the action mean, and `speed` (up to 1) is the speed at the start. With `to_the_end`, an operator who has
+    begun to act stays in control until the episode ends. Input older than `expiry_s` is ignored. With `watch_only` the
+    page only shows the cameras, for any action, and nobody can drive.
     """
 
     source = Source.HUMAN
@@ -64,7 +64,7 @@ class BrowserDevice(Closeable):
             for path, leaf in step_spec.observation.leaves()
             if leaf.dtype == "uint8" and len(leaf.shape) == 3 and leaf.shape[-1] == 3
         ]
-        self._acted = False  # by the person, when last read
+        self._acted = False  # whether the operator acted in the last reading
         self._num_frames = 0
         self._num_episodes = 0
         self._server = PageServer(
@@ -80,16 +80,16 @@ class BrowserDevice(Closeable):
 
     @property
     def url(self) -> str:
-        """What to open in a browser; with the token, if there is one, in the part that is sent to nobody."""
+        """The address to open in a browser. A token is in its fragment, which browsers do not send."""
         return self._server.url
 
     @property
     def connected(self) -> bool:
-        """Whether somebody has the page open and could drive."""
+        """Whether a page is open that can drive."""
         return self._server.connected
 
     def begin(self) -> None:
-        """An episode begins: the fingers are taken to be open, and no verdict stands."""
+        """An episode begins: the grip counts as open, and there is no verdict."""
         self._num_episodes += 1
         self._operator_input.begin()
 
@@ -99,42 +99,42 @@ class BrowserDevice(Closeable):
         return reading
 
     def show(self, observation: Tree, info: Mapping[str, Any]) -> None:
-        """Give the page something to show: the cameras of an observation, and what to say about it.
+        """Show an observation's cameras and `info` on the page.
 
-        Of `info`, the page knows task, instruction, episode, step, source, successes, reward and success, and lists
-        what else is text or a number. `action`, the one that was executed, is not shown: while somebody else acts, the
-        grip follows it, so that taking over drops nothing.
+        The page has fields for task, instruction, episode, step, source, successes, reward and success, and lists
+        every other text or number. `action`, the executed one, is not shown: while the policy acts, the grip follows
+        it, so that a takeover does not drop the object.
         """
-        said = dict(info)
-        action = said.pop("action", None)
+        shown = dict(info)
+        action = shown.pop("action", None)
         if action is not None and not self._acted:
-            self._operator_input.follow(action)
+            self._operator_input.follow_grip(action)
         self._num_frames += 1
         flat = trees.flatten(observation)
         self._server.publish(
             Frame(
                 number=self._num_frames,
-                life=self._num_episodes,
+                episode=self._num_episodes,
                 images=tuple(_image(path, flat[path]) for path in self._cameras),
                 pushes=dict(self._operator_input.pushes),
-                info={name: plain for name, value in said.items() if (plain := _plain(value)) is not None},
+                info={name: plain for name, value in shown.items() if (plain := _plain(value)) is not None},
             )
         )
 
     def close(self) -> None:
-        """End the page's server; open pages say so."""
+        """Stop the page's server; open pages show that it has ended."""
         self._server.close()
 
 
 def _image(path: str, pixels: np.ndarray[Any, Any]) -> Image:
-    """A copy, since the caller may go on to write into the array."""
+    """Copy the pixels, because the caller may overwrite the array."""
     stride = math.ceil(max(pixels.shape[:2]) / MAX_SIDE)
     seen = pixels[::stride, ::stride]
     return Image(name=path, height=seen.shape[0], width=seen.shape[1], pixels=seen.tobytes())
 
 
 def _plain(value: Any) -> str | float | bool | None:
-    """What JSON can carry of a value; None if that is nothing."""
+    """The value as JSON can hold it, or None."""
     if isinstance(value, Source):
         return value.name.lower()
     if isinstance(value, np.generic):

@@ -1,4 +1,4 @@
-"""What a page sends, checked: anybody who reached the socket may send anything."""
+"""Checks of the messages that a page sends, because anybody may connect to the socket."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 
 from understudy.envs.teleop.key_bindings import NUM_BUTTONS, NUM_STICKS, Held
 
-MAX_KEYS = 32  # held at once
+MAX_KEYS = 32  # held at the same time
 
 
 class RefusedMessage(Exception):
-    """A page said something that this one's page does not say."""
+    """A message that our page never sends."""
 
 
-def parsed(message: str | bytes) -> dict[str, Any]:
+def parse_message(message: str | bytes) -> dict[str, Any]:
     try:
-        parsed = json.loads(message)
+        fields = json.loads(message)
     except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
+        fields = None
+    if not isinstance(fields, dict):
         raise RefusedMessage("expected a JSON object")
-    return parsed
+    return fields
 
 
 def number(message: dict[str, Any], name: str) -> float:
@@ -44,7 +44,7 @@ def held_in(message: dict[str, Any]) -> Held:
 
 
 def _numbers(message: dict[str, Any], name: str, size: int) -> tuple[float, ...]:
-    """So many numbers from -1 to 1; zeros if there is no gamepad."""
+    """`size` numbers from -1 to 1; zeros if there is no gamepad."""
     values = message.get(name)
     if values is None:
         return (0.0,) * size

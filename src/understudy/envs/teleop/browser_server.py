@@ -1,19 +1,18 @@
-"""PageServer: the page that people drive from, its files and its messages, in a thread of its own.
+"""PageServer: serves the operator's page, its files and its messages, in a thread of its own.
 
     loop             takes from                  blocks on               woken by
-    control loop     OperatorInput                       nothing                 -
+    control loop     OperatorInput               nothing                 -
     server's thread  all below, one event loop   the selector            sockets, timers, `close`
-      looking        the newest frame, OperatorInput     10 ms at a time         its own clock
+      watching       the newest frame, the input 10 ms at a time         its own clock
       reading        a page's messages           its socket              the page
-      sending        the newest frame, the state the page's event        looking, reading
+      sending        the newest frame, the state the page's event        watching, reading
 
-Messages are JSON, but for frames: the length of a JSON header, the header, and the pixels as they are. A page says
-which frame it has drawn, and gets the next when no more than two are on their way: a slow page sees fewer frames, not
-older ones, and nobody waits for it.
+Messages are JSON, except frames: the length of a JSON header, the header, and the raw pixels. A page reports each frame
+that it has drawn, and at most two are in flight: a slow page gets fewer frames, not older ones, and holds up nobody.
 
-Who may drive a robot is decided here. The Host must be one that this server is known by, so that no foreign name can be
-made to point here. A socket is given only to a page that came from here (Origin), and the page lets no other site show
-it in a frame. Off loopback, the page must know the token.
+Access control: the Host header must be one of this server's names (against DNS rebinding); a socket is given only to
+pages that this server served (Origin); no other site may show the page in a frame; and on any address other than
+loopback the page must send the token.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from understudy.envs.teleop.axes import DeviceError
-from understudy.envs.teleop.browser_messages import RefusedMessage, held_in, number, parsed
+from understudy.envs.teleop.browser_messages import RefusedMessage, held_in, number, parse_message
 from understudy.envs.teleop.clock import PageClock
 from understudy.envs.teleop.key_bindings import Held, KeyBindings
 from understudy.envs.teleop.operator_input import OperatorInput
@@ -58,11 +57,11 @@ SOCKET = "/socket"
 HEADERS = page_headers("default-src 'self'; connect-src 'self' ws: wss:; img-src data:; frame-ancestors 'none'")
 MAX_MESSAGE_BYTES = 8192
 MAX_VIEWERS = 16
-MAX_ON_THE_WAY = 2  # frames that a page has not drawn yet
+MAX_IN_FLIGHT = 2  # frames that a page has not drawn yet
 HELLO_S = 5.0
-LOOK_S = 0.01
+WATCH_S = 0.01
 FIRST_PINGS, FIRST_PING_S, PING_S = 5, 0.1, 1.0
-SILENT_S = 3.0  # after which a driver is thought to be gone, and somebody else may drive
+SILENT_S = 3.0  # without input from the driver, after which another page may drive
 TRY_AGAIN, REFUSED = 1013, 1008  # codes with which a socket is closed
 
 
@@ -78,27 +77,33 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Frame:
-    """What the page shows at one moment."""
+    """The images and texts that the page shows at one moment."""
 
     number: int
-    life: int  # counts episodes, so that the page knows when one begins
+    episode: int  # number of the episode, so that the page knows when a new one begins
     images: tuple[Image, ...]
-    pushes: dict[str, float]  # what the person pushes, if one drives
+    pushes: dict[str, float]  # of the operator, if one drives
     info: dict[str, Any]
     made_s: float = field(default_factory=time.monotonic)
 
     @cached_property
     def message(self) -> bytes:
-        """Made once, in the server's thread, whoever looks on."""
+        """Encoded once, in the server's thread, for all pages."""
         cameras = [{"name": p.name, "height": p.height, "width": p.width} for p in self.images]
         header = json.dumps(
-            {"number": self.number, "life": self.life, "cameras": cameras, "pushes": self.pushes, "info": self.info}
+            {
+                "number": self.number,
+                "episode": self.episode,
+                "cameras": cameras,
+                "pushes": self.pushes,
+                "info": self.info,
+            }
         ).encode()
         return b"".join([struct.pack("<I", len(header)), header, *(p.pixels for p in self.images)])
 
 
 class PageServer:
-    """Serves the page from when it is made until `close`."""
+    """Serves the page from construction to `close`."""
 
     def __init__(
         self,
@@ -129,6 +134,8 @@ class PageServer:
         self._frame: Frame | None = None
         self._closing: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # once the thread runs
+        self._stop = asyncio.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="page-server", daemon=True)
         self._thread.start()
         self._ready.wait()
@@ -141,24 +148,25 @@ class PageServer:
     def publish(self, frame: Frame) -> None:
         """Show this frame from now on. Any thread may call.
 
-        The server looks for it by itself: to wake its thread would be to hand it the interpreter's lock, and on a busy
-        machine the control loop would wait for milliseconds to get that back.
+        The server polls for new frames: waking its thread would give it the interpreter's lock, and on a busy machine
+        the control loop would wait milliseconds to get the lock back.
         """
         self._frame = frame
 
     def close(self) -> None:
         if self._thread.is_alive():
+            assert self._loop is not None
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
         self._operator_input.release()
 
-    # --- the event loop, and everything below in its thread
+    # --- the event loop; everything below runs in its thread
 
     async def _serve(self) -> None:
         from websockets.asyncio.server import ServerConnection, serve
 
         opened: set[asyncio.Transport] = set()
-        met: set[asyncio.Transport] = set()  # browsers open sockets ahead of time and never use some of them
+        accepted: set[asyncio.Transport] = set()  # browsers open some sockets ahead of time and never use them
 
         class Connection(ServerConnection):
             def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -168,16 +176,15 @@ class PageServer:
             def connection_lost(self, exc: Exception | None) -> None:
                 super().connection_lost(exc)
                 opened.discard(self.transport)
-                met.discard(self.transport)
+                accepted.discard(self.transport)
 
-        async def meet(connection: ServerConnection) -> None:
-            met.add(connection.transport)
-            await self._meet(connection)
+        async def accept(connection: ServerConnection) -> None:
+            accepted.add(connection.transport)
+            await self._handle_page(connection)
 
         self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
         async with serve(
-            meet,
+            accept,
             sock=self._socket,
             process_request=self._answer,
             create_connection=Connection,
@@ -189,22 +196,22 @@ class PageServer:
             logger=logger,
             server_header=None,
         ):
-            looking = asyncio.create_task(self._look())
+            watching = asyncio.create_task(self._watch())
             self._ready.set()
             await self._stop.wait()
-            looking.cancel()
-            for transport in opened - met:
+            watching.cancel()
+            for transport in opened - accepted:
                 transport.abort()
-        while opened:  # those that did not answer in time
+        while opened:  # sockets that were not closed in time
             for transport in opened:
                 transport.abort()
             await asyncio.sleep(0)
 
-    async def _look(self) -> None:
-        """Wake those who send when there is something new to see."""
+    async def _watch(self) -> None:
+        """Wake the senders when there is a new frame or the driver has changed."""
         seen: tuple[Frame | None, bool] = (None, False)
         while True:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(WATCH_S)
             now = (self._frame, self._operator_input.driving)
             if now != seen:
                 seen = now
@@ -217,7 +224,7 @@ class PageServer:
     # --- HTTP
 
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
-        """The answer to an HTTP request; None for the one that becomes a socket."""
+        """The answer to an HTTP request; None if it becomes a WebSocket."""
         host = request.headers.get("Host", "")
         if host not in self._allowed_hosts:
             return self._refuse(connection, 421, f"This server is not known as {host!r}.")
@@ -245,34 +252,34 @@ class PageServer:
 
     # --- pages
 
-    async def _meet(self, connection: ServerConnection) -> None:
-        """One page, from its first message to its last."""
+    async def _handle_page(self, connection: ServerConnection) -> None:
+        """Serve one page from its first message to its last."""
         from websockets.exceptions import ConnectionClosed
 
         with contextlib.suppress(ConnectionClosed):
             try:
-                viewer = await self._greet(connection)
+                viewer = await self._handshake(connection)
             except (TimeoutError, RefusedMessage) as error:
                 await connection.close(REFUSED, str(error) or "expected a hello")
                 return
             if len(self._viewers) >= MAX_VIEWERS:
-                await connection.close(TRY_AGAIN, f"{MAX_VIEWERS} pages look on already")
+                await connection.close(TRY_AGAIN, f"{MAX_VIEWERS} pages are open already")
                 return
-            self._join(viewer)
+            self._add_viewer(viewer)
             sending = asyncio.create_task(self._send(viewer))
             try:
                 async for message in connection:
-                    self._take(viewer, parsed(message))
+                    self._handle_message(viewer, parse_message(message))
             except RefusedMessage as error:
                 await connection.close(REFUSED, str(error))
             finally:
-                self._part(viewer)
+                self._remove_viewer(viewer)
                 sending.cancel()
                 with contextlib.suppress(asyncio.CancelledError, ConnectionClosed):
                     await sending
 
-    async def _greet(self, connection: ServerConnection) -> _Viewer:
-        hello = parsed(await asyncio.wait_for(connection.recv(), HELLO_S))
+    async def _handshake(self, connection: ServerConnection) -> _Viewer:
+        hello = parse_message(await asyncio.wait_for(connection.recv(), HELLO_S))
         page, token = hello.get("page"), hello.get("token")
         if hello.get("type") != "hello" or not isinstance(page, str) or not 8 <= len(page) <= 64:
             raise RefusedMessage("expected a hello with the page's name")
@@ -280,56 +287,58 @@ class PageServer:
             raise RefusedMessage("the token is missing or wrong; open the address that the program printed")
         return _Viewer(connection=connection, page=page)
 
-    def _join(self, viewer: _Viewer) -> None:
+    def _add_viewer(self, viewer: _Viewer) -> None:
         before = next((other for other in self._viewers if other.page == viewer.page), None)
-        if before is not None:  # the same page has lost its socket and made a new one
-            self._part(before)
+        if before is not None:  # the same page has reconnected
+            self._remove_viewer(before)
             closing = asyncio.create_task(before.connection.close())
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
         self._viewers.append(viewer)
-        self._offer(viewer)
+        self._try_to_drive(viewer)
         self._wake_all()
 
-    def _part(self, viewer: _Viewer) -> None:
+    def _remove_viewer(self, viewer: _Viewer) -> None:
         if viewer in self._viewers:
             self._viewers.remove(viewer)
         if self._driver is viewer:
             self._release()
         self._wake_all()
 
-    def _offer(self, viewer: _Viewer) -> None:
-        """Let a page drive if nobody does and there is something to drive."""
+    def _try_to_drive(self, viewer: _Viewer) -> None:
+        """Make a page the driver if there is none and the action can be driven."""
         if self._bindings.pairs and (self._driver is None or self._driver.silent):
             self._release()
             self._driver = viewer
-            viewer.held, viewer.heard_s = Held(), time.monotonic()
+            viewer.held, viewer.last_input_s = Held(), time.monotonic()
 
     def _release(self) -> None:
         self._driver = None
         self._operator_input.release()
 
-    # --- what a page says
+    # --- messages from a page
 
-    def _take(self, viewer: _Viewer, message: dict[str, Any]) -> None:
+    def _handle_message(self, viewer: _Viewer, message: dict[str, Any]) -> None:
         now_s = time.monotonic()
         kind = message.get("type")
         if kind == "input":
             if viewer is self._driver and viewer.clock.known:
-                viewer.heard_s = now_s
-                self._act(viewer, held_in(message), min(viewer.clock.here(number(message, "made_ms") / 1e3), now_s))
+                viewer.last_input_s = now_s
+                self._apply_input(
+                    viewer, held_in(message), min(viewer.clock.to_local(number(message, "made_ms") / 1e3), now_s)
+                )
         elif kind == "pong":
-            asked_s, page_ms = number(message, "asked_s"), number(message, "page_ms")
-            if asked_s in viewer.asked_s:  # only what was asked counts
-                viewer.asked_s.clear()
-                viewer.clock.answered(asked_s=asked_s, page_s=page_ms / 1e3, heard_s=now_s)
+            sent_s, page_ms = number(message, "sent_s"), number(message, "page_ms")
+            if sent_s in viewer.pings_s:  # ignore replies to pings that were not sent
+                viewer.pings_s.clear()
+                viewer.clock.add_reply(sent_s=sent_s, page_s=page_ms / 1e3, received_s=now_s)
         elif kind == "drawn":
-            made_s = viewer.on_the_way.pop(int(number(message, "number")), None)
-            if made_s is not None:
-                viewer.picture_s = now_s - made_s
+            shown_s = viewer.in_flight.pop(int(number(message, "number")), None)
+            if shown_s is not None:
+                viewer.image_s = now_s - shown_s
                 viewer.wake.set()
         elif kind == "drive":
-            self._offer(viewer)
+            self._try_to_drive(viewer)
             self._wake_all()
         elif kind == "leave":
             if viewer is self._driver:
@@ -338,8 +347,8 @@ class PageServer:
         else:
             raise RefusedMessage(f"unknown message {str(kind)[:20]!r}")
 
-    def _act(self, viewer: _Viewer, held: Held, made_s: float) -> None:
-        """The driver holds something, or has let go."""
+    def _apply_input(self, viewer: _Viewer, held: Held, made_s: float) -> None:
+        """Pass on what the driver holds or has released."""
         before, viewer.held = viewer.held, held
         speed = self._bindings.speed(self._speed, before, held)
         pushes = {name: push * speed for name, push in self._bindings.pushes(held).items()}
@@ -353,12 +362,14 @@ class PageServer:
             self._speed = speed
             self._wake_all()
 
-    # --- what a page is told
+    # --- messages to a page
 
     async def _send(self, viewer: _Viewer) -> None:
-        """Tell a page what is new, at the pace at which it takes it."""
-        await viewer.tell({"type": "welcome", "controls": self._bindings.describe(), "expiry_ms": self._expiry_s * 1e3})
-        told: dict[str, Any] = {}
+        """Send a page new frames and states, as fast as it draws them."""
+        await viewer.send_json(
+            {"type": "welcome", "controls": self._bindings.describe(), "expiry_ms": self._expiry_s * 1e3}
+        )
+        sent_state: dict[str, Any] = {}
         num_pings, ping_due_s = 0, 0.0
         while True:
             if time.monotonic() >= ping_due_s:
@@ -366,13 +377,13 @@ class PageServer:
                 ping_due_s = time.monotonic() + (FIRST_PING_S if num_pings < FIRST_PINGS else PING_S)
                 await self._ping(viewer)
             state = self._state(viewer)
-            if state != told:
-                told = state
-                await viewer.tell(state)
+            if state != sent_state:
+                sent_state = state
+                await viewer.send_json(state)
             frame = self._frame
-            if frame is not None and frame.number > viewer.shown and len(viewer.on_the_way) < MAX_ON_THE_WAY:
+            if frame is not None and frame.number > viewer.shown and len(viewer.in_flight) < MAX_IN_FLIGHT:
                 viewer.shown = frame.number
-                viewer.on_the_way[frame.number] = frame.made_s
+                viewer.in_flight[frame.number] = frame.made_s
                 await viewer.connection.send(frame.message)
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(viewer.wake.wait(), max(ping_due_s - time.monotonic(), 0.0))
@@ -380,14 +391,14 @@ class PageServer:
 
     async def _ping(self, viewer: _Viewer) -> None:
         now_s = time.monotonic()
-        viewer.asked_s.add(now_s)
-        await viewer.tell(
+        viewer.pings_s.add(now_s)
+        await viewer.send_json(
             {
                 "type": "ping",
-                "asked_s": now_s,
+                "sent_s": now_s,
                 "round_trip_ms": _ms(viewer.clock.round_trip_s if viewer.clock.known else None),
-                "picture_ms": _ms(viewer.picture_s),
-                "hand_ms": _ms(self._operator_input.latency_s),
+                "image_ms": _ms(viewer.image_s),
+                "input_ms": _ms(self._operator_input.latency_s),
             }
         )
 
@@ -405,24 +416,24 @@ class PageServer:
 
 @dataclass(eq=False)
 class _Viewer:
-    """A page that is open somewhere."""
+    """A page that is open in some browser."""
 
     connection: ServerConnection
-    page: str  # a name that it gave itself, and keeps when it connects again
+    page: str  # a name that the page chose, and keeps when it reconnects
     clock: PageClock = field(default_factory=PageClock)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    asked_s: set[float] = field(default_factory=set)  # pings without an answer
+    pings_s: set[float] = field(default_factory=set)  # pings without a reply, by their time
     held: Held = field(default_factory=Held)
-    heard_s: float = field(default_factory=time.monotonic)
+    last_input_s: float = field(default_factory=time.monotonic)
     shown: int = 0  # number of the last frame that was sent
-    on_the_way: dict[int, float] = field(default_factory=dict)  # frames sent and not drawn: made when
-    picture_s: float | None = None  # from `show` to the screen and back
+    in_flight: dict[int, float] = field(default_factory=dict)  # frames sent and not drawn, with the time they were made
+    image_s: float | None = None  # from `show` to the page's report that it is drawn
 
     @property
     def silent(self) -> bool:
-        return time.monotonic() - self.heard_s > SILENT_S
+        return time.monotonic() - self.last_input_s > SILENT_S
 
-    async def tell(self, message: dict[str, Any]) -> None:
+    async def send_json(self, message: dict[str, Any]) -> None:
         await self.connection.send(json.dumps(message))
 
 

@@ -1,7 +1,7 @@
-"""Keys: which key, stick or button pushes which axis, and what else they say. Pure; the page only reports what is held.
+"""KeyBindings: which key, stick or button pushes which axis, or gives which command.
 
-Keys are named as browsers name them (`KeyboardEvent.code`, the place on the keyboard, whatever its letter), and a
-gamepad's parts as in the standard layout of the Gamepad API.
+The page only reports what is held. Keys have the names of `KeyboardEvent.code` (a position on the keyboard, whatever
+its letter); the parts of a gamepad are those of the standard layout of the Gamepad API.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ SPEEDS = {"Digit1": 0.25, "Digit2": 0.5, "Digit3": 1.0}
 HOLD, TOGGLE, SUCCESS, FAILURE = "Space", "KeyG", "Enter", "Backspace"
 DEAD_ZONE = 0.15  # of sticks and triggers
 
-# axis: (key for less, key for more), and what these mean to a person who looks at the robot from behind
-_KNOWN = {
+# axis: (key for less, key for more), with labels for an operator who stands behind the robot
+_STANDARD_KEYS = {
     "x": (("KeyA", "left"), ("KeyD", "right")),
     "y": (("KeyS", "nearer"), ("KeyW", "away")),
     "z": (("KeyQ", "down"), ("KeyE", "up")),
@@ -26,7 +26,7 @@ _KNOWN = {
     "yaw": (("KeyL", "yaw −"), ("KeyJ", "yaw +")),
 }
 _ARROWS = {"ArrowLeft": "KeyA", "ArrowRight": "KeyD", "ArrowDown": "KeyS", "ArrowUp": "KeyW"}
-# pairs, for axes that have other names
+# pairs for axes with other names
 _OTHERS = tuple((f"Key{less}", f"Key{more}") for less, more in zip("ASDFHJKL", "QWERYUIO", strict=True))
 
 # Buttons of the standard gamepad, by their index.
@@ -39,7 +39,7 @@ Event: TypeAlias = Literal["grip", "success", "failure"]
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """What is held at one moment."""
+    """The keys, sticks and buttons that are held at one moment."""
 
     keys: frozenset[str] = frozenset()
     sticks: tuple[float, ...] = (0.0,) * NUM_STICKS  # left x, y, right x, y; right and down are positive
@@ -51,7 +51,7 @@ class Held:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyBindings:
-    """The keys of a set of axes: `pairs` has the key for less and the one for more of each that is pushed."""
+    """The key bindings of an action: `pairs` has the keys for less and for more of each axis but the grip."""
 
     axes: Axes
     pairs: dict[str, tuple[str, str]]
@@ -61,12 +61,12 @@ class KeyBindings:
     @staticmethod
     def of(axes: Axes) -> KeyBindings:
         pushed = axes.pushed
-        if all(name in _KNOWN for name in pushed):
-            known = {name: _KNOWN[name] for name in pushed}
-            pad = {name: list(_KNOWN).index(name) for name in pushed}
+        if all(name in _STANDARD_KEYS for name in pushed):
+            known = {name: _STANDARD_KEYS[name] for name in pushed}
+            pad = {name: list(_STANDARD_KEYS).index(name) for name in pushed}
         elif len(pushed) > len(_OTHERS):
             raise DeviceError(
-                f"action: expected up to {len(_OTHERS)} axes that are pushed by keys, got {len(pushed)}; "
+                f"action: expected up to {len(_OTHERS)} axes, one pair of keys each, got {len(pushed)}; "
                 f"drive a part of them, with a wrapper that fills in the rest"
             )
         else:
@@ -93,7 +93,7 @@ class KeyBindings:
         return found
 
     def active(self, held: Held) -> bool:
-        """Whether the person is in control: something that moves the robot is held, or the key that only holds."""
+        """Whether the operator is in control: a key that moves the robot is held, or the hold key."""
         moving = {HOLD, *self.labels}
         moving |= {TOGGLE} if self.axes.has_grip else set()
         moving |= _ARROWS.keys() if self._arrows else set()
@@ -106,7 +106,7 @@ class KeyBindings:
         )
 
     def events(self, before: Held, after: Held) -> Iterator[Event]:
-        """What was said by pressing something down between two moments."""
+        """The commands given by keys that were pressed between two moments."""
         down = after.keys - before.keys
         pressed = [after.button(index) and not before.button(index) for index in range(NUM_BUTTONS)]
         if self.axes.has_grip and (TOGGLE in down or pressed[_PAD_GRIP]):
@@ -117,7 +117,7 @@ class KeyBindings:
             yield "failure"
 
     def speed(self, speed: float, before: Held, after: Held) -> float:
-        """The speed that is chosen between two moments; a gamepad's button goes to the next."""
+        """The speed after the keys that were pressed between two moments; a gamepad's button selects the next one."""
         for key, chosen in SPEEDS.items():
             if key in after.keys - before.keys:
                 return chosen
@@ -127,11 +127,11 @@ class KeyBindings:
 
     @property
     def _arrows(self) -> bool:
-        """Whether the arrows push x and y, as the keys do that they stand for."""
+        """Whether the arrow keys push x and y."""
         return self.pairs.get("x") == ("KeyA", "KeyD") and self.pairs.get("y") == ("KeyS", "KeyW")
 
     def describe(self) -> dict[str, Any]:
-        """All that the page needs to draw and to explain the controls."""
+        """What the page needs to draw and explain the controls."""
         return {
             "axes": [
                 {
@@ -152,13 +152,13 @@ class KeyBindings:
 
 
 def past_dead_zone(value: float, dead_zone: float) -> float:
-    """0 within the dead zone, and from there evenly up to 1."""
+    """0 within the dead zone, then linear up to 1 or down to -1."""
     size = (abs(value) - dead_zone) / (1.0 - dead_zone)
     return 0.0 if size <= 0 else min(size, 1.0) * (1.0 if value > 0 else -1.0)
 
 
 def _pad_parts(held: Held) -> tuple[float, ...]:
-    """The six parts of a gamepad that push, in the order of _PAD_NAMES, each from -1 to 1."""
+    """The six analog parts of a gamepad in the order of _PAD_NAMES, each from -1 to 1."""
     left_x, left_y, right_x, right_y = held.sticks
     bumper_left, bumper_right, trigger_left, trigger_right = held.buttons[4:8]
     return tuple(

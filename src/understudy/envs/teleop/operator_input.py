@@ -1,7 +1,7 @@
-"""OperatorInput: the latest input of a teleoperation device, until it expires, as the control loop reads it.
+"""OperatorInput: the latest input of a teleoperation device, as the control loop reads it.
 
-What a device reports expires: a hand that is not heard of for `expiry_s` has let go. A short tap that nobody read is
-kept until the next reading, so that it is not lost between two steps. Any thread may call.
+Input expires: after `expiry_s` without a report, the device counts as released. A tap shorter than a control step is
+kept until the next reading, so that it is not lost. Any thread may call.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ EXPIRY_S = 0.3
 
 
 class OperatorInput:
-    """One pair of hands on one set of axes.
+    """The input of one operator for one action.
 
-    `to_the_end`: from the first act of an episode the person is in control to its end, and what is not pushed rests.
-    Otherwise the person is in control while something is pushed or held.
+    With `to_the_end`, the operator stays in control from the first input to the end of the episode, and axes that are
+    not pushed rest. Otherwise the operator is in control only while something is pushed or held.
     """
 
     def __init__(self, axes: Axes, *, expiry_s: float = EXPIRY_S, to_the_end: bool = False):
@@ -35,24 +35,24 @@ class OperatorInput:
         self._pushes: Mapping[str, float] = {}
         self._active = False  # as last reported; it may have expired since
         self._closed = False
-        self._toggled = False  # by the person, and not read yet
-        self._heard_s = float("-inf")  # when the newest report was made
-        self._changed_s: float | None = None  # when the oldest change was made that is not executed yet
-        self._tap: tuple[Mapping[str, float], float] | None = None  # pushes let go of before they were read; made when
+        self._toggled = False  # by the operator, and not read yet
+        self._reported_s = float("-inf")  # when the newest report was made
+        self._changed_s: float | None = None  # when the oldest change was made that was not read yet
+        self._tap: tuple[Mapping[str, float], float] | None = None  # pushes released unread, and their time
         self._verdict: bool | None = None
-        self._begun = False  # the person has acted in this episode
+        self._begun = False  # the operator has acted in this episode
         self._read: Mapping[str, float] = {}  # pushes of the last reading
         self._latency_s: float | None = None
 
     @property
     def driving(self) -> bool:
-        """Whether the person is in control now."""
-        held = self._active and time.monotonic() - self._heard_s <= self._expiry_s
+        """Whether the operator is in control now."""
+        held = self._active and time.monotonic() - self._reported_s <= self._expiry_s
         return held or (self._to_the_end and self._begun)
 
     @property
     def pushes(self) -> Mapping[str, float]:
-        """What the last reading was made of."""
+        """The pushes of the last reading."""
         return self._read
 
     @property
@@ -61,15 +61,15 @@ class OperatorInput:
 
     @property
     def latency_s(self) -> float | None:
-        """From the last change of the person's hands to its reading."""
+        """From the last change of the input to its reading."""
         return self._latency_s
 
-    # --- what a device reports
+    # --- called by the device
 
     def put(self, pushes: Mapping[str, float], *, active: bool, made_s: float) -> bool:
-        """The hands as they were at `made_s` on the monotonic clock; repeated while they are held.
+        """Report the input as it was at `made_s` on the monotonic clock; repeat it while something is held.
 
-        False if that is too long ago: then, whatever it says, nothing is held now.
+        Returns False if the report is older than `expiry_s`: it then counts as released.
         """
         with self._lock:
             changed = active and (not self._active or pushes != self._pushes)
@@ -77,11 +77,11 @@ class OperatorInput:
                 self._changed_s = made_s
             if self._active and not active and self._changed_s is not None:
                 self._tap = (self._pushes, made_s)
-            self._pushes, self._active, self._heard_s = dict(pushes), active, made_s
+            self._pushes, self._active, self._reported_s = dict(pushes), active, made_s
             return time.monotonic() - made_s < self._expiry_s
 
     def release(self) -> None:
-        """The hands are off, for whatever reason; nothing they did before counts."""
+        """Drop all input that was not read yet: the device is released or gone."""
         with self._lock:
             self._pushes, self._active = {}, False
             self._changed_s = self._tap = None
@@ -91,20 +91,20 @@ class OperatorInput:
             self._closed, self._toggled = not self._closed, True
 
     def mark_outcome(self, success: bool) -> None:
-        """The person says that the episode succeeded, or failed."""
+        """The operator ends the episode as a success or a failure."""
         with self._lock:
             self._verdict = success
 
-    def follow(self, action: Tree) -> None:
-        """Somebody else acted: the grip is as they left it, so that taking over drops nothing."""
+    def follow_grip(self, action: Tree) -> None:
+        """Take over the grip of an action of the policy, so that a takeover does not drop the object."""
         with self._lock:
             if self._axes.has_grip and not self._toggled:
                 self._closed = self._axes.closed(action)
 
-    # --- what the control loop calls
+    # --- called by the control loop
 
     def begin(self) -> None:
-        """An episode begins: with open fingers, and nothing said about it."""
+        """An episode begins: the grip is open, and there is no verdict."""
         with self._lock:
             self._verdict, self._closed = None, False
             self._changed_s = self._tap = None
@@ -114,12 +114,12 @@ class OperatorInput:
         with self._lock:
             now_s = time.monotonic()
             self._toggled = False
-            pushes, active, heard_s = self._pushes, self._active, self._heard_s
+            pushes, active, reported_s = self._pushes, self._active, self._reported_s
             if self._tap is not None and not active:
-                (pushes, heard_s), active = self._tap, True
-            active = active and now_s - heard_s <= self._expiry_s
+                (pushes, reported_s), active = self._tap, True
+            active = active and now_s - reported_s <= self._expiry_s
             made_s = self._changed_s if active else None
-            if active or not self._active:  # else it is held, but long on its way, and not executed yet
+            if active or not self._active:  # otherwise it is held, but its reports arrive too late
                 self._changed_s = self._tap = None
             if not active:
                 pushes, active = {}, self._to_the_end and self._begun

@@ -1,11 +1,11 @@
-"""SpaceMouseDevice: a 3Dconnexion SpaceMouse as what a person holds; pushing or turning its cap takes over.
+"""SpaceMouseDevice: a 3Dconnexion SpaceMouse; pushing or turning its cap takes over from the policy.
 
     loop              takes from        blocks on          woken by
-    control loop      OperatorInput             nothing            -
+    control loop      OperatorInput     nothing            -
     reading thread    the USB device    5 ms at a time     its own clock
 
-The cap reports many times a second while it is pushed, and says so when it is back at rest. If the reports end without
-that, because the cable was pulled or the battery is empty, what it said last expires.
+The cap reports many times a second while it is pushed, and once when it is back at rest. If the reports stop without
+that, because the cable was pulled or the battery is empty, the last report expires.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from understudy.envs.teleop.key_bindings import past_dead_zone
 from understudy.envs.teleop.operator_input import EXPIRY_S, OperatorInput
 from understudy.envs.teleop.takeover import Reading
 
-CAP = ("x", "y", "z", "roll", "pitch", "yaw")  # right, away, up; and turns about these, by the right hand
+CAP = ("x", "y", "z", "roll", "pitch", "yaw")  # right, away, up; and rotations about these by the right-hand rule
 POLL_S = 0.005
 LONG_PRESS_S = 1.0
 
 
 class SpaceMouseDevice(Closeable):
-    """A SpaceMouse, read from the moment this is made until `close`.
+    """A SpaceMouse, read from construction to `close`.
 
-    The cap pushes the axes of the action that have its names. The first button toggles the grip, and the person is in
-    control while the cap is pushed beyond `dead_zone` or that button is pressed. A short press of the second button
-    says that the episode succeeded, one of a second or more that it failed. `speed` (up to 1) is a full push. `names`,
-    `high_closes`, `expiry_s` and `to_the_end` are as in BrowserDevice.
+    The cap pushes the axes of the action that have the names in CAP. The first button toggles the grip. The operator is
+    in control while the cap is pushed beyond `dead_zone` or the first button is pressed. A short press of the second
+    button marks the episode as a success, one of a second or more as a failure. `speed` (up to 1) is the size of a full
+    push. `names`, `high_closes`, `expiry_s` and `to_the_end` are as in BrowserDevice.
     """
 
     source = Source.HUMAN
@@ -62,7 +62,7 @@ class SpaceMouseDevice(Closeable):
         self._operator_input = OperatorInput(self._axes, expiry_s=expiry_s, to_the_end=to_the_end)
         self._mouse = _open()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._follow, name="spacemouse", daemon=True)
+        self._thread = threading.Thread(target=self._read_reports, name="spacemouse", daemon=True)
         self._thread.start()
 
     @property
@@ -71,7 +71,7 @@ class SpaceMouseDevice(Closeable):
         return self._thread.is_alive()
 
     def begin(self) -> None:
-        """An episode begins: the fingers are taken to be open."""
+        """An episode begins: the grip counts as open."""
         self._operator_input.begin()
 
     def read(self) -> Reading:
@@ -83,20 +83,20 @@ class SpaceMouseDevice(Closeable):
         self._mouse.close()
         self._operator_input.release()
 
-    def _follow(self) -> None:
-        """Hand on every report until the device is gone."""
-        heard_s = -1.0
+    def _read_reports(self) -> None:
+        """Pass every report to the OperatorInput until the device is gone."""
+        report_s = -1.0
         before, pressed_s = (False, False), 0.0
         gone = _hid_error()
         while not self._ended.is_set():
             try:
-                state = self._mouse.read()  # one report, or what is known if there is none
+                state = self._mouse.read()  # the next report, or the last state if there is none
             except gone:
                 return
-            if state.t == heard_s:
+            if state.t == report_s:
                 self._ended.wait(POLL_S)
                 continue
-            heard_s, now_s = state.t, time.monotonic()
+            report_s, now_s = state.t, time.monotonic()
             grip, verdict = map(bool, [*state.buttons, 0, 0][:2])
             if grip and not before[0]:
                 self._operator_input.toggle_grip()
@@ -112,7 +112,7 @@ class SpaceMouseDevice(Closeable):
 
 
 def pushes(cap: Mapping[str, float], axes: Axes, *, dead_zone: float, speed: float) -> dict[str, float]:
-    """How far a cap pushes each axis of an action; its numbers are from -1 to 1."""
+    """How far the cap pushes each axis of the action; the values of `cap` are from -1 to 1."""
     return {name: speed * past_dead_zone(cap[name], dead_zone) for name in axes.pushed if name in CAP}
 
 

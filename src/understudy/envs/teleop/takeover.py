@@ -1,7 +1,7 @@
-"""Takeover: a person's hands on the controls, and who chose each action.
+"""Takeover: an operator's action replaces the policy's while the device is active.
 
-When the device is active, its action is executed and the step is the person's; what the policy would have done is kept
-beside it. When it is not, the policy acts.
+The step is then marked as human, and the policy's action is kept as its proposal. While the device is not active, the
+policy's action is executed.
 
     takeover = Takeover(device, operator="ada")
     takeover.begin()                                  # with each episode
@@ -26,27 +26,27 @@ class TakeoverError(UnderstudyError):
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a device says now. An action means that its holder is in control."""
+    """The current input of a device. An action means that the operator is in control."""
 
     action: Tree | None = None
-    reason: str = ""  # why the holder took over, if that is known
-    since_s: float | None = None  # when this action was made, on the monotonic clock; None: just now
-    verdict: bool | None = None  # the holder ends the episode: it succeeded, or it did not
+    reason: str = ""  # why the operator took over, if known
+    since_s: float | None = None  # when the operator made this input, on the monotonic clock; None: just now
+    verdict: bool | None = None  # the operator ends the episode as a success or a failure
 
 
 class Device(Protocol):
-    """Something that a person holds, or a script in a person's place."""
+    """An input device of an operator, or a script that replaces one."""
 
     @property
     def source(self) -> Source:
-        """Who its actions are by."""
+        """The source that its steps are marked with."""
         ...
 
     def begin(self) -> None:
         """An episode begins."""
 
     def read(self) -> Reading:
-        """What it says now; never waits."""
+        """The current input; never blocks."""
         ...
 
     def close(self) -> None: ...
@@ -54,18 +54,18 @@ class Device(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The action to execute, and how it came about."""
+    """The action to execute, and who chose it."""
 
     action: Tree
     source: Source
-    proposal: Tree | None  # what the policy would have done
-    began: bool = False  # this is the first step of a takeover
-    verdict: bool | None = None  # this is the last step: the person says that it succeeded, or did not
+    proposal: Tree | None  # the policy's action, whether it is executed or not
+    began: bool = False  # whether this is the first step of a takeover
+    verdict: bool | None = None  # the operator ends the episode with this step, as a success or a failure
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
-    """The takeovers of one episode. `latency_s` is the longest from a person's act to its execution."""
+    """The takeovers of one episode. `latency_s` is the longest time from an operator's input to its execution."""
 
     count: int = 0
     num_steps: int = 0
@@ -73,7 +73,7 @@ class Summary:
     latency_s: float = 0.0
 
     def labels(self) -> dict[str, str]:
-        """As labels of an episode, if there was a takeover."""
+        """Labels for the episode; none if there was no takeover."""
         if not self.count:
             return {}
         found = {
@@ -87,13 +87,13 @@ class Summary:
 
 
 class Takeover:
-    """Chooses between a policy and a device, step by step, and counts. Not for several threads at once."""
+    """Chooses between policy and device at each step, and counts takeovers. Not thread-safe."""
 
     def __init__(self, device: Device, *, operator: str | None = None):
         self.device = device
         self.operator = operator
         self._active = False
-        self._first: Reading | None = None  # was read before the first step
+        self._first: Reading | None = None  # read by `wait`, before the first step
         self._summary = Summary()
 
     @property
@@ -102,14 +102,14 @@ class Takeover:
         return self._summary
 
     def begin(self) -> None:
-        """An episode begins; a takeover that went on until now is a new one if it goes on."""
+        """An episode begins; a takeover that lasts from the previous one counts as a new one."""
         self._active = False
         self._first = None
         self._summary = Summary()
         self.device.begin()
 
     def wait(self, meanwhile: Callable[[], None]) -> None:
-        """Wait until the device is active, for an episode that begins with a person's first act."""
+        """Wait until the device is active, for an episode that begins with the operator's first input."""
         while self._first is None:
             reading = self.device.read()
             if reading.action is not None:
@@ -145,7 +145,7 @@ class Takeover:
 
 
 class TakeoverWorld:
-    """A world in which `step` executes what the device says, for those who know HIL-SERL's intervention wrapper.
+    """A world whose `step` executes the device's action during a takeover, like HIL-SERL's intervention wrapper.
 
     `info` has `intervene_action` when the device acted, and always `source` and `proposal`; at the end of an episode
     also `intervention_count` and `intervention_steps`.
@@ -177,11 +177,11 @@ class TakeoverWorld:
         self.world.close()
 
 
-# ---- devices that are scripts
+# ---- scripted devices
 
 
 class AlwaysScript:
-    """A script that drives from the first step to the last: an expert who demonstrates."""
+    """A script that drives every step: a scripted expert that records demonstrations."""
 
     source = Source.SCRIPT
 
@@ -195,13 +195,13 @@ class AlwaysScript:
         return Reading(action=self._act())
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 class ScriptedHuman:
-    """Stands in for a person: takes over when progress stalls, and lets go after some steps, or never.
+    """A scripted operator: takes over when progress stalls, and releases after some steps.
 
-    `progress` gives a number that rises as the task comes along. When its best has not risen by `margin` for
+    `progress` returns a number that rises during the task. When its maximum has not risen by `margin` for
     `patience_steps`, the script drives for `burst_steps` (None: to the end of the episode).
     """
 
@@ -225,12 +225,14 @@ class ScriptedHuman:
         self._patience_steps = patience_steps
         self._burst_steps = burst_steps
         self._margin = margin
-        self.begin()
+        self._best = float("-inf")
+        self._stalled = 0  # steps since the best was reached
+        self._left: int | None = 0  # remaining steps of the takeover; None: all
 
     def begin(self) -> None:
         self._best = float("-inf")
-        self._stalled = 0  # steps since the best was reached
-        self._left: int | None = 0  # steps of the burst; None: all
+        self._stalled = 0
+        self._left = 0
 
     def read(self) -> Reading:
         progress = self._progress()
@@ -245,8 +247,8 @@ class ScriptedHuman:
         if self._left is not None:
             self._left -= 1
             if self._left == 0:
-                self._stalled = 0  # the policy gets its chance before the next takeover
+                self._stalled = 0  # the policy acts for `patience_steps` before the next takeover
         return Reading(action=self._act(), reason=f"no progress for {self._patience_steps} steps")
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""

@@ -1,9 +1,9 @@
-"""The toy table's scripted expert: the next action from the state alone, so it can take over at any moment."""
+"""The toy table's scripted expert. It needs only the current state, so it can take over at any step."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -15,35 +15,32 @@ from understudy.envs.toy.physics import (
     NOTHING,
     Table,
 )
+from understudy.envs.toy.tasks import Goal
 from understudy.envs.world import WorldError
 
-if TYPE_CHECKING:
-    from understudy.envs.toy.world import Goal, ToyTable
-
-Move: TypeAlias = tuple[float, float, float, float]  # where to go: x, y, z; and how fast to close
+Move: TypeAlias = tuple[float, float, float, float]  # target x, y, z, and the speed of closing
 
 TRAVEL_Z = 0.16  # above everything that stands on the table
 CLOSE, OPEN = 1.0, -1.0
 
 
-def script(
-    world: ToyTable, *, noise: float = 0.0, rng: np.random.Generator | None = None
+def choose_action(
+    table: Table, goal: Goal, *, noise: float = 0.0, rng: np.random.Generator | None = None
 ) -> np.ndarray[Any, Any]:  # [4] float32
-    """What an expert does now. `noise` is the spread of what is added to the three speeds, so that no two
-    demonstrations are alike; the fingers stay exact."""
-    table = world.table
-    x, y, z, grip = _PLANS[world.goal.kind](table, world.goal)
+    """The expert's action. `noise` is the standard deviation of the noise on the three speeds, so that
+    demonstrations differ; the grip has no noise."""
+    x, y, z, grip = _PLANS[goal.kind](table, goal)
     speeds = [(to - at) / MOVE_STEP for to, at in zip((x, y, z), table.gripper, strict=True)]
     if noise:
         if rng is None:
             raise WorldError("rng: noise needs a random generator, got None; pass np.random.default_rng(seed)")
-        largest = max(1.0, *map(abs, speeds))  # a straight line first: noise then bends it both ways
+        largest = max(1.0, *map(abs, speeds))  # move in a straight line before noise is added
         speeds = [speed / largest + noise * rng.normal() for speed in speeds]
     return np.clip(np.array([*speeds, grip], np.float32), -1.0, 1.0)
 
 
 def progress(table: Table, goal: Goal) -> float:
-    """How far the task has come: metres of way saved, and one for a block in hand; rises along the script's way."""
+    """Progress of the task: minus the remaining distance in metres, plus 1 for a held block."""
     if goal.kind == "press":
         return -math.dist(table.gripper[:2], table.button) - table.gripper[2]
     block = table.blocks[goal.block]
@@ -61,16 +58,16 @@ def progress(table: Table, goal: Goal) -> float:
 def _pick(table: Table, goal: Goal) -> Move:
     if table.held == goal.block:
         return (table.gripper[0], table.gripper[1], TRAVEL_Z, CLOSE)
-    return _take(table, goal.block)
+    return _grasp(table, goal.block)
 
 
 def _place(table: Table, goal: Goal) -> Move:
     x, y = table.plate if goal.kind == "place" else table.blocks[goal.other][:2]
-    return _carry(table, x, y) if table.held == goal.block else _take(table, goal.block)
+    return _carry(table, x, y) if table.held == goal.block else _grasp(table, goal.block)
 
 
 def _push(table: Table, goal: Goal) -> Move:
-    """Along x until that is right, then along y, with closed fingers from behind."""
+    """Push from behind with closed fingers, first along x, then along y."""
     if table.held != NOTHING:
         return _stay(table, OPEN)
     block, tip = table.blocks[goal.block], table.gripper
@@ -104,8 +101,8 @@ _PLANS = {"pick": _pick, "place": _place, "stack": _place, "push": _push, "press
 # --- parts of the plans ---
 
 
-def _take(table: Table, block: int) -> Move:
-    """Come from above with open fingers and close them around a block."""
+def _grasp(table: Table, block: int) -> Move:
+    """Approach a block from above with open fingers and close them."""
     x, y, z = table.blocks[block]
     tip = table.gripper
     if table.held != NOTHING:
@@ -119,7 +116,7 @@ def _take(table: Table, block: int) -> Move:
 
 
 def _carry(table: Table, x: float, y: float) -> Move:
-    """Bring the held block over a place, lower it until it stands, and let go."""
+    """Move the held block above x, y, lower it until it stands, and release it."""
     block, tip = table.blocks[table.held], table.gripper
     to_x, to_y = x + tip[0] - block[0], y + tip[1] - block[1]
     if max(abs(block[0] - x), abs(block[1] - y)) < 0.02 and block[2] - HALF_BLOCK < table.support(table.held) + 0.004:
@@ -128,7 +125,7 @@ def _carry(table: Table, x: float, y: float) -> Move:
 
 
 def _above(table: Table, x: float, y: float, z: float, grip: float) -> Move:
-    """Go up, over there, and down: sideways only where nothing stands in the way."""
+    """Move up, sideways and down; sideways only above all obstacles."""
     tip = table.gripper
     beside = max(abs(tip[0] - x), abs(tip[1] - y))
     if beside > 0.03 and tip[2] < TRAVEL_Z - 0.025:

@@ -1,7 +1,7 @@
-"""The toy table's physics: a gripper, blocks that are grasped, pushed and stacked, in plain floats and exact.
+"""The toy table's physics: a gripper and blocks that are grasped, pushed and stacked, computed in plain floats.
 
-Metres, with x to the right, y away from the front camera and z up; the table's top is z = 0. Boxes never turn, and
-the axes are moved along one after the other, so that a push is a comparison of intervals.
+Units are metres; x points right, y away from the front camera, z up; the table's top is z = 0. Boxes never rotate, and
+motion along the axes is executed one after the other, so that a push is a comparison of intervals.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ Point: TypeAlias = list[float]  # x, y, z
 Box: TypeAlias = tuple[Sequence[float], Sequence[float]]  # centre, half of its size
 
 HALF_BLOCK = 0.03
-MOVE_STEP = 0.03  # the way of one step at full speed
-GRIP_STEP = 0.25  # of the opening, which is 0 to 1
+MOVE_STEP = 0.03  # distance of one step at full speed
+GRIP_STEP = 0.25  # per step, of an opening from 0 to 1
 FALL_STEP = 0.04
 
 GRIPPER_LOW, GRIPPER_HIGH = (-0.30, -0.25, 0.005), (0.30, 0.25, 0.25)
-TABLE_REACH = (0.28, 0.23)  # no block's centre is pushed further out
+TABLE_REACH = (0.28, 0.23)  # limit of a block's centre
 
-HALF_GAP = 0.05  # from the middle to the inner side of a finger, wide open
+HALF_GAP = 0.05  # from the middle to the inner side of a finger when open
 FINGER = (0.008, 0.012, 0.045)  # half sizes; a gripper's position is the middle of its finger tips
-HOLD_OPENING = HALF_BLOCK / HALF_GAP  # where the fingers touch a block between them
-LET_GO = 0.05  # how far beyond that they open before it slips
-GRASP_REACH = 0.02  # how far beside a block's middle the fingers still close around it
+HOLD_OPENING = HALF_BLOCK / HALF_GAP  # opening at which the fingers touch a block
+RELEASE_OPENING = 0.05  # further opening until the block is released
+GRASP_REACH = 0.02  # largest offset from a block's centre at which it is grasped
 
 PLATE_RADIUS = 0.05
 HALF_ZONE = 0.05
@@ -37,7 +37,7 @@ SLACK = 1e-6  # boxes that touch do not overlap
 
 @dataclass(kw_only=True, slots=True)
 class Table:
-    """All that is on the table; `act` moves it one step."""
+    """The state of the table; `act` advances it by one step."""
 
     gripper: Point
     opening: float = 1.0
@@ -48,7 +48,7 @@ class Table:
     button: tuple[float, float]
 
     def act(self, dx: float, dy: float, dz: float, grip: float) -> None:
-        """One step with speeds from -1 to 1; a positive `grip` closes."""
+        """Advance one step with speeds from -1 to 1; a positive `grip` closes."""
         self._grip(grip)
         self._slide(0, dx * MOVE_STEP)
         self._slide(1, dy * MOVE_STEP)
@@ -57,7 +57,7 @@ class Table:
 
     @property
     def pressed(self) -> bool:
-        """Whether a finger tip holds the button down."""
+        """Whether a finger tip presses the button."""
         x, y = self.gripper[0] - self.button[0], self.gripper[1] - self.button[1]
         return x * x + y * y < BUTTON_RADIUS**2 and self.gripper[2] <= BUTTON_PRESSED
 
@@ -66,7 +66,7 @@ class Table:
         return self.held != block and self.blocks[block][2] <= HALF_BLOCK + SLACK
 
     def stacked(self, block: int, below: int) -> bool:
-        """Whether a block lies on another, with its middle over it, and neither is held."""
+        """Whether a block lies on another, centred above it, and neither is held."""
         top, under = self.blocks[block], self.blocks[below]
         beside = max(abs(top[0] - under[0]), abs(top[1] - under[1]))
         height = abs(top[2] - under[2] - 2 * HALF_BLOCK)
@@ -86,7 +86,7 @@ class Table:
         return ((x - away, y, middle), FINGER), ((x + away, y, middle), FINGER)
 
     def support(self, block: int) -> float:
-        """The height of what lies below a block: another's top, or the table."""
+        """Height of the surface below a block: the top of another block, or the table."""
         x, y, z = self.blocks[block]
         height = 0.0
         for index, other in enumerate(self.blocks):
@@ -99,7 +99,7 @@ class Table:
     def _grip(self, grip: float) -> None:
         before, after = self.opening, min(1.0, max(0.0, self.opening - grip * GRIP_STEP))
         if self.held != NOTHING:
-            if after > HOLD_OPENING + LET_GO:
+            if after > HOLD_OPENING + RELEASE_OPENING:
                 self.held, self.opening = NOTHING, after
             return
         self.opening = after
@@ -111,7 +111,7 @@ class Table:
         for index, block in enumerate(self.blocks):
             deep = -HALF_BLOCK - SLACK <= z - block[2] <= HALF_BLOCK / 2
             if deep and abs(block[0] - x) < GRASP_REACH and abs(block[1] - y) < GRASP_REACH:
-                block[0] = x  # the fingers close from both sides and so centre it
+                block[0] = x  # closing fingers centre the block
                 self.held, self.opening = index, HOLD_OPENING
                 return
 
@@ -123,12 +123,12 @@ class Table:
             return
         self.gripper[axis] = after
         pushers: list[Box] = list(self.fingers())
-        left = [abs(way)] * len(self.blocks)  # nothing is pushed further than the gripper moves
+        left = [abs(way)] * len(self.blocks)  # remaining distance that each block may be pushed
         if self.held != NOTHING:
             self.blocks[self.held][axis] += way
             pushers.append((self.blocks[self.held], _BLOCK))
             left[self.held] = 0.0
-        while pushers:  # what is pushed pushes others
+        while pushers:  # pushed blocks push others
             pusher = pushers.pop()
             for index, block in enumerate(self.blocks):
                 if left[index] > 0.0 and block is not pusher[0] and _overlap(pusher, block, 3):
@@ -149,7 +149,7 @@ class Table:
             self.blocks[self.held][2] += after - before
 
     def _floor(self) -> float:
-        """How far down the gripper can go: until a finger, or the block it holds, stands on something."""
+        """Lowest height of the gripper: where a finger or the held block touches something."""
         floor = GRIPPER_LOW[2]
         for index, block in enumerate(self.blocks):
             if index == self.held:
@@ -170,7 +170,7 @@ _BLOCK = (HALF_BLOCK, HALF_BLOCK, HALF_BLOCK)
 
 def _overlap(box: Box, block: Point, num_axes: int) -> bool:
     at, half = box
-    for axis in range(num_axes):  # noqa: SIM110 (a loop is half as long as a generator in `all`)
+    for axis in range(num_axes):  # noqa: SIM110 (a loop takes half the time of a generator in `all`)
         if abs(at[axis] - block[axis]) >= half[axis] + HALF_BLOCK - SLACK:
             return False
     return True

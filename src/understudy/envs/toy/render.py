@@ -1,7 +1,7 @@
-"""The toy table's cameras: convex polygons painted from back to front into an image of colour numbers, in numpy.
+"""The toy table's cameras: a numpy painter's algorithm for convex polygons, into an image of colour indices.
 
-An image is painted at twice its size, one byte a pixel; `_develop` looks the colours up and takes the mean of each
-four, which smooths the edges.
+An image is painted at twice its size, one byte per pixel; `_downsample` looks the colours up and averages 2 x 2 pixels,
+which smooths the edges.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from understudy.envs.toy.physics import (
 Array: TypeAlias = np.ndarray[Any, Any]
 
 FRONT_EYE, FRONT_LOOKS_AT, FRONT_ZOOM = (0.0, -0.62, 0.74), (0.0, -0.0, 0.06), 2.2
-WRIST_BACK, WRIST_UP, WRIST_ZOOM = 0.045, 0.21, 1.55  # the eye is behind and above the finger tips, and looks down
+WRIST_BACK, WRIST_UP, WRIST_ZOOM = 0.045, 0.21, 1.55  # the camera is behind and above the finger tips and looks down
 
 TABLE_HALF = (0.34, 0.29)
-TILE = 0.1  # side of the table's squares, so that one sees the wrist camera move
-LIGHT = (0.3, -0.2)  # how far a shadow moves per height of what throws it
+TILE = 0.1  # side of the table's squares, which show the motion of the wrist camera
+LIGHT = (0.3, -0.2)  # offset of a shadow per height of the object
 
 # --- colours: flat things have one number, boxes have three (top, front and back, sides) ---
 
@@ -69,7 +69,7 @@ BLOCK_COLOURS = ("red", "blue", "purple")
 
 
 def _palette() -> Array:  # [128] uint32
-    """Ten bits a colour, so that the sum of four still fits."""
+    """Ten bits per colour channel, so that the sum of four pixels fits."""
     rgb = np.zeros((2, _SHADOW, 3))
     rgb[:, : len(_COLOURS)] = _COLOURS
     rgb[1] *= 0.7
@@ -82,22 +82,22 @@ _PALETTE = _palette()
 
 @dataclass(frozen=True, kw_only=True)
 class Camera:
-    """A pinhole: where it is, its axes (right, down, ahead) as rows, and half an image's width over its distance."""
+    """A pinhole camera: position, axes (right, down, ahead) as rows, and focal length over half the image's width."""
 
     eye: Array  # [3]
     axes: Array  # [3, 3]
     zoom: float
 
     def project(self, points: Array, size: int) -> Array:
-        """Points [..., 3] as places [..., 2] in an image of twice `size` pixels: to the right, and down."""
+        """Project points [..., 3] to pixel coordinates [..., 2] (right, down) in an image of twice `size` pixels."""
         seen = _times(points - self.eye, self.axes.T)
-        places: Array = seen[..., :2] / seen[..., 2:] * (self.zoom * size) + size
-        return places
+        pixels: Array = seen[..., :2] / seen[..., 2:] * (self.zoom * size) + size
+        return pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class Solid:
-    """A box and the first of its three colour numbers."""
+    """A box and the first of its three colour indices."""
 
     low: tuple[float, float, float]
     high: tuple[float, float, float]
@@ -106,14 +106,14 @@ class Solid:
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """Flat polygons with equally many corners, to be painted in this order."""
+    """Flat polygons with the same number of corners, in painting order."""
 
     corners: Array  # [n, k, 3]
     colours: tuple[int, ...]
 
 
 class Renderer:
-    """Paints a table as its two cameras see it. Each image is an array of its own."""
+    """Renders a table from two cameras. Each image is a new array."""
 
     def __init__(self, size: int):
         self.size = size
@@ -125,17 +125,17 @@ class Renderer:
         ids = self._front_empty.copy()
         solids = [*_blocks(table), *_fingers(table), *_wrist(table)]
         self._paint(ids, self._front, table, solids)
-        return _develop(ids)
+        return _downsample(ids)
 
     def wrist(self, table: Table) -> Array:  # [size, size, 3] uint8
         x, y, z = table.gripper
         camera = Camera(eye=np.array([x, y - WRIST_BACK, z + WRIST_UP]), axes=_STRAIGHT_DOWN, zoom=WRIST_ZOOM)
         ids = self._tiles_below(camera)
         self._paint(ids, camera, table, [*_blocks(table), *_fingers(table)])
-        return _develop(ids)
+        return _downsample(ids)
 
     def _paint(self, ids: Array, camera: Camera, table: Table, solids: list[Solid]) -> None:
-        """All that lies flat, then shadows, then boxes from far to near."""
+        """Paint flat shapes, then shadows, then boxes from far to near."""
         rounds, squares, shadows = _rounds(table), _squares(table), _shadows(table)
         self._fill(ids, camera.project(rounds.corners, self.size), rounds.colours)
         bounds = np.array([(solid.low, solid.high) for solid in solids])  # [n, 2, 3]
@@ -172,7 +172,7 @@ class Renderer:
                     np.copyto(region, colour, where=inside)
 
     def _empty_front(self) -> Array:  # [2 size, 2 size] uint8
-        """The front camera's image without anything that can move."""
+        """The front camera's image without moving objects."""
         offsets = (self._pixels - self.size) / (self._front.zoom * self.size)
         ahead = np.stack([*np.meshgrid(offsets, offsets), np.ones((len(offsets),) * 2)], axis=-1)
         rays = _times(ahead, self._front.axes)
@@ -189,7 +189,7 @@ class Renderer:
 
 
 def _tiles(x: Array, y: Array) -> Array:  # uint8
-    """The table's pattern at places on its plane, and the floor around it."""
+    """Colour indices of the table's pattern, and of the floor around it, at points of the table's plane."""
     # 0 or 1, for "tile" and the colour after it
     tiles = np.floor(x / TILE).astype(np.int8) + np.floor(y / TILE).astype(np.int8) & 1
     on_table = (np.abs(x) < TABLE_HALF[0]) & (np.abs(y) < TABLE_HALF[1])
@@ -197,8 +197,8 @@ def _tiles(x: Array, y: Array) -> Array:  # uint8
     return ids
 
 
-def _develop(ids: Array) -> Array:  # [size, size, 3] uint8
-    """The colours of the numbers, four pixels to one."""
+def _downsample(ids: Array) -> Array:  # [size, size, 3] uint8
+    """The colours of the indices, averaged over 2 x 2 pixels."""
     packed = _PALETTE.take(ids)
     rows = packed[0::2] + packed[1::2]
     mean = rows[:, 0::2] + rows[:, 1::2]
@@ -208,7 +208,7 @@ def _develop(ids: Array) -> Array:  # [size, size, 3] uint8
     return image
 
 
-# --- what there is to paint ---
+# --- shapes ---
 
 
 def _rounds(table: Table) -> Shapes:
@@ -239,7 +239,7 @@ def _shadows(table: Table) -> Shapes:
 
 
 def _shapes(outline: Array, each: Sequence[tuple[tuple[float, float, float], float, int]]) -> Shapes:
-    """One outline at several places, in several sizes and colours."""
+    """One outline at several positions, in several sizes and colours."""
     places, sizes, colours = zip(*each, strict=True)
     return Shapes(corners=np.array(places)[:, None] + outline * np.array(sizes)[:, None, None], colours=colours)
 
@@ -254,7 +254,7 @@ def _fingers(table: Table) -> Iterable[Solid]:
 
 
 def _wrist(table: Table) -> Iterable[Solid]:
-    """What carries the fingers; the wrist camera sits below it."""
+    """The boxes that carry the fingers; the wrist camera is below them."""
     x, y, z = table.gripper
     top = z + 2 * FINGER[2]
     yield _solid(((x, y, top + 0.012), (HALF_GAP + 2 * FINGER[0], 0.02, 0.012)), "palm")
@@ -267,17 +267,17 @@ def _solid(box: Box, name: str) -> Solid:
 
 
 def _far_to_near(bounds: Array, eye: Array) -> list[int]:
-    """An order in which no box [low or high, 3] is painted over one that stands before it."""
+    """An order of boxes [low or high, 3] from far to near."""
     low, high = bounds[:, None, 0], bounds[:, None, 1]
     other_low, other_high = bounds[None, :, 0], bounds[None, :, 1]
-    # A plane across an axis parts the two, and the eye is on the first one's side: the other cannot cover it.
+    # If a plane separates two boxes and the camera is on the first one's side, the second cannot cover the first.
     parted = (low >= other_high - 1e-6) & (eye > low) | (high <= other_low + 1e-6) & (eye < high)
     clear = np.logical_or.reduce(parted, axis=-1)  # [n, n]
     covers = clear & ~clear.T
     left = list(range(len(bounds)))
     ordered = []
     while left:
-        # Boxes that cut into each other may have no order: then the first will do.
+        # Intersecting boxes may have no order: take the first.
         index = next((one for one in left if not covers[one, left].any()), left[0])
         left.remove(index)
         ordered.append(index)

@@ -1,13 +1,12 @@
-"""ToyTable: pick-and-place in numpy, with two cameras, ten tasks and no graphics driver; exact and fast.
+"""ToyTable: pick-and-place in numpy, with two cameras and ten tasks; deterministic, fast, no graphics driver.
 
 An action is four speeds from -1 to 1: x, y, z of the gripper, and grip (positive closes). The reward is 1 in the step
-that succeeds, which ends the episode, and 0 before.
+that succeeds, which ends the episode, and 0 otherwise.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
@@ -15,84 +14,33 @@ import numpy as np
 
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core.spec import describe
-from understudy.envs.suite import Suite, Task
+from understudy.envs.suite import Task
 from understudy.envs.toy import expert
 from understudy.envs.toy.physics import HALF_BLOCK, NOTHING, PLATE_RADIUS, Table
 from understudy.envs.toy.render import Renderer
+from understudy.envs.toy.tasks import STATE_NAMES, SUITE, TASKS, Goal
 from understudy.envs.world import ExpertAction, World, WorldError
 
-RED, BLUE, PURPLE = 0, 1, 2
-COLOURS = ("red", "blue", "purple")
 LIFTED_Z = 0.08  # the height of a picked block's underside
-NUM_STARTS = 500
-MAX_STEPS = 100
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What a task asks for."""
-
-    kind: Literal["pick", "place", "push", "stack", "press", "touch"]
-    block: int = NOTHING
-    other: int = NOTHING  # the block to stack on
-
-    @property
-    def names(self) -> set[str]:
-        """What it speaks of, as the names in the state begin, and the gripper itself."""
-        blocks = {COLOURS[block] for block in (self.block, self.other) if block != NOTHING}
-        target = {"place": {"plate"}, "push": {"zone"}, "press": {"button"}}.get(self.kind, set())
-        return {"gripper", "opening", "held", *blocks, *target}
-
-
-# name: instruction, goal
-TASKS: dict[str, tuple[str, Goal]] = {
-    "pick_red": ("pick up the red block", Goal("pick", RED)),
-    "pick_blue": ("pick up the blue block", Goal("pick", BLUE)),
-    "red_on_plate": ("put the red block on the green plate", Goal("place", RED)),
-    "purple_on_plate": ("put the purple block on the green plate", Goal("place", PURPLE)),
-    "push_blue": ("push the blue block to the yellow zone", Goal("push", BLUE)),
-    "push_purple": ("push the purple block to the yellow zone", Goal("push", PURPLE)),
-    "stack_red_on_blue": ("stack the red block on the blue block", Goal("stack", RED, BLUE)),
-    "stack_blue_on_purple": ("stack the blue block on the purple block", Goal("stack", BLUE, PURPLE)),
-    "press_button": ("press the button", Goal("press")),
-    "touch_purple": ("touch the purple block", Goal("touch", PURPLE)),
-}
-
-SUITE = Suite(
-    name="toy",
-    tasks=tuple(
-        Task(name=name, instruction=instruction, num_starts=NUM_STARTS, max_steps=MAX_STEPS)
-        for name, (instruction, _) in TASKS.items()
-    ),
-)
-
-STATE_NAMES = (
-    "gripper_x",
-    "gripper_y",
-    "gripper_z",
-    "opening",
-    "held",
-    *(f"{colour}_{axis}" for colour in COLOURS for axis in "xyz"),
-    *(f"{target}_{axis}" for target in ("plate", "zone", "button") for axis in "xy"),
-)
 
 
 class ToyTable(World):
     """A gripper over a table with three blocks, a plate, a zone and a button."""
 
     suite = SUITE
-    state_names = STATE_NAMES  # what the numbers of observation["state"] are, in metres; opening and held are 0 to 1
+    state_names = STATE_NAMES  # of the numbers in observation["state"]: metres; opening and held are 0 to 1
     camera_names = ("front", "wrist")
 
     table: Table  # the true state, from the first reset on
     goal: Goal
 
     def __init__(self, *, size: int = 64, cameras: bool = True, state: Literal["all", "task"] = "all"):
-        """`size` is the side of both cameras' images in pixels; without cameras only the state is seen. In the state
-        of the `task`, numbers of what the task does not speak of are zero."""
+        """`size` is the side of both cameras' images in pixels; without cameras, only the state is observed. With
+        state="task", the numbers of objects that do not belong to the task are zero."""
         if state not in ("all", "task"):
             raise WorldError(f"state: expected 'all' or 'task', got {describe(state)}")
-        self._of_task = state == "task"
+        self._task_state_only = state == "task"
+        self._state_mask = np.ones(len(STATE_NAMES), np.float32)  # 0 for hidden numbers
         if type(size) is not int or not 16 <= size <= 512:
             raise WorldError(f"size: expected 16 to 512 pixels, got {describe(size)}; 64 and 128 are usual")
         fields: dict[str, ArraySpec] = {}
@@ -105,10 +53,11 @@ class ToyTable(World):
         )
 
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
-        """A start index alone decides the state: `rng` is not needed."""
+        """The start index alone determines the state; `rng` is not used."""
         del rng
         self.goal = TASKS[task.name][1]
-        self._seen = np.array([name.split("_")[0] in self.goal.names for name in STATE_NAMES] if self._of_task else 1.0)
+        if self._task_state_only:
+            self._state_mask = np.array([name.split("_")[0] in self.goal.names for name in STATE_NAMES], np.float32)
         self.table = start_state(task.name, start)
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
@@ -117,21 +66,28 @@ class ToyTable(World):
         return float(success), success or failed(self.table, self.goal), False, {"success": success}
 
     def observe(self) -> Tree:
-        state = np.array(_numbers(self.table), np.float32) * self._seen.astype(np.float32)
+        state = np.array(_numbers(self.table), np.float32) * self._state_mask
         if self._renderer is None:
             return {"state": state}
         return {"front": self._renderer.front(self.table), "wrist": self._renderer.wrist(self.table), "state": state}
 
     def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
-        action = expert.script(self, noise=noise, rng=rng)
+        action = expert.choose_action(self.table, self.goal, noise=noise, rng=rng)
         return ExpertAction(action=action, progress=expert.progress(self.table, self.goal))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
+
+
+def script(
+    world: ToyTable, *, noise: float = 0.0, rng: np.random.Generator | None = None
+) -> np.ndarray[Any, Any]:  # [4] float32
+    """The scripted expert's action; the same as `world.expert_action(...).action`."""
+    return expert.choose_action(world.table, world.goal, noise=noise, rng=rng)
 
 
 def succeeded(table: Table, goal: Goal) -> bool:
-    """Whether the table is as the goal wants it."""
+    """Whether the goal is reached."""
     if goal.kind == "press":
         return table.pressed
     if goal.kind == "touch":
@@ -147,13 +103,13 @@ def succeeded(table: Table, goal: Goal) -> bool:
 
 
 def failed(table: Table, goal: Goal) -> bool:
-    """Whether the goal is out of reach: a block to be pushed was grasped."""
+    """Whether the goal can no longer be reached: a block to be pushed was grasped."""
     return goal.kind == "push" and table.held == goal.block
 
 
 def start_state(task: str, start: int) -> Table:
-    """The same table for the same task and index, for ever."""
-    gripper, *blocks, plate, zone, button = _places(task, start)
+    """The table at a start of a task; the same for the same task and index."""
+    gripper, *blocks, plate, zone, button = _start_positions(task, start)
     return Table(
         gripper=[*gripper],
         blocks=[[x, y, HALF_BLOCK] for x, y in blocks],
@@ -164,21 +120,21 @@ def start_state(task: str, start: int) -> Table:
 
 
 @cache
-def _places(task: str, start: int) -> tuple[tuple[float, ...], ...]:
-    """Where the gripper, the blocks and the targets begin: the first of many draws in which nothing is in the way."""
+def _start_positions(task: str, start: int) -> tuple[tuple[float, ...], ...]:
+    """Start positions of gripper, blocks and targets: the first random draw in which nothing is in the way."""
     rng = np.random.default_rng([zlib.crc32(task.encode()), start])
     goal = TASKS[task][1]
     gripper = tuple(rng.uniform((-0.2, -0.15, 0.16), (0.2, 0.15, 0.24)).tolist())
     while True:
         draws = rng.uniform((-0.22, -0.17), (0.22, 0.17), (100, 6, 2))
         gaps = np.abs(draws[:, :, None] - draws[:, None]).max(axis=-1) + np.eye(6)
-        for places in draws[gaps.min(axis=(1, 2)) > 0.11].tolist():
-            if goal.kind != "push" or _free_way(places[:3], goal.block, places[4]):
-                return (gripper, *map(tuple, places))
+        for positions in draws[gaps.min(axis=(1, 2)) > 0.11].tolist():
+            if goal.kind != "push" or _free_way(positions[:3], goal.block, positions[4]):
+                return (gripper, *map(tuple, positions))
 
 
 def _free_way(blocks: list[list[float]], block: int, zone: list[float]) -> bool:
-    """Whether a block can be pushed along x and then along y without meeting another."""
+    """Whether a block can be pushed along x and then along y without hitting another."""
     x, y = blocks[block]
     for index, (other_x, other_y) in enumerate(blocks):
         along_x = min(x, zone[0]) - 0.14 < other_x < max(x, zone[0]) + 0.14 and abs(other_y - y) < 0.08

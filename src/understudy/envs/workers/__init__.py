@@ -1,4 +1,4 @@
-"""Workers: worlds in processes of their own, which are replaced when they fail."""
+"""Workers run each world in a process of its own and restart it after a crash or a hang."""
 
 from understudy.envs.workers.isolated import IsolatedWorld
 from understudy.envs.workers.outcomes import WorkerFailure

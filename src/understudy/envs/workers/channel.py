@@ -1,7 +1,7 @@
 """Channel: JSON objects, a line each, between a worker and its caller; no pickle.
 
-Both ends use it. The caller's never blocks; the worker's (`blocking`) waits in `receive` and has nothing else to do.
-Each saves what system calls it can, for they are most of what a step costs on its way.
+Both ends use it. The caller's end never blocks; the worker's end (`blocking`) waits in `receive`. Both avoid system
+calls where they can, because these dominate the cost of sending a step.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Channel:
         sock.setblocking(blocking)
         self._socket = sock
         self._received = bytearray()
-        self._searched = 0  # so many bytes of it hold no end of line
+        self._searched = 0  # this many leading bytes of `_received` hold no end of line
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
 
@@ -49,7 +49,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: dict[str, Any], *, timeout_s: float | None = None) -> None:
-        """Hand a message to the system; blocks while the other end has more unread than its buffer holds."""
+        """Send a message; blocks while the socket's buffer is full, because the other end does not read."""
         data = _encode(message).encode() + b"\n"
         if len(data) > MAX_MESSAGE_BYTES:
             raise ValueError(f"message: expected up to {MAX_MESSAGE_BYTES} bytes, got {len(data)}; send less at once")
@@ -61,11 +61,11 @@ class Channel:
             except BlockingIOError:
                 if timeout_s is not None and deadline is None:
                     deadline = time.monotonic() + timeout_s
-                self._wait_for_room(deadline)
+                self._wait_until_writable(deadline)
             except OSError:
                 raise ChannelClosed from None
 
-    def _wait_for_room(self, deadline: float | None) -> None:
+    def _wait_until_writable(self, deadline: float | None) -> None:
         left_s = None if deadline is None else deadline - time.monotonic()
         if left_s is not None and left_s <= 0:
             raise ChannelStuck
@@ -74,11 +74,11 @@ class Channel:
         waiting.poll(None if left_s is None else left_s * 1000)
 
     def wait(self, timeout_s: float | None) -> None:
-        """Block until something came, or the time is over."""
+        """Block until there is something to read, or until the timeout."""
         self._poll.poll(None if timeout_s is None else max(0.0, timeout_s * 1000))
 
     def take(self) -> dict[str, Any] | None:
-        """The next whole message, if it is there; a blocking channel waits for it."""
+        """The next complete message, or None if it has not arrived; a blocking channel waits for it."""
         while True:
             line = self._line() if self._received else None
             if line is not None:
@@ -91,12 +91,12 @@ class Channel:
                 raise ChannelClosed from None
             if not piece:
                 raise ChannelClosed
-            if not self._received and piece.find(b"\n") == len(piece) - 1:  # one whole message, as is usual
+            if not self._received and piece.find(b"\n") == len(piece) - 1:  # one complete message, the usual case
                 return _message(piece)
             self._received += piece
 
     def receive(self) -> dict[str, Any]:
-        """The next message; blocks until it is there."""
+        """Block until the next message has arrived, and return it."""
         message = self.take()
         assert message is not None, "only a blocking channel waits"
         return message
@@ -135,7 +135,7 @@ def encode_leaf(value: Any) -> Any:
 
 
 def decode_leaf(leaf: ArraySpec, value: Any, path: str) -> Any:
-    """The inverse of `encode_leaf`, checked; a SpecError, ValueError or TypeError says that it is none."""
+    """The inverse of `encode_leaf`; raises SpecError, ValueError or TypeError if the value does not fit the leaf."""
     if leaf.dtype != "str":
         shape, coded = value
         value = np.frombuffer(base64.b64decode(coded, validate=True), leaf.numpy_dtype).reshape(shape).copy()

@@ -1,4 +1,4 @@
-"""WorldChild: one life of a worker: its process, the channel to it, and the memory they share."""
+"""WorldChild: one process of a worker, from its start to its end, with its channel and its shared memory."""
 
 from __future__ import annotations
 
@@ -13,37 +13,47 @@ from understudy.processes.child import Child
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
-# A simulator per core is faster than simulators that each want all cores. Variables that are set win.
+# One simulator per core is faster than simulators that each use all cores. Variables that the user set win.
 _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 class WorldChild(Child):
-    """A process that builds the world of `source`; it says hello on the channel when it has."""
-
-    arena: SharedArrays  # once `open_shared_memory` was called
+    """A process that builds the world of `source` and sends a hello on the channel once it is built."""
 
     def __init__(self, source: WorldFactory, *, block_steps: int):
         self._memory: int | None = create_memory()
         self._statm: int | None = None
+        self._arrays: SharedArrays | None = None
         try:
             super().__init__("envs/workers/child_main.py", source, given=(self._memory,), defaults=_ONE_THREAD)
         except BaseException:
             os.close(self._memory)
             raise
         self.channel = Channel(self.socket)
-        with contextlib.suppress(ChannelClosed):  # it is dead already; whoever looks after it will see
+        with contextlib.suppress(ChannelClosed):  # it is dead already; the next `poll` will notice
             request = {"factory": source.factory, "options": source.options, "block_steps": block_steps}
             self.channel.send(request, timeout_s=1.0)
 
+    @property
+    def has_started(self) -> bool:
+        """Whether the world is built and the shared memory is open."""
+        return self._arrays is not None
+
+    @property
+    def arrays(self) -> SharedArrays:
+        """The shared memory; only after `open_shared_memory`."""
+        assert self._arrays is not None
+        return self._arrays
+
     def open_shared_memory(self, spec: StepSpec, block_steps: int) -> None:
-        """Lay out the shared memory, and let the child begin."""
+        """Lay out the shared memory, and let the child serve requests."""
         assert self._memory is not None
         layout = Layout(spec, block_steps)
         size_memory(self._memory, layout.size_bytes)
-        self.arena = SharedArrays(layout, self._memory)
+        self._arrays = SharedArrays(layout, self._memory)
         os.close(self._memory)
         self._memory = None
-        self.channel.send({"do": "go"}, timeout_s=1.0)
+        self.channel.send({"do": "serve"}, timeout_s=1.0)
 
     def close(self) -> None:
         super().close()
@@ -53,7 +63,7 @@ class WorldChild(Child):
         self._memory = self._statm = None
 
     def rss_bytes(self) -> int:
-        """Memory of the process; not of those that it started. 0 if it has ended."""
+        """Resident memory of the process, without that of its children; 0 if it has ended."""
         try:
             if self._statm is None:
                 self._statm = os.open(f"/proc/{self.pid}/statm", os.O_RDONLY | os.O_CLOEXEC)

@@ -1,13 +1,13 @@
-"""What runs in a worker's process: one world, built once, that does what its caller asks for, one request at a time.
+"""The main program of a worker's process: it builds one world and serves the caller's requests one at a time.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
 | main | the channel, a socket | the next request; the world | the caller; the caller's end closes the channel |
 
-It ends when the channel does, or its lifeline (processes/child_main.py).
-What the world prints goes to the log; the channel has a descriptor of its own.
+The process ends when the channel is closed, or the lifeline (processes/child_main.py).
+What the world prints goes to the log; the channel has a file descriptor of its own.
 
-Runs in the interpreter of the simulator: numpy and the standard library are all it needs.
+This file runs in the simulator's interpreter and needs only numpy and the standard library.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from understudy.processes.child_main import enter
 from understudy.processes.messages import raised
 
 
-class BadRequest(Exception):
-    """The world gave something that breaks its own contract."""
+class BrokenContract(Exception):
+    """The world returned something that its contract forbids."""
 
 
 def main() -> None:
@@ -39,11 +39,11 @@ def main() -> None:
     try:
         serve(Channel(stream, blocking=True), memory_fd)
     except ChannelClosed:
-        os._exit(0)  # the caller is gone, and nobody is left to wait for threads or handlers at exit
+        os._exit(0)  # the caller is gone: do not wait for threads or exit handlers
 
 
 def serve(channel: Channel, memory_fd: int) -> None:
-    """Build the world, then answer requests until told to close."""
+    """Build the world, then answer requests until one of them is "close"."""
     request = channel.receive()
     try:
         world = build(request["factory"], request["options"])
@@ -58,35 +58,35 @@ def serve(channel: Channel, memory_fd: int) -> None:
         channel.send({"id": 0, **raised(error)})
         return
     channel.send({"id": 0, "hello": hello})
-    go = channel.receive()  # the caller has given the memory its size
-    assert go["do"] == "go"
-    desk = WorldServer(world, SharedArrays(Layout(world.step_spec, request["block_steps"]), memory_fd))
+    ready = channel.receive()  # the caller has sized the shared memory
+    assert ready["do"] == "serve"
+    server = WorldServer(world, SharedArrays(Layout(world.step_spec, request["block_steps"]), memory_fd))
     os.close(memory_fd)
     while True:
         request = channel.receive()
         try:
-            answer = {"id": request["id"], **desk.answer(request)}
-        except BadRequest as error:
-            answer = {"id": request["id"], "nonsense": str(error)}
+            answer = {"id": request["id"], **server.answer(request)}
+        except BrokenContract as error:
+            answer = {"id": request["id"], "invalid": str(error)}
         except Exception as error:  # noqa: BLE001 (the outermost loop of a process)
             answer = {"id": request["id"], **raised(error)}
         try:
             channel.send(answer)
         except (TypeError, ValueError) as error:
-            channel.send({"id": request["id"], "nonsense": f"info: expected values that JSON knows, got {error}"})
+            channel.send({"id": request["id"], "invalid": f"info: expected values that JSON knows, got {error}"})
         if request["do"] == "close":
             return
 
 
 class WorldServer:
-    """Takes requests to the world and puts what came of them into the shared memory."""
+    """Executes requests on the world and writes the results into the shared memory."""
 
-    def __init__(self, world: World, arena: SharedArrays):
+    def __init__(self, world: World, arrays: SharedArrays):
         self._world = world
-        self._arena = arena
+        self._arrays = arrays
         self._spec: StepSpec = world.step_spec
         free = self._spec.reward.dtype.startswith("float") and not self._spec.reward.bounded
-        # A Python float up to here needs no more looking at; NaN is never, and nor is any where the spec says more.
+        # Python floats up to this size need no further check; -1 where the spec has bounds or a shape.
         self._plain_reward = (
             float(np.finfo(self._spec.reward.dtype).max) if free and not self._spec.reward.shape else -1.0
         )
@@ -104,9 +104,9 @@ class WorldServer:
             answer = self._expert_action(request["noise"], request["seed"])
         elif do == "close":
             self._world.close()
-        if request["look"]:
-            answer["ragged"] = self._look()
-        self._arena.request = request["id"]
+        if request["observe"]:
+            answer["ragged"] = self._observe()
+        self._arrays.request = request["id"]
         return answer
 
     def _steps(self, num_steps: int, coded: list[dict[str, Any]]) -> dict[str, Any]:
@@ -116,30 +116,30 @@ class WorldServer:
         rewards, flags = [], []
         info: dict[str, Any] = {}
         for row in range(num_steps):
-            action = self._arena.read_action(row, ragged[row] if ragged else {})
+            action = self._arrays.read_action(row, ragged[row] if ragged else {})
             given: Any = self._world.step_without_observation(action)
             if not isinstance(given, tuple) or len(given) != 4:
-                raise BadRequest(f"step_without_observation: expected 4 values, got {str(given)[:60]!r}; see World")
+                raise BrokenContract(f"step_without_observation: expected 4 values, got {str(given)[:60]!r}; see World")
             info = _checked_info(given[3])
             self._check_reward(given[0])
             rewards.append(given[0])
             flags.append((bool(given[1]), bool(given[2]), bool(info.get("success", False))))
             if given[1] or given[2]:
                 break
-        self._arena.reward[: len(rewards)] = rewards
-        self._arena.flags[: len(flags)] = flags
+        self._arrays.reward[: len(rewards)] = rewards
+        self._arrays.flags[: len(flags)] = flags
         return {"num_steps": len(flags), "info": info}
 
     def _expert_action(self, noise: float, seed: int) -> dict[str, Any]:
-        advice = self._world.expert_action(noise=noise, rng=np.random.default_rng(seed))
+        expert = self._world.expert_action(noise=noise, rng=np.random.default_rng(seed))
         try:
-            flat = self._spec.action.check(advice.action, "action")
+            flat = self._spec.action.check(expert.action, "action")
         except SpecError as error:
-            raise BadRequest(f"expert_action: {error}") from None
-        ragged = self._arena.write_action(0, flat)
+            raise BrokenContract(f"expert_action: {error}") from None
+        ragged = self._arrays.write_action(0, flat)
         return {
-            "advised": {path: encode_leaf(leaf) for path, leaf in ragged.items()},
-            "progress": float(advice.progress),
+            "ragged_action": {path: encode_leaf(leaf) for path, leaf in ragged.items()},
+            "progress": float(expert.progress),
         }
 
     def _check_reward(self, reward: Any) -> None:
@@ -148,21 +148,21 @@ class WorldServer:
         try:
             value = self._spec.reward.check(reward.item() if isinstance(reward, np.generic) else reward, "reward")
         except SpecError as error:
-            raise BadRequest(str(error)) from None
+            raise BrokenContract(str(error)) from None
         if not (math.isfinite(value) if value.ndim == 0 else np.isfinite(value).all()):
-            raise BadRequest(f"reward: expected a finite number, got {reward}; check the world")
+            raise BrokenContract(f"reward: expected a finite number, got {reward}; check the world")
 
-    def _look(self) -> dict[str, Any]:
-        """Put what is seen into the shared memory; gives back what has no place there."""
+    def _observe(self) -> dict[str, Any]:
+        """Write the observation into the shared memory; returns its ragged leaves, which are sent as messages."""
         observation = self._world.observe()
         try:
             flat = self._spec.observation.check(observation, "observation")
         except SpecError as error:
-            raise BadRequest(str(error)) from None
-        return {path: encode_leaf(leaf) for path, leaf in self._arena.write_observation(flat).items()}
+            raise BrokenContract(str(error)) from None
+        return {path: encode_leaf(leaf) for path, leaf in self._arrays.write_observation(flat).items()}
 
 
 def _checked_info(info: Any) -> dict[str, Any]:
     if not isinstance(info, dict):
-        raise BadRequest(f"info: expected a dict, got {type(info).__name__}; return one")
+        raise BrokenContract(f"info: expected a dict, got {type(info).__name__}; return one")
     return info

@@ -1,4 +1,4 @@
-"""IsolatedWorld: a world in a process of its own, used like any other."""
+"""IsolatedWorld: a World that runs in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from understudy.envs.world_factory import WorldFactory
 
 
 class IsolatedWorld(World):
-    """The world of `source`, started here. A call that fails raises a WorkerFailure; the next reset starts anew."""
+    """Runs the world of `source` in a process. A failed call raises a WorkerFailure; the next reset restarts it."""
 
     def __init__(self, source: WorldFactory, *, limits: Limits | None = None):
         self.worker = Worker(source, limits=limits)
@@ -36,18 +36,18 @@ class IsolatedWorld(World):
     def reset_without_observation(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        return self._reset(Reset(seed=seed, options=self._with_task(options), look=False))[1]
+        return self._reset(Reset(seed=seed, options=self._with_task(options), observe=False))[1]
 
     def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
         stepped = self.step_block([action])
         return stepped.observation, *_outcome(stepped)
 
     def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        return _outcome(self.step_block([action], look=False))
+        return _outcome(self.step_block([action], observe=False))
 
-    def step_block(self, actions: list[Tree], *, look: bool = True) -> Stepped:
-        """Do several actions in one round trip, up to the end of the episode, and look once after the last."""
-        stepped = self.worker.call(Steps(actions=actions, look=look))
+    def step_block(self, actions: list[Tree], *, observe: bool = True) -> Stepped:
+        """Execute several actions in one round trip, up to the end of the episode, and observe once after the last."""
+        stepped = self.worker.call(Steps(actions=actions, observe=observe))
         assert isinstance(stepped, Stepped)
         return stepped
 
@@ -67,21 +67,21 @@ class IsolatedWorld(World):
         if noise and rng is None:
             raise WorldError("rng: noise needs a random generator, got None; pass np.random.default_rng(seed)")
         seed = 0 if rng is None else int(rng.integers(2**63))
-        advice = self.worker.call(AskExpert(noise=noise, seed=seed))
-        assert isinstance(advice, ExpertAction)
-        return advice
+        answer = self.worker.call(AskExpert(noise=noise, seed=seed))
+        assert isinstance(answer, ExpertAction)
+        return answer
 
     def close(self) -> None:
         self.worker.close()
 
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
-        raise WorldError("begin: a generator cannot go to another process; call reset with a seed")
+        raise WorldError("begin: a random generator cannot be sent to another process; call reset with a seed")
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
         return self.step_without_observation(action)
 
     def _with_task(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
-        """The task stays as it was by default, also in a new process."""
+        """Without a task in the options, the episode keeps the last one, also in a restarted process."""
         given = dict(options or {})
         if given.get("task") is None:
             given["task"] = self.task.name

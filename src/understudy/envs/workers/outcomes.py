@@ -1,17 +1,17 @@
-"""What is asked of a worker, and each way in which that can end: an answer, or a typed failure. Never a hang.
+"""Commands to a worker and their outcomes: every command ends in an answer or a typed failure, never in a hang.
 
 | outcome | when |
 |---|---|
 | Observed | the answer to Reset and Observe |
 | Stepped | the answer to Steps |
 | ExpertAction | the answer to AskExpert |
-| WorkerRaised | the world raised; the traceback is in it |
-| WorkerHung | no answer in time; the stack of the worker is in it |
-| WorkerDied | the process ended; its exit code or signal and its last words are in it |
-| WorkerGarbage | an answer that makes no sense: not a message, a wrong shape, a reward that is no number |
-| WorkerTooLarge | it takes more memory than it may |
+| WorkerRaised | the world raised an exception; it holds the traceback |
+| WorkerHung | no answer in time; it holds the worker's stack |
+| WorkerDied | the process ended; it holds the exit code or signal and the end of the log |
+| WorkerGarbage | an invalid answer: not a message, a wrong shape, a reward that is not a number |
+| WorkerTooLarge | the process uses more memory than its limit |
 
-After a failure there is no episode: the process and all that it started are dead, and the next Reset goes to a new one.
+A failure ends the episode: the process and its children are killed, and the next Reset goes to a new process.
 """
 
 from __future__ import annotations
@@ -31,29 +31,29 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Reset:
-    """Begin an episode; as World.reset."""
+    """Begin an episode, like World.reset."""
 
     seed: int | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    look: bool = True
+    observe: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Steps:
-    """Do these actions in one round trip, up to the end of the episode, and look once after the last."""
+    """Execute these actions in one round trip, up to the end of the episode, and observe once after the last."""
 
     actions: Sequence[Tree]
-    look: bool = True
+    observe: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observe:
-    """Look, and do nothing."""
+    """Return the current observation without acting."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AskExpert:
-    """Ask the world's scripted expert; as World.expert_action, with the seed of a generator in its place."""
+    """Ask the world's scripted expert, like World.expert_action, with a seed in place of the generator."""
 
     noise: float = 0.0
     seed: int = 0
@@ -64,18 +64,18 @@ Command: TypeAlias = Reset | Steps | Observe | AskExpert
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Observed:
-    """What is seen; the arrays are the caller's own."""
+    """An observation, in new arrays."""
 
-    observation: Tree  # None if it was not asked for
+    observation: Tree  # None if it was not requested
     info: dict[str, Any]  # of the reset; empty after Observe
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stepped:
-    """What came of n actions, n being smaller than asked for if the episode ended; the arrays are the caller's own."""
+    """The results of n actions, in new arrays; n is smaller than requested if the episode ended."""
 
-    observation: Tree  # after the last; None if it was not asked for
-    reward: Array  # [n, ...] float64, as the world gave it
+    observation: Tree  # after the last action; None if it was not asked for
+    reward: Array  # [n, ...] float64, as the world returned it
     terminated: Array  # [n] bool
     truncated: Array  # [n] bool
     success: Array  # [n] bool
@@ -91,16 +91,16 @@ class Stepped:
 
 
 class WorkerFailure(ProcessFailure):
-    """Base of the ways in which a worker fails.
+    """Base class of the failures of a worker.
 
-    It was doing "start", "reset", "step", "observe", "expert_action" or "nothing".
+    `doing` is what the worker was busy with: "start", "reset", "step", "observe", "expert_action" or "nothing".
     """
 
     holds = "world"
 
 
 class WorkerRaised(ProcessRaised, WorkerFailure):
-    """The world, or its construction, raised; `evidence` is the traceback."""
+    """The world or its factory raised an exception; `evidence` is the traceback."""
 
 
 class WorkerHung(ProcessHung, WorkerFailure):
@@ -108,15 +108,15 @@ class WorkerHung(ProcessHung, WorkerFailure):
 
 
 class WorkerDied(ProcessDied, WorkerFailure):
-    """The process ended by itself or was killed by someone else; `evidence` is the end of its log."""
+    """The process ended by itself or was killed from outside; `evidence` is the end of its log."""
 
 
 class WorkerGarbage(ProcessGarbage, WorkerFailure):
-    """The answer makes no sense; `evidence` is the end of the log."""
+    """The worker sent an invalid answer; `evidence` is the end of its log."""
 
 
 class WorkerTooLarge(WorkerFailure):
-    """The process takes more memory than it may."""
+    """The process uses more memory than its limit."""
 
     def __init__(self, *, name: str, doing: str, rss_bytes: int, limit_bytes: int):
         super().__init__(

@@ -18,13 +18,15 @@ PROTOCOL = 1
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerProtocol:
-    """What can be said to a worker, as it said itself when it started. What is wrong with an answer is a ValueError,
-    KeyError or TypeError."""
+    """What the worker's hello said about its world, and the messages that follow from it.
+
+    An invalid answer raises ValueError, KeyError or TypeError.
+    """
 
     step_spec: StepSpec
     suite: Suite
-    has_expert: bool  # whether it can be asked for advice
-    versions: Mapping[str, str]  # of what the world stands on
+    has_expert: bool  # whether it answers AskExpert
+    versions: Mapping[str, str]  # of the world's `version_packages`
     block_steps: int
 
     @staticmethod
@@ -40,7 +42,7 @@ class WorkerProtocol:
         )
 
     def checked(self, command: Steps) -> Steps:
-        """The command with its actions flat and checked, or the error that says what is wrong with them."""
+        """The command with flat, checked actions; raises if they do not fit the spec."""
         num_steps = len(command.actions)
         if not 1 <= num_steps <= self.block_steps:
             raise WorldError(
@@ -49,44 +51,46 @@ class WorkerProtocol:
             )
         return replace(command, actions=[self.step_spec.action.check(action, "action") for action in command.actions])
 
-    def request(self, number: int, command: Command, arena: SharedArrays) -> dict[str, Any]:
-        """The message; the actions of a checked block are copied into the shared memory."""
+    def request(self, number: int, command: Command, arrays: SharedArrays) -> dict[str, Any]:
+        """The message for a command; copies the actions of a checked block into the shared memory."""
         if isinstance(command, Reset):
             options = dict(command.options)
-            return {"id": number, "do": "reset", "seed": command.seed, "options": options, "look": command.look}
+            return {"id": number, "do": "reset", "seed": command.seed, "options": options, "observe": command.observe}
         if isinstance(command, Observe):
-            return {"id": number, "do": "observe", "look": True}
+            return {"id": number, "do": "observe", "observe": True}
         if isinstance(command, AskExpert):
-            return {"id": number, "do": "expert_action", "noise": command.noise, "seed": command.seed, "look": False}
+            return {"id": number, "do": "expert_action", "noise": command.noise, "seed": command.seed, "observe": False}
         checked: Sequence[Any] = command.actions  # flat, by `check`
-        rows = [arena.write_action(row, flat) for row, flat in enumerate(checked)]
+        rows = [arrays.write_action(row, flat) for row, flat in enumerate(checked)]
         ragged = [{path: encode_leaf(leaf) for path, leaf in row.items()} for row in rows if row]
-        return {"id": number, "do": "steps", "num_steps": len(rows), "look": command.look, "ragged": ragged}
+        return {"id": number, "do": "steps", "num_steps": len(rows), "observe": command.observe, "ragged": ragged}
 
-    def answer(self, number: int, command: Command, message: Mapping[str, Any], arena: SharedArrays) -> Answer:
-        """The answer in a message and the shared memory, from which it is copied."""
-        if arena.request != number:
-            raise ValueError(f"memory: expected the answer to request {number}, got {arena.request}")
+    def answer(self, number: int, command: Command, message: Mapping[str, Any], arrays: SharedArrays) -> Answer:
+        """Check a worker's answer and copy it out of the shared memory."""
+        if arrays.request != number:
+            raise ValueError(f"memory: expected the answer to request {number}, got {arrays.request}")
         if isinstance(command, AskExpert):
-            ragged = _decoded(self.step_spec.action, "action", message["advised"])
-            return ExpertAction(action=arena.read_action(0, ragged), progress=float(message["progress"]))
+            ragged = _decoded(self.step_spec.action, "action", message["ragged_action"])
+            return ExpertAction(action=arrays.read_action(0, ragged), progress=float(message["progress"]))
         observation: Any = None
-        if isinstance(command, Observe) or command.look:
-            observation = arena.read_observation(_decoded(self.step_spec.observation, "observation", message["ragged"]))
+        if isinstance(command, Observe) or command.observe:
+            observation = arrays.read_observation(
+                _decoded(self.step_spec.observation, "observation", message["ragged"])
+            )
         info = {} if isinstance(command, Observe) else message["info"]
         if not isinstance(info, dict):
             raise ValueError(f"info: expected a dict, got {info!r}")
         if not isinstance(command, Steps):
             return Observed(observation=observation, info=info)
-        num_steps, num_asked = message["num_steps"], len(command.actions)
-        if type(num_steps) is not int or not 1 <= num_steps <= num_asked:
-            raise ValueError(f"num_steps: expected 1 to {num_asked}, got {num_steps!r}")
-        flags = arena.flags[:num_steps].copy()
-        _check_flags(flags.tolist(), num_asked)
+        num_steps, num_requested = message["num_steps"], len(command.actions)
+        if type(num_steps) is not int or not 1 <= num_steps <= num_requested:
+            raise ValueError(f"num_steps: expected 1 to {num_requested}, got {num_steps!r}")
+        flags = arrays.flags[:num_steps].copy()
+        _check_flags(flags.tolist(), num_requested)
         columns = flags.view(bool)
         return Stepped(
             observation=observation,
-            reward=arena.reward[:num_steps].copy(),
+            reward=arrays.reward[:num_steps].copy(),
             terminated=columns[:, 0],
             truncated=columns[:, 1],
             success=columns[:, 2],
@@ -95,21 +99,21 @@ class WorkerProtocol:
 
 
 def _decoded(spec: Spec, name: str, coded: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves of a tree that have no place in the shared memory."""
+    """The ragged leaves of a tree, which are sent as messages and not in the shared memory."""
     return {path: decode_leaf(leaf, coded[path], path) for path, leaf in spec.leaves(name) if leaf.ragged}
 
 
-def _check_flags(rows: list[list[int]], num_asked: int) -> None:
-    """Refuse flags that are none, and a block that went on after its end or stopped before; faster than numpy is."""
+def _check_flags(rows: list[list[int]], num_requested: int) -> None:
+    """Refuse invalid flags, and blocks that continue after the episode's end or stop early. Faster than numpy."""
     if any(flag > 1 for row in rows for flag in row):
         raise ValueError(f"flags: expected 0 or 1, got {rows}")
     ended = rows[-1][0] or rows[-1][1]
-    if any(row[0] or row[1] for row in rows[:-1]) or (len(rows) < num_asked and not ended):
-        raise ValueError(f"num_steps: expected all {num_asked} or up to an end, got {len(rows)}")
+    if any(row[0] or row[1] for row in rows[:-1]) or (len(rows) < num_requested and not ended):
+        raise ValueError(f"num_steps: expected all {num_requested} or up to an end, got {len(rows)}")
 
 
 def check_reset(command: Reset, suite: Suite | None) -> None:
-    """Refuse here what the world would refuse there, since that would cost the process."""
+    """Refuse invalid options in the caller, because an error in the worker costs its process."""
     for name in command.options:
         if name not in OPTIONS:
             raise WorldError(f"options: no option {name!r}; reset knows {', '.join(OPTIONS)}")

@@ -1,9 +1,9 @@
-"""Vector: many workers, each going on by itself; the slowest holds up nobody.
+"""Vector: many workers that run independently, so that a slow one does not hold up the others.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| `ready`, in the caller | all channels | an answer, or `timeout_s` | a worker; each TICK_S, to look after all |
-| each worker's process (process.py) | its channel | the next request; its world | `send` |
+| `ready`, in the caller | all channels | an answer, or `timeout_s` | a worker; every TICK_S, to check all of them |
+| each worker's process (child_main.py) | its channel | the next request; its world | `send` |
 
 with Vector([source] * 8) as vector:
     for slot in range(len(vector)):
@@ -12,8 +12,8 @@ with Vector([source] * 8) as vector:
         for slot, outcome in vector.ready(timeout_s=1.0):
             vector.send(slot, next_command(slot, outcome))
 
-Each `send` ends in exactly one outcome. A worker that failed is started again in the meantime, so the Reset that
-follows may be sent at once. There is no thread: time-outs and starts happen within `ready`, so call it often.
+Each `send` has exactly one outcome. A failed worker is restarted in the background, so the next Reset may be sent at
+once. There is no thread: timeouts and restarts are handled inside `ready`, so call it often.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Vector(Closeable):
-    """Workers by slot number. `max_starting` bounds how many build their worlds at once, so that none starves."""
+    """Workers by slot number. `max_starting` bounds how many build their worlds at the same time."""
 
     def __init__(
         self, sources: Sequence[WorldFactory], *, limits: Limits | None = None, max_starting: int | None = None
@@ -50,7 +50,7 @@ class Vector(Closeable):
             Worker(source, limits=limits, name=f"{source.label}[{slot}]", watch=partial(self._watch, slot))
             for slot, source in enumerate(sources)
         )
-        self._urgent: set[int] = set()  # to be polled without waiting
+        self._urgent: set[int] = set()  # slots to poll without waiting
         self._next_tick_at = 0.0
         self._closed = False
         self._start_some(time.monotonic())
@@ -60,11 +60,11 @@ class Vector(Closeable):
 
     @property
     def num_pending(self) -> int:
-        """Commands that have no outcome yet."""
+        """Number of commands without an outcome yet."""
         return sum(worker.pending for worker in self.workers)
 
     def start(self) -> None:
-        """Wait until all worlds are built, so that their specs are known; raises the first failure."""
+        """Wait until all worlds are built and their specs are known; raises the first failure."""
         while any(worker.state in ("down", "starting", "hung") for worker in self.workers):
             self._tick([])
             for worker in self.workers:
@@ -73,7 +73,7 @@ class Vector(Closeable):
             self._selector.select(TICK_S)
 
     def send(self, slot: int, command: Command) -> None:
-        """Ask one worker for something; a slot takes one command at a time. Does not block."""
+        """Send a command to one worker; a slot takes one command at a time. Does not block."""
         worker = self.workers[slot]
         worker.begin(command)
         if worker.failure is not None:
@@ -82,7 +82,7 @@ class Vector(Closeable):
             self._start_some(time.monotonic())
 
     def ready(self, timeout_s: float) -> list[tuple[int, Outcome]]:
-        """The outcomes that are there, or the first that come within the time; each is given out once."""
+        """The outcomes that have arrived, or the first ones to arrive within the timeout; each is returned once."""
         if self._closed:
             raise WorldError("vector: it is closed; make a new one")
         outcomes: list[tuple[int, Outcome]] = []
@@ -117,7 +117,7 @@ class Vector(Closeable):
             outcomes.append((slot, outcome))
 
     def _tick(self, outcomes: list[tuple[int, Outcome]]) -> None:
-        """Look after all workers, and start some of those that are down."""
+        """Check all workers, and start some of those that are down."""
         given = {slot for slot, _ in outcomes}
         for slot in range(len(self.workers)):
             if slot not in given:
@@ -129,7 +129,7 @@ class Vector(Closeable):
     def _start_some(self, now: float) -> None:
         free = self.max_starting - sum(worker.state == "starting" for worker in self.workers)
         waiting = [worker for worker in self.workers if worker.state == "down" and now >= worker.launch_at]
-        # Those that someone waits for go first, then those that have waited longest.
+        # First the workers with a pending command, then those that have been down longest.
         for worker in sorted(waiting, key=lambda worker: (not worker.pending, worker.launch_at))[: max(0, free)]:
             worker.launch()
 

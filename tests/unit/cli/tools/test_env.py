@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import main
-from understudy.envs.registry import MARK, WORLD_REGISTRY
+from understudy.envs.registry import INSTALLED_FILE, WORLD_REGISTRY
 
 
 @pytest.fixture(autouse=True)
@@ -47,11 +47,11 @@ def test_setup_makes_an_environment_tries_it_and_does_nothing_twice(
     out = capsys.readouterr().out
     assert "ready after" in out
     assert "it shows 'pick_red': front [64, 64, 3]" in out
-    made = (small.venv / MARK).stat().st_mtime_ns
+    made = (small.venv / INSTALLED_FILE).stat().st_mtime_ns
     assert main(["env", "setup", "small"]) == 0
     assert "nothing to do" in capsys.readouterr().out
-    assert (small.venv / MARK).stat().st_mtime_ns == made
-    (small.venv / MARK).write_text(json.dumps({"packages": ["older"]}))
+    assert (small.venv / INSTALLED_FILE).stat().st_mtime_ns == made
+    (small.venv / INSTALLED_FILE).write_text(json.dumps({"packages": ["older"]}))
     assert main(["env", "check", "small:pick_red"]) == 1
     assert "run `understudy env setup small`" in capsys.readouterr().err
     assert main(["env", "setup", "small", "--again"]) == 0

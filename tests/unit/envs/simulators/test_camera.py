@@ -161,7 +161,7 @@ def test_sites_and_groups_can_be_chosen(drawn: dict[str, Any]) -> None:
 def test_contexts_do_not_disturb_each_other(drawn: dict[str, Any]) -> None:
     assert drawn["survives another's end"]
     assert drawn["own arrays"]
-    assert drawn["closed"] == "cameras: render was called after close; make new ones"
+    assert drawn["closed"] == "cameras: render was called after close; create new ones"
 
 
 @needs_mujoco

@@ -189,7 +189,7 @@ def test_a_longer_limit_is_kept() -> None:
 
 
 def test_an_endless_environment_needs_a_limit() -> None:
-    with pytest.raises(WorldError, match=r"Endless-v0: it has no step limit of its own; pass max_steps"):
+    with pytest.raises(WorldError, match=r"Endless-v0: has no step limit; pass max_steps"):
         GymWorld("Endless-v0")
 
 

@@ -16,7 +16,7 @@ import understudy
 from understudy.envs.check import check_env
 from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.simulators.libero import LiberoWorld
-from understudy.envs.simulators.simplify import only_drawn
+from understudy.envs.simulators.simplify import visual_meshes
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.workers.outcomes import WorkerRaised
 from understudy.envs.world import WorldError
@@ -77,7 +77,7 @@ def test_without_libero_it_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> 
 )
 def test_only_meshes_without_weight_and_contact_are_thinned(geoms: str, compiler: str, drawn: bool) -> None:
     xml = f'<mujoco><compiler {compiler}/><asset><mesh name="a"/></asset><worldbody>{geoms}</worldbody></mujoco>'
-    assert only_drawn(ET.fromstring(xml)) == ({"a"} if drawn else set())
+    assert visual_meshes(ET.fromstring(xml)) == ({"a"} if drawn else set())
 
 
 # --- with LIBERO ---
@@ -182,14 +182,14 @@ def same(one, other):
 
 first = begin(STOVE)
 _, no_reward, not_yet, *_ = world.step(go)
-world._now._env.sim.data.set_joint_qpos("flat_stove_1_button", 1.0)
+world._current._env.sim.data.set_joint_qpos("flat_stove_1_button", 1.0)
 on, *outcome = world.step(go)
 told = {"before": [no_reward, not_yet], "outcome": outcome, "redder": float(redness(on) - redness(first))}
 told["again"] = same(first, begin(STOVE))
-scene = world._now
+scene = world._current
 begin(DRAWER)
 told["alive"] = list(world._scenes)
-told["rebuilt"] = same(first, begin(STOVE)) and world._now is not scene
+told["rebuilt"] = same(first, begin(STOVE)) and world._current is not scene
 world.close()
 open(sys.argv[1], "w").write(json.dumps(told))
 """

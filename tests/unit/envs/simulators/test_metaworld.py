@@ -74,7 +74,7 @@ def test_each_of_the_fifty_tasks_has_its_own_instruction() -> None:
 
 @pytest.mark.skipif(importlib.util.find_spec("metaworld") is not None, reason="metaworld is installed here")
 def test_where_it_is_not_installed_the_error_says_what_to_do() -> None:
-    with pytest.raises(WorldError, match=r"not installed here .*; run `understudy env setup metaworld`"):
+    with pytest.raises(WorldError, match=r"not installed .*; run `understudy env setup metaworld`"):
         MetaworldWorld()
 
 

@@ -93,7 +93,7 @@ class Page:
                 if said["type"] == "state":
                     self.state = said
                 if said["type"] == "ping" and self._answers:
-                    self.say({"type": "pong", "asked_s": said["asked_s"], "page_ms": self.now_ms()})
+                    self.say({"type": "pong", "sent_s": said["sent_s"], "page_ms": self.now_ms()})
 
     @staticmethod
     def now_ms(ago_s: float = 0.0) -> float:
@@ -175,7 +175,7 @@ def test_a_moment_in_the_future_is_now(device: BrowserDevice) -> None:
 
 def test_nothing_is_believed_before_the_clocks_are_known(device: BrowserDevice) -> None:
     with Page(device, answers=False) as page:
-        page.say({"type": "pong", "asked_s": 1.0, "page_ms": page.now_ms()})  # nobody asked that
+        page.say({"type": "pong", "sent_s": 1.0, "page_ms": page.now_ms()})  # nobody asked that
         page.press("KeyW")
         page.hear(0.2)
         assert device.read().action is None
@@ -283,7 +283,7 @@ def test_no_more_pages_than_can_be_served(device: BrowserDevice) -> None:
     with contextlib.ExitStack() as pages:
         for number in range(browser_server.MAX_VIEWERS):
             pages.enter_context(Page(device, f"page-number-{number}"))
-        assert Page(device, "one-too-many").closed() == (1013, "16 pages look on already")
+        assert Page(device, "one-too-many").closed() == (1013, "16 pages are open already")
 
 
 def test_a_screen_has_nobody_who_drives() -> None:
@@ -317,7 +317,7 @@ def test_a_frame_is_the_pictures_as_they_are(device: BrowserDevice) -> None:
         {"name": "images/front", "height": 6, "width": 8},
         {"name": "wide", "height": 10, "width": 400},  # every third pixel
     ]
-    assert (header["life"], header["info"]) == (1, {"task": "t", "step": 4, "reward": "nan"})
+    assert (header["episode"], header["info"]) == (1, {"task": "t", "step": 4, "reward": "nan"})
     assert pixels[: 6 * 8 * 3] == bytes([7]) * (6 * 8 * 3)
     assert pixels[6 * 8 * 3 :] == seen["wide"][::3, ::3].tobytes()
 
@@ -447,7 +447,7 @@ HOSTILE = [
     '{"type": "input", "made_ms": 1, "keys": [], "sticks": [NaN, 0, 0, 0]}',
     '{"type": "drawn"}',
     '{"type": "drawn", "number": Infinity}',
-    '{"type": "pong", "asked_s": []}',
+    '{"type": "pong", "sent_s": []}',
 ]
 
 

@@ -135,17 +135,17 @@ def test_the_grip_stays_and_follows_whoever_acts() -> None:
     assert operator_input.read().action[3] == 1
     operator_input.begin()
     assert operator_input.read().action[3] == -1
-    operator_input.follow(np.float32([0, 0, 0, 0.7]))  # the policy has closed it
+    operator_input.follow_grip(np.float32([0, 0, 0, 0.7]))  # the policy has closed it
     assert operator_input.read().action[3] == 1
 
 
 def test_a_grip_that_was_just_toggled_is_not_undone_by_whoever_acted_meanwhile() -> None:
     operator_input = OperatorInput(AXES)
     operator_input.toggle_grip()
-    operator_input.follow(np.float32([0, 0, 0, -1.0]))  # the policy's step was on its way
+    operator_input.follow_grip(np.float32([0, 0, 0, -1.0]))  # the policy's step was still being executed
     push(operator_input, 1.0)
     assert operator_input.read().action[3] == 1
-    operator_input.follow(np.float32([0, 0, 0, -1.0]))
+    operator_input.follow_grip(np.float32([0, 0, 0, -1.0]))
     assert operator_input.read().action[3] == -1
 
 

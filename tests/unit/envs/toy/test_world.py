@@ -9,7 +9,8 @@ import pytest
 from understudy.core import tree as trees
 from understudy.envs import ToyTable, WorldError, script
 from understudy.envs.toy.physics import BUTTON_PRESSED, HALF_BLOCK, HOLD_OPENING, NOTHING, Table
-from understudy.envs.toy.world import BLUE, NUM_STARTS, PURPLE, RED, STATE_NAMES, SUITE, TASKS, start_state
+from understudy.envs.toy.tasks import BLUE, NUM_STARTS, PURPLE, RED, STATE_NAMES, SUITE, TASKS
+from understudy.envs.toy.world import start_state
 
 
 def make_table(**changes: object) -> Table:

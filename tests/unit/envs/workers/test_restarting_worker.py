@@ -87,7 +87,7 @@ def test_a_block_looks_once_and_stops_at_the_end() -> None:
         assert stepped.reward.shape == (3,)
         assert stepped.info["looks"] == 1  # that of the reset
         assert world.step_block([GO_ON]).info["looks"] == 2
-        assert world.step_block([GO_ON], look=False).observation is None
+        assert world.step_block([GO_ON], observe=False).observation is None
         assert world.step_block([GO_ON]).info["looks"] == 3
         stepped = world.step_block([GO_ON, action(1.0), GO_ON, GO_ON])
         assert len(stepped) == 2
@@ -144,7 +144,7 @@ def test_what_the_caller_gets_wrong_costs_no_process() -> None:
         with pytest.raises(WorldError, match="options: no option 'seed'; reset knows task, start, split"):
             worker.call(Reset(options={"seed": 1}))
         worker.begin(Observe())
-        with pytest.raises(WorldError, match="a command is on its way; take its outcome before the next"):
+        with pytest.raises(WorldError, match="a command is pending; poll its outcome before the next"):
             worker.begin(Observe())
         while (outcome := worker.poll()) is None:
             time.sleep(0.001)
@@ -171,11 +171,11 @@ FAILURES = {
     "kill": (WorkerDied, "the process was killed by SIGKILL .out of memory.. during step"),
     "segfault": (WorkerDied, "(?s)the process was killed by SIGSEGV during step.*in break_down"),
     "fork_and_exit": (WorkerDied, "the process ended with exit code 5"),
-    "close_channel": (WorkerGarbage, "it closed its channel and goes on running"),
+    "close_channel": (WorkerGarbage, "it closed its channel and is still running"),
     "garbage": (WorkerGarbage, "step gave no valid answer: "),
     "text": (WorkerGarbage, "expected a message, got b'Hello, I am a simulator!"),
     "number": (WorkerGarbage, "expected a message, got b'7"),
-    "lie": (WorkerGarbage, "an answer to request 1000000, which nobody sent"),
+    "lie": (WorkerGarbage, "an answer to request 1000000, which was not sent"),
     "nan": (WorkerGarbage, "reward: expected a finite number, got nan; check the world"),
     "object": (WorkerGarbage, "info: expected values that JSON knows, got object is no JSON value"),
 }

@@ -113,7 +113,7 @@ def test_a_slot_takes_one_command_at_a_time(pair: Vector) -> None:
     assert isinstance(ask(pair, 1, Reset(seed=1)), Observed)
     pair.send(1, Observe())
     assert pair.num_pending == 1
-    with pytest.raises(WorldError, match=r"Broken\[1\]: a command is on its way"):
+    with pytest.raises(WorldError, match=r"Broken\[1\]: a command is pending"):
         pair.send(1, Observe())
     assert isinstance(take(pair, 1), Observed)
     assert pair.ready(timeout_s=0.0) == []

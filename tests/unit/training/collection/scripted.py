@@ -12,7 +12,7 @@ from understudy.core import ArraySpec, Spec, Tree
 from understudy.envs import ToyTable
 from understudy.envs.toy import script
 from understudy.envs.toy.physics import Table
-from understudy.envs.toy.world import TASKS
+from understudy.envs.toy.tasks import TASKS
 from understudy.policies import Acted, Evaluated, Sampling
 from understudy.training.collection import Plan, PlanConfig, PlannedTask, Ticket
 

@@ -9,13 +9,13 @@ const name = Array.from(crypto.getRandomValues(new Uint8Array(12)), (x) => x.toS
 const token = new URLSearchParams(location.hash.slice(1)).get("token");
 
 let socket = null;
-let controls = null; // what the server says about keys
+let controls = null; // the server's key bindings
 let known = new Set(); // the codes of keys that mean something
 let state = { you_drive: false, free: false, driving: false, closed: false, speed: 1, num_pages: 0 };
 let info = {};
-let life = -1;
+let episode = -1;
 let sources = []; // of each step of this episode
-let refusal = null; // why the server does not want this page
+let refusal = null; // why the server refused this page
 let ended = false; // by the program that served it
 let beat = null;
 
@@ -29,8 +29,8 @@ function connect() {
   url.protocol = location.protocol === "https:" ? "wss:" : "ws:";
   socket = new WebSocket(url);
   socket.binaryType = "arraybuffer";
-  socket.onopen = () => say({ type: "hello", page: name, token });
-  socket.onmessage = ({ data }) => (typeof data === "string" ? hear(JSON.parse(data)) : show(data));
+  socket.onopen = () => send({ type: "hello", page: name, token });
+  socket.onmessage = ({ data }) => (typeof data === "string" ? receive(JSON.parse(data)) : show(data));
   socket.onclose = ({ code, reason }) => {
     controls = null;
     clearInterval(beat);
@@ -42,15 +42,15 @@ function connect() {
   };
 }
 
-function say(message) {
+function send(message) {
   if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message));
 }
 
-function hear(message) {
+function receive(message) {
   if (message.type === "ping") {
-    say({ type: "pong", asked_s: message.asked_s, page_ms: performance.now() });
-    $("hand").textContent = ms(message.hand_ms);
-    $("image").textContent = ms(message.picture_ms);
+    send({ type: "pong", sent_s: message.sent_s, page_ms: performance.now() });
+    $("hand").textContent = ms(message.input_ms);
+    $("image").textContent = ms(message.image_ms);
     $("round-trip").textContent = ms(message.round_trip_ms);
   } else if (message.type === "welcome") {
     controls = message.controls;
@@ -69,7 +69,7 @@ const ms = (value) => (value == null ? "–" : `${value < 10 ? value.toFixed(1) 
 // ---- what is held
 
 function report(made = performance.now()) {
-  if (controls && state.you_drive) say({ type: "input", made_ms: made, keys: [...held], ...pad });
+  if (controls && state.you_drive) send({ type: "input", made_ms: made, keys: [...held], ...pad });
 }
 
 function press(code, made) {
@@ -140,12 +140,12 @@ function show(data) {
     offset += size * 3;
   });
   info = frame.info;
-  if (frame.life !== life || info.step === 0) sources = [];
-  life = frame.life;
+  if (frame.episode !== episode || info.step === 0) sources = [];
+  episode = frame.episode;
   if (info.step > 0 && info.source) sources[info.step - 1] = info.source;
   for (const [axis, bar] of Object.entries(bars)) push(bar, frame.pushes[axis] || 0);
   render();
-  requestAnimationFrame(() => say({ type: "drawn", number: frame.number }));
+  requestAnimationFrame(() => send({ type: "drawn", number: frame.number }));
 }
 
 function paint(canvas, rgb, { width, height }) {
@@ -190,7 +190,7 @@ function fit() {
 }
 new ResizeObserver(() => { fit(); drawTimeline(); }).observe(document.querySelector(".stage"));
 
-// ---- what is said
+// ---- texts
 
 function render() {
   const [who, title, advice] = inControl();
@@ -215,7 +215,7 @@ function render() {
 
 function inControl() {
   if (refusal) return ["lost", "Refused", refusal];
-  if (!controls && ended) return ["nobody", "The session has ended", "This page goes on when the next one begins."];
+  if (!controls && ended) return ["nobody", "The session has ended", "This page reconnects when the next one begins."];
   if (!controls) return ["lost", "Not connected", "Nothing you press arrives. Trying again."];
   if (state.driving && state.you_drive) return ["human", "You are driving", "Let go to give control back."];
   if (state.driving) return ["human", "A person is driving", "You are watching."];
@@ -369,8 +369,8 @@ function drawTouch() {
   $("touch").replaceChildren(pads, ...rows, group("row", ...others), group("row", ...verdict));
 }
 
-$("drive").onclick = () => say({ type: "drive" });
-$("leave").onclick = () => say({ type: "leave" });
+$("drive").onclick = () => send({ type: "drive" });
+$("leave").onclick = () => send({ type: "leave" });
 
 connect();
 readPad();
