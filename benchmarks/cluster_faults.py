@@ -40,7 +40,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # as Ray gives to an actor of one CPU, so t
 
 from tests.unit.training.onpolicy.making import make_config, save_policy
 
-from understudy.cluster.status import EVENTS, NOW
+from understudy.cluster.status import EVENTS_FILE, STATUS_FILE
 from understudy.replay import Reader
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.runs.run import Run
@@ -87,7 +87,7 @@ def study(folder: Path, nodes: int, seconds: float, every_s: float, seed: int, r
         with cluster(nodes) as (ray_cluster, extra):
             path = folder / "disturbed"
             Run.create(path, "grpo", config)
-            options = ("--place.learner.num", str(ranks), "--place.learner.least", "1")
+            options = ("--place.learner.num", str(ranks), "--place.learner.min_num", "1")
             faults = disturbed(path, ray_cluster, extra, options, every_s=every_s, seed=seed)
         if reference.wait():
             raise SystemExit(f"the undisturbed run ended with {reference.returncode}")
@@ -201,12 +201,12 @@ def environment() -> dict[str, str]:
 def is_up(path: Path, driver: int) -> bool:
     """Whether this driver has learners at work."""
     said = now(path)
-    return said.get("pid") == driver and any(r["role"] == "learner" and r["state"] == "up" for r in said["roles"])
+    return said.get("pid") == driver and any(r["role"] == "learner" and r["state"] == "running" for r in said["roles"])
 
 
 def now(path: Path) -> dict[str, Any]:
     try:
-        said: dict[str, Any] = json.loads((path / NOW).read_text())
+        said: dict[str, Any] = json.loads((path / STATUS_FILE).read_text())
     except FileNotFoundError:
         return {}
     return said
@@ -215,7 +215,7 @@ def now(path: Path) -> dict[str, Any]:
 def kill_one(path: Path, chance: random.Random, killed: Sequence[str]) -> str:
     what = chance.choice(killed)
     role = "rollout" if what == "simulator" else what
-    pids = [one["pid"] for one in now(path)["roles"] if one["role"] == role and one["pid"] and one["state"] == "up"]
+    pids = [one["pid"] for one in now(path)["roles"] if one["role"] == role and one["pid"] and one["state"] == "running"]
     if what == "simulator":
         pids = [child for pid in pids for child in children(pid)]
     chance.shuffle(pids)
@@ -257,7 +257,7 @@ def check(path: Path, reference: Path, config: OnPolicyConfig) -> list[str]:
     torn = sorted(name for name, count in groups.items() if count != config.plan.n_samples)
     more = sorted(kept.keys() - told.keys())
     same = (path / "policy.safetensors").read_bytes() == (reference / "policy.safetensors").read_bytes()
-    events = Counter(json.loads(line)["what"] for line in (path / EVENTS).read_text().splitlines())
+    events = Counter(json.loads(line)["what"] for line in (path / EVENTS_FILE).read_text().splitlines())
     print(
         f"{len(told)} episodes ({steps} blocks) acknowledged; lost {len(lost)}, duplicated {len(twice)}, groups not "
         f"whole {len(torn)}, not learned from {len(more)}; weights {'equal' if same else 'DIFFERENT'}"

@@ -14,7 +14,7 @@ from tests.chromium import open_page
 from tests.unit.dashboard.clusters import break_some, make_journal
 from tests.waiting import wait_for
 
-from understudy.cluster.status import NOW
+from understudy.cluster.status import STATUS_FILE
 
 pytest.importorskip("fastapi")
 pytest.importorskip("PIL")
@@ -29,7 +29,7 @@ def driver(run: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
         [sys.executable, "-m", "tests.unit.dashboard.clusters", str(run), "--every", "0.3", *more]
     )
     try:
-        wait_for((run / NOW).exists)
+        wait_for((run / STATUS_FILE).exists)
         yield process
     finally:
         process.kill()
@@ -124,7 +124,7 @@ def break_some_names(journal: Any) -> None:
 def test_a_damaged_file_does_not_break_the_page(text: str, page: Any, tmp_path: Path) -> None:
     run = tmp_path / "press"
     run.mkdir()
-    (run / NOW).write_text(text)
+    (run / STATUS_FILE).write_text(text)
     with WatchServer([run]) as server:
         page.goto(f"{server.url}#/0/cluster")
         page.locator("h1", has_text="Cluster").wait_for()

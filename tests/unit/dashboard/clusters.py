@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.status import NOW, Event, Journal, NodeNow, RoleNow, ShardNow
+from understudy.cluster.status import STATUS_FILE, Event, StatusWriter, NodeStatus, RoleStatus, ShardStatus
 
 HOSTS = ("gpu-a", "gpu-b", "sim-c")
 STACK = 'thread MainThread\n  File "collector.py", line 212, in live\n    outcome = vector.ready(timeout_s=1.0)\n'
@@ -23,13 +23,13 @@ def node_id(number: int) -> str:
     return f"{number:02x}" * 28
 
 
-def make_journal(run: Path, *, num_workers: int = 1000) -> Journal:
+def make_journal(run: Path, *, num_workers: int = 1000) -> StatusWriter:
     """A cluster in good health: two machines with four GPUs each, one for simulators."""
     run.mkdir(parents=True, exist_ok=True)
-    journal = Journal(run, asdict(ClusterConfig()), "10.0.0.1:6379")
+    journal = StatusWriter(run, asdict(ClusterConfig()), "10.0.0.1:6379")
     now_s = time.time()
     journal.nodes = [
-        NodeNow(
+        NodeStatus(
             id=node_id(index),
             host=host,
             address=f"10.0.0.{index + 1}",
@@ -44,10 +44,10 @@ def make_journal(run: Path, *, num_workers: int = 1000) -> Journal:
         for index, host in enumerate(HOSTS)
     ]
     learners = [
-        RoleNow(
+        RoleStatus(
             role="learner",
             name=f"rank-{rank}",
-            state="up",
+            state="running",
             node=node_id(rank // 4),
             pid=2000 + rank,
             doing="iteration 17: update 3 of 8",
@@ -56,10 +56,10 @@ def make_journal(run: Path, *, num_workers: int = 1000) -> Journal:
         for rank in range(8)
     ]
     workers = [
-        RoleNow(
+        RoleStatus(
             role="rollout",
             name=f"rollout-{index % 8}-{index // 8}",
-            state="up",
+            state="running",
             node=node_id(index % 3),
             pid=10_000 + index,
             doing=f"living ticket {index + 4000}" if index % 9 else "waiting for tickets",
@@ -69,19 +69,19 @@ def make_journal(run: Path, *, num_workers: int = 1000) -> Journal:
         for index in range(num_workers)
     ]
     journal.shards = [
-        ShardNow(
+        ShardStatus(
             name=f"shard-{index}",
             node=node_id(index % 3),
             address=f"10.0.0.{index % 3 + 1}:{7447 + index // 3}",
             path=f"/data/understudy/press/shard-{index}",
-            state="up",
+            state="running",
             steps=250_000 + index,
             commit=9_000 + index,
         )
         for index in range(4)
     ]
     stores = [
-        RoleNow(role="shard", name=shard.name, state="up", node=shard.node, pid=3000, doing=f"serving {shard.address}")
+        RoleStatus(role="shard", name=shard.name, state="running", node=shard.node, pid=3000, doing=f"serving {shard.address}")
         for shard in journal.shards
     ]
     journal.roles = [*learners, *stores, *workers]
@@ -92,7 +92,7 @@ def make_journal(run: Path, *, num_workers: int = 1000) -> Journal:
     return journal
 
 
-def break_some(journal: Journal) -> None:
+def break_some(journal: StatusWriter) -> None:
     """The machine of the simulators dies with its shard; one worker hangs; others find no room."""
     now_s = time.time()
     gone = node_id(2)
@@ -122,17 +122,17 @@ def break_some(journal: Journal) -> None:
     )
 
 
-def _after(role: RoleNow, gone: str, now_s: float) -> RoleNow:
+def _after(role: RoleStatus, gone: str, now_s: float) -> RoleStatus:
     if role.node != gone:
         return role
     if role.role == "shard":
         return replace(role, state="lost", error="its node is gone, and no other has its directory")
-    return replace(role, state="waiting for room", node=None, pid=None, doing="", since_s=now_s - 180)
+    return replace(role, state="pending placement", node=None, pid=None, doing="", since_s=now_s - 180)
 
 
 def change(run: Path, **said: Any) -> None:
     """Edit the file behind the driver's back."""
-    path = run / NOW
+    path = run / STATUS_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), **said}))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.unit.dashboard.clusters import STACK, break_some, change, make_journal, node_id
 
-from understudy.cluster.status import EVENTS, NOW, Event
+from understudy.cluster.status import EVENTS_FILE, STATUS_FILE, Event
 from understudy.dashboard.api import cluster, cluster_file
 from understudy.dashboard.api.app import overview
 from understudy.dashboard.api.cluster import cluster_view, in_a_line, lost_shards, members, troubles
@@ -107,7 +107,7 @@ def test_what_is_wrong_is_said_with_what_to_do(broken: Place) -> None:
     said = cluster_view(broken)
     assert [one["name"] for one in said["troubled"]] == ["shard-2", "rollout-0-9"]
     assert said["nodes"][-1]["id"] == ""  # those without a machine
-    assert said["nodes"][-1]["groups"][0]["states"] == [("waiting for room", 333)]
+    assert said["nodes"][-1]["groups"][0]["states"] == [("pending placement", 333)]
     assert (said["totals"]["alive"], said["totals"]["cpus"], said["totals"]["lost_steps"]) == (2, 1024.0, 250_002)
 
 
@@ -126,7 +126,7 @@ def test_a_shard_that_was_replaced_is_not_forgotten(run: Path) -> None:
 
 def test_waiting_for_a_moment_is_no_alarm(run: Path) -> None:
     journal = make_journal(run, num_workers=8)
-    journal.roles[-1] = replace(journal.roles[-1], state="waiting for room", node=None, since_s=time.time() - 5)
+    journal.roles[-1] = replace(journal.roles[-1], state="pending placement", node=None, since_s=time.time() - 5)
     journal.write()
     assert troubles(Place(run, "press")) == []
 
@@ -185,7 +185,7 @@ def test_the_overview_has_it_too(broken: Place) -> None:
     said = overview(broken)
     assert said["cluster"] == "running"
     assert any(alarm["view"] == "cluster" and "shard-2" in alarm["what"] for alarm in said["alarms"])
-    (broken.path / NOW).unlink()
+    (broken.path / STATUS_FILE).unlink()
     assert overview(broken)["cluster"] is None
     assert look(broken)["cluster"] is None
 
@@ -198,7 +198,7 @@ def test_events_come_newest_first_and_are_bounded(run: Path, monkeypatch: pytest
     journal.tell(
         [Event(what="worker lost", name=f"w{index}", text=f"event {index}", time_s=index) for index in range(300)]
     )
-    with (run / EVENTS).open("a") as file:
+    with (run / EVENTS_FILE).open("a") as file:
         file.write('{"time_s": 5, "what": "stuck", "na')  # being written just now
     found, earlier = ClusterFile(run).events(100)
     assert ([event.name for event in found][:2], len(found), earlier) == (["w299", "w298"], 100, True)
@@ -216,8 +216,8 @@ def test_events_come_newest_first_and_are_bounded(run: Path, monkeypatch: pytest
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"text"', "\x00\xff", "[" * 100_000, '{"a": ' * 50_000])
 def test_a_damaged_file_is_said_and_nothing_else_breaks(run: Path, text: str) -> None:
     run.mkdir()
-    (run / NOW).write_text(text)
-    (run / EVENTS).write_text(text + "\n" + text)
+    (run / STATUS_FILE).write_text(text)
+    (run / EVENTS_FILE).write_text(text + "\n" + text)
     place = Place(run, "press")
     said = cluster_view(place)
     assert said["absent"] is True
@@ -233,7 +233,7 @@ def test_no_file_is_no_cluster(run: Path) -> None:
     place = Place(run, "press")
     assert cluster_view(place) == {"absent": True, "problem": None}
     assert troubles(place) == []
-    (run / NOW).mkdir(parents=True)
+    (run / STATUS_FILE).mkdir(parents=True)
     assert cluster_view(place)["absent"] is True
 
 
@@ -276,7 +276,7 @@ def break_some_of_few(journal: Any) -> None:
 @pytest.mark.parametrize("value", [None, -1, 1e400, 2**80, "x" * 100, [1], {"a": 1}, False])
 def test_every_field_of_an_entry_may_be_anything(run: Path, part: str, value: Any) -> None:
     make_journal(run, num_workers=2).write()
-    said = json.loads((run / NOW).read_text())
+    said = json.loads((run / STATUS_FILE).read_text())
     entries = said[part] if isinstance(said[part], list) else [said[part]]
     for name in list(entries[0]):
         was = entries[0][name]

@@ -138,7 +138,7 @@ def _work_on_cluster(run: Run, num_ranks: int, cluster: str, place: ClusterConfi
             console.print(text, soft_wrap=True)
 
     with iteration_line(console) as line:
-        run_on_policy(run, place, address=cluster, watch=line, told=told)
+        run_on_policy(run, place, address=cluster, on_update=line, on_messages=told)
     _say_score(run, console)
     return 0
 

@@ -10,7 +10,7 @@ import tyro
 from understudy.cli.training import onpolicy, train
 from understudy.cli.training.onpolicy import DEFAULT_PLACE
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.status import last_place
+from understudy.cluster.status import last_cluster_config
 from understudy.core import UnderstudyError
 from understudy.training.runs.run import Run
 
@@ -34,7 +34,7 @@ def command(
     found = Run(run)
     onpolicy.check_place(cluster, place)
     if cluster is not None and place == DEFAULT_PLACE:
-        place = last_place(run) or place
+        place = last_cluster_config(run) or place
     if found.kind in onpolicy.ESTIMATORS:
         return onpolicy.work(found, ranks, cluster, place)
     if ranks != 1:

@@ -77,8 +77,8 @@ def work(run: Run, cluster: str | None = None, place: ClusterConfig = DEFAULT_PL
     with run_line(console) as line:
         if cluster is not None:
             with needs_extra("cluster"):
-                from understudy.cluster.rlpd_supervisor import run_rlpd
-            run_rlpd(run, place, address=cluster, watch=line, told=told)
+                from understudy.cluster.launch import run_rlpd
+            run_rlpd(run, place, address=cluster, on_update=line, on_messages=told)
         else:
             with LocalRun(run, line) as local:
                 told(local.restored)
