@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import tyro
+from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
 
 from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main as understudy
@@ -34,7 +35,6 @@ from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.collection import Collector, FilterConfig, PlanConfig
 from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
 from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
-from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
 from understudy.training.runs.evaluate import EvaluationConfig
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run

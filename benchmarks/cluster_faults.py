@@ -215,7 +215,9 @@ def now(path: Path) -> dict[str, Any]:
 def kill_one(path: Path, chance: random.Random, killed: Sequence[str]) -> str:
     what = chance.choice(killed)
     role = "rollout" if what == "simulator" else what
-    pids = [one["pid"] for one in now(path)["roles"] if one["role"] == role and one["pid"] and one["state"] == "running"]
+    pids = [
+        one["pid"] for one in now(path)["roles"] if one["role"] == role and one["pid"] and one["state"] == "running"
+    ]
     if what == "simulator":
         pids = [child for pid in pids for child in children(pid)]
     chance.shuffle(pids)

@@ -2,7 +2,7 @@
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| `stream`, in the caller or in the thread of `ahead` | all workers | a reply, up to WAIT_S | a worker |
+| `stream`, in the caller or in the thread of `prefetch` | all workers | a reply, up to WAIT_S | a worker |
 
 It is the supervisor of its rollout workers and inference workers. When a rollout worker is lost, its tickets go to
 others. Workers that Ray cannot place yet join when there are resources.
@@ -31,7 +31,7 @@ from understudy.cluster.supervisor import POLL_S, ActorLost, SupervisedActor, Su
 from understudy.core import StepSpec
 from understudy.envs.suite import Suite, Task
 from understudy.policies import BlockPolicy, Sampling
-from understudy.training.collection import Rollout, Ticket, unpack
+from understudy.training.collection import Rollout, Ticket, deserialize_rollouts
 from understudy.training.collection.collector import check_tickets
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import OnPolicyConfig
@@ -98,8 +98,8 @@ class ClusterCollector(Supervisor[_Worker]):
         self._waiting: deque[Ticket] = deque()  # that no worker has
         self._finished: list[Rollout] = []
         self._attempts: Counter[int] = Counter()  # workers that were lost with a ticket, by its number
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ahead")
-        self._ahead: tuple[list[Ticket], Future[list[Rollout]]] | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._prefetched: tuple[list[Ticket], Future[list[Rollout]]] | None = None
         try:
             while not self.is_open:
                 self.step(WAIT_S)
@@ -140,17 +140,17 @@ class ClusterCollector(Supervisor[_Worker]):
         if version != self._version:
             self._weights, self._version = ray.put(dict(weights())), version
 
-    def ahead(self, tickets: Sequence[Ticket], sampling: Sampling) -> None:
+    def prefetch(self, tickets: Sequence[Ticket], sampling: Sampling) -> None:
         """Begin with the tickets of the next stream that is no evaluation, in a thread."""
-        self._finish_ahead()
+        self._finish_prefetch()
         if tickets:
-            self._ahead = list(tickets), self._thread.submit(list, self._run(tickets, sampling))
+            self._prefetched = list(tickets), self._thread.submit(list, self._run(tickets, sampling))
 
     def stream(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> Iterator[Rollout]:
         """As `Collector.stream`, with the policy that was published."""
-        self._finish_ahead()
-        if self._ahead is not None and self._ahead[0] == list(tickets):
-            collected, self._ahead = self._ahead[1].result(), None
+        self._finish_prefetch()
+        if self._prefetched is not None and self._prefetched[0] == list(tickets):
+            collected, self._prefetched = self._prefetched[1].result(), None
             yield from collected
         else:
             yield from self._run(tickets, sampling)
@@ -216,7 +216,9 @@ class ClusterCollector(Supervisor[_Worker]):
         if reply.refusal is not None:
             raise reply.refusal
         # A reply to a call of an earlier stream has rollouts that are in nobody's tickets any more.
-        self._finished += [one for one in unpack(*reply.rollouts) if actor.tickets.pop(one.ticket.number, None)]
+        self._finished += [
+            one for one in deserialize_rollouts(*reply.rollouts) if actor.tickets.pop(one.ticket.number, None)
+        ]
         actor.doing = f"{reply.doing}, {len(actor.tickets)} tickets"
         if reply.error is not None:
             raise ActorLost(f"failed: {reply.error}")
@@ -264,7 +266,7 @@ class ClusterCollector(Supervisor[_Worker]):
             finished, self._finished = self._finished, []
             yield from finished
 
-    def _finish_ahead(self) -> None:
-        """There is one stream at a time, so the one ahead comes to its end first."""
-        if self._ahead is not None:
-            self._ahead[1].result()
+    def _finish_prefetch(self) -> None:
+        """There is one stream at a time, so the prefetched one finishes first."""
+        if self._prefetched is not None:
+            self._prefetched[1].result()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -20,12 +19,12 @@ from understudy.cluster.roles.rank import RankJob
 from understudy.cluster.roles.rlpd_job import RLPDJob, synchronous_shard
 from understudy.cluster.shard_supervisor import ShardSupervisor
 from understudy.cluster.status import Event, FaultCounts, StatusWriter
-from understudy.service import read_token
-from understudy.training.offpolicy.learner import Moment
 from understudy.training.offpolicy.rlpd import RLPDConfig
-from understudy.training.onpolicy.run import Progress
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.run import Run
+from understudy.web.tokens import read_token, write_new_token
 
 TOKEN_FILE = "token"  # in the run: what writers must send to a shard
 STEP_S = 0.2
@@ -111,7 +110,7 @@ def run_on_policy(
     config: ClusterConfig,
     *,
     address: str = LOCAL,
-    on_update: Callable[[Progress], None] = lambda update: None,
+    on_update: Callable[[OnPolicyProgress], None] = lambda update: None,
     on_messages: Callable[[list[str]], None] = lambda lines: None,
 ) -> None:
     """Train with GRPO, RLOO, REINFORCE++ or PPO on a cluster, until all iterations are completed."""
@@ -134,7 +133,7 @@ def run_rlpd(
     config: ClusterConfig,
     *,
     address: str = LOCAL,
-    on_update: Callable[[Moment], None] = lambda update: None,
+    on_update: Callable[[RLPDProgress], None] = lambda update: None,
     on_messages: Callable[[list[str]], None] = lambda lines: None,
 ) -> None:
     """Train with RLPD on a cluster, until all steps are completed."""
@@ -184,7 +183,5 @@ def _token(run: Path, config: ClusterConfig) -> str:
         return str(read_token(Path(config.token_file)))
     path = run / TOKEN_FILE
     if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(16))
+        write_new_token(path)
     return str(read_token(path))

@@ -23,7 +23,7 @@ from understudy.cluster.roles.rank import RankJob, RankProcess
 from understudy.cluster.supervisor import ActorLost, SupervisedActor, Supervisor, no_placement
 from understudy.core import UnavailableError
 from understudy.training.distributed.errors import RanksError
-from understudy.training.onpolicy.run import Progress
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class RankSupervisor(Supervisor[SupervisedActor]):
         config: ClusterConfig,
         addresses: Callable[[], Mapping[str, str]],
         *,
-        on_update: Callable[[Progress], None],
+        on_update: Callable[[OnPolicyProgress], None],
         on_messages: Callable[[list[str]], None],
     ):
         """`make_job` gets the nodes of the ranks; `addresses` says where the shards are now."""

@@ -102,7 +102,7 @@ def node_statuses() -> list[NodeStatus]:
 
 
 def nodes_that_fit(resources: Mapping[str, float]) -> list[NodeStatus]:
-    """The living nodes with these resources in total, whether they are free or not."""
+    """The runner nodes with these resources in total, whether they are free or not."""
     fitting = {
         node["NodeID"]
         for node in ray.nodes()

@@ -23,7 +23,7 @@ from understudy.cluster.roles.learner import LearnerProcess
 from understudy.cluster.roles.process import Notice
 from understudy.cluster.roles.rlpd_job import RLPDJob
 from understudy.cluster.supervisor import ActorLost, SupervisedActor, Supervisor
-from understudy.training.offpolicy.learner import Moment
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 
 FINISH_TIMEOUT_S = 30.0  # for actors to deliver their last steps after the learner has finished
 MAX_REFUSALS = 2  # restarts of an actor whose error would end the run; it may be the fault of its node
@@ -37,7 +37,7 @@ class RLPDSupervisor(Supervisor[SupervisedActor]):
         make_job: Callable[[], RLPDJob],
         config: ClusterConfig,
         *,
-        on_update: Callable[[Moment], None],
+        on_update: Callable[[RLPDProgress], None],
         on_messages: Callable[[list[str]], None],
     ):
         num_actors = 0 if config.max_lag == 0 else config.rollout.num  # a synchronous learner has its own actor

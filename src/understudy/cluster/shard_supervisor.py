@@ -21,6 +21,7 @@ from understudy.cluster.ray_session import ClusterError, actor_options, nodes_th
 from understudy.cluster.roles.shard import ShardInfo, ShardNotHereError, ShardProcess
 from understudy.cluster.status import NodeStatus, ShardStatus
 from understudy.cluster.supervisor import ActorLost, SupervisedActor, Supervisor
+from understudy.durable import files
 from understudy.training.runs.config import from_json
 
 logger = logging.getLogger(__name__)
@@ -214,6 +215,4 @@ class ShardSupervisor(Supervisor[_Shard]):
 
     def _write_file(self) -> None:
         content = {one.name: asdict(one.record) for one in self.actors if one.record.store is not None}
-        new = self._file.with_name(f".{self._file.name}.new")
-        new.write_text(json.dumps(content, indent=1))
-        new.replace(self._file)
+        files.write_durably(self._file, json.dumps(content, indent=1).encode())

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from understudy.cluster.config import ClusterConfig
+from understudy.durable import files
 from understudy.training.runs.config import from_json, to_json
 
 STATUS_FILE, EVENTS_FILE = "cluster.json", "cluster.jsonl"
@@ -156,9 +157,7 @@ class StatusWriter:
             shards=tuple(self.shards),
             counts=self.counts,
         )
-        new = self._run / f".{STATUS_FILE}.new"
-        new.write_text(json.dumps(asdict(status)))
-        new.replace(self._run / STATUS_FILE)
+        files.write_atomically(self._run / STATUS_FILE, json.dumps(asdict(status)).encode())
 
 
 def last_cluster_config(run: Path) -> ClusterConfig | None:

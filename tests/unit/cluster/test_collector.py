@@ -25,7 +25,7 @@ from understudy.core import UnderstudyError
 from understudy.policies import Sampling
 from understudy.training.collection import Collector, Plan, PlannedTask, Rollout, Ticket
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policies import load_policy
+from understudy.training.onpolicy.policy_files import load_policy
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
@@ -219,7 +219,9 @@ def test_inference_workers_run_the_policy_for_rollout_workers(stand: Stand, tmp_
         os.kill(inference.pid, signal.SIGKILL)
         while not collector.totals()["restarts"]:
             stand.check(list(collector.stream(stand.tickets, stand.policy, Sampling())))
-        assert any(event.name == "inference-0-0" and "Ray starts it again" in event.text for event in collector.take_events())
+        assert any(
+            event.name == "inference-0-0" and "Ray starts it again" in event.text for event in collector.take_events()
+        )
     finally:
         collector.close()
 

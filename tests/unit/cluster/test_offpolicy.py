@@ -22,8 +22,8 @@ from understudy.cluster.launch import run_rlpd
 from understudy.cluster.status import EVENTS_FILE, STATUS_FILE
 from understudy.core import UnderstudyError
 from understudy.replay import Reader, verify
-from understudy.training.offpolicy.learner import Moment
-from understudy.training.offpolicy.local import LocalRun
+from understudy.training.offpolicy.local_run import LocalRun
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run, RunError
@@ -167,7 +167,7 @@ def equal(path: Path, local: Path) -> None:
 
 
 def test_in_step_it_equals_the_local_run(tmp_path: Path, demos: str, local: Path, address: str) -> None:
-    news: list[Moment] = []
+    news: list[RLPDProgress] = []
     messages: list[str] = []
     path = tmp_path / "run"
     run = Run.create(path, "rlpd", small_config(demos))
@@ -315,7 +315,7 @@ def test_actors_join_and_leave_with_their_nodes(tmp_path: Path, demos: str, addr
     def states() -> dict[str, str]:
         return {role["name"]: role["state"] for role in status(path)["roles"]} if (path / STATUS_FILE).exists() else {}
 
-    def watch(moment: Moment) -> None:
+    def watch(moment: RLPDProgress) -> None:
         now = states()
         if now and now != (seen[-1] if seen else None):
             seen.append(now)

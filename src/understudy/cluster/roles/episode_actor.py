@@ -24,11 +24,11 @@ from understudy.envs.world import World
 from understudy.policies import ActorPolicy
 from understudy.service.client.remote import Remote, connect
 from understudy.service.client.remote_writer import RemoteWriter
-from understudy.training.data.run_episode import Rolled
+from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.actor import Actor
 from understudy.training.offpolicy.episode_backend import NAME
-from understudy.training.offpolicy.rlpd import RLPDConfig, judge_in, make_takeover
-from understudy.training.runs.evaluate import EvaluationConfig, Judged
+from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for, make_takeover
+from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult
 from understudy.training.runs.health import Health
 
 DELIVERY_WAIT_S = 1.0
@@ -79,18 +79,18 @@ class EpisodeActor(RoleProcess):
         """Open the world; returns its spec."""
         return self._opened().step_spec
 
-    def run_episode(self, snapshot: PolicySnapshot | None, number: int) -> Rolled:
+    def run_episode(self, snapshot: PolicySnapshot | None, number: int) -> EpisodeResult:
         """Run the episode of a number; it is durable on the shard when this returns."""
         _, writer, actor = self._recording = self._recording or self._record(self._opened())
-        found = actor.live(None if snapshot is None else snapshot.policy(), number)
+        found = actor.run_episode(None if snapshot is None else snapshot.policy(), number)
         while not writer.wait_delivered(DELIVERY_WAIT_S):
             self.health.progress(f"waiting for the shard: {writer.delivery.problem or 'it is slow'}")
         return found
 
-    def evaluate(self, snapshot: PolicySnapshot, config: EvaluationConfig) -> tuple[Judged, dict[str, bytes]]:
+    def evaluate(self, snapshot: PolicySnapshot, config: EvaluationConfig) -> tuple[EvaluationResult, dict[str, bytes]]:
         """Run held-out episodes; the videos come along, since the run's directory may be on another machine."""
         with tempfile.TemporaryDirectory() as videos:
-            found = judge_in(self._opened(), self.health.progress)(snapshot.policy(), config, Path(videos))
+            found = evaluator_for(self._opened(), self.health.progress)(snapshot.policy(), config, Path(videos))
             return found, {path.name: path.read_bytes() for path in Path(videos).iterdir()}
 
     def _opened(self) -> World:

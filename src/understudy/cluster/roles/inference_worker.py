@@ -22,11 +22,11 @@ from understudy.cluster.roles.process import location
 from understudy.core import Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import Acted, Evaluated, Sampling
-from understudy.training.distributed.ddp import Alone
 from understudy.training.distributed.ranks import Ranks
+from understudy.training.distributed.single_process import SingleProcess
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policies import load_policy
-from understudy.training.runs.health import stacks
+from understudy.training.onpolicy.policy_files import load_policy
+from understudy.training.runs.stack_dump import dump_stacks
 
 Array = np.ndarray[Any, Any]
 
@@ -46,7 +46,9 @@ class PolicyCopy:
 
     def __init__(self, config: OnPolicyConfig, path: Path, spec: StepSpec, *, device: str):
         self._policy = load_policy(replace(config, device=device), path, spec, adapted=True)
-        self._policy.forward = Alone(self._policy.model, Ranks(0, 1, device=device), config.engine.precision).forward
+        self._policy.forward = SingleProcess(
+            self._policy.model, Ranks(0, 1, device=device), config.engine.precision
+        ).forward
         self._version: int | None = None
         self.info = PolicyInfo(
             block_steps=self._policy.block_steps,
@@ -102,7 +104,7 @@ class InferenceWorker:
     def poll(self, *, progress_timeout_s: float) -> InferenceStatus:
         since = self._busy_since
         busy_s = 0.0 if since is None else time.monotonic() - since
-        stack = stacks() if busy_s > progress_timeout_s else None
+        stack = dump_stacks() if busy_s > progress_timeout_s else None
         return InferenceStatus(location=location(), busy_s=busy_s, stack=stack)
 
     def act(

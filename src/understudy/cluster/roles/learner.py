@@ -17,9 +17,9 @@ from understudy.cluster.roles.process import Notice, RoleProcess, location
 from understudy.cluster.roles.remote_episodes import OpenClient, RemoteEpisodeBackend, RemoteEvaluator
 from understudy.cluster.roles.rlpd_job import RLPDJob, follow
 from understudy.replay.format.catalog import CATALOG_FILE
-from understudy.training.offpolicy.learner import Moment
 from understudy.training.offpolicy.learner_process import run_learner
-from understudy.training.offpolicy.local import LocalRun
+from understudy.training.offpolicy.local_run import LocalRun
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
@@ -69,7 +69,7 @@ class LearnerProcess(RoleProcess):
         self.supervised = backend.client
         with LocalRun(run, self._progressed, backend, self.health) as local:
             self.say(local.restored)
-            local.go()
+            local.run()
 
     def _work_beside_actors(self, run: Run, here: Mapping[str, Path]) -> None:
         with closing(RemoteEvaluator(self._open_client, self._actor_job)) as evaluator:
@@ -78,13 +78,13 @@ class LearnerProcess(RoleProcess):
                 run,
                 self._remote,
                 here=here,
-                judge=evaluator.evaluate,
+                evaluator=evaluator.evaluate,
                 watch=self._progressed,
-                told=self.say,
+                on_restored=self.say,
                 health=self.health,
             )
 
-    def _progressed(self, update: Moment) -> None:
+    def _progressed(self, update: RLPDProgress) -> None:
         self.report(update, supersedes=lambda last: last.evaluation is None)
 
     def notified(self, notice: Notice) -> None:

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 import ray
 
 from understudy.cluster.status import Event, RoleStatus
-from understudy.training.runs.health import Health, stacks
+from understudy.training.runs.health import Health
+from understudy.training.runs.stack_dump import dump_stacks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class RoleProcess:
             raise self._error
         health = self.health.now()
         if idle_s(health) > self._progress_timeout_s and not health["stack"]:
-            health["stack"] = stacks()
+            health["stack"] = dump_stacks()
         with self._lock:
             updates, self._updates = self._updates, []
             messages, self._messages = self._messages, []

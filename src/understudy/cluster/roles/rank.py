@@ -3,7 +3,7 @@
 | thread | takes from | blocks on | woken by |
 |---|---|---|---|
 | `work` | the plan | rollout workers, other ranks, shards | any of them |
-| `ahead` (collector) | the next wave of tickets | rollout workers | a worker |
+| `prefetch` (collector) | the next wave of tickets | rollout workers | a worker |
 | Ray's, in `poll` | the status of the process | the end of the work, up to `wait_s` | the work thread |
 """
 
@@ -24,12 +24,12 @@ from understudy.cluster.roles.process import Notice, RoleProcess, Supervised
 from understudy.policies import BlockPolicy, Sampling
 from understudy.service.client.remote import Remote, connect
 from understudy.service.client.remote_writer import RemoteWriter
-from understudy.training.collection import Rollout, Ticket, block_spec, write
-from understudy.training.collection.collector import Living
+from understudy.training.collection import Rollout, Ticket, block_spec, write_rollouts
+from understudy.training.collection.collector import TicketRunner
 from understudy.training.distributed.ranks import Ranks, join
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policies import policy_path
-from understudy.training.onpolicy.run import OnPolicyRun, Progress
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
+from understudy.training.onpolicy.policy_files import policy_path
 from understudy.training.runs.health import Health
 from understudy.training.runs.run import Run, RunError
 
@@ -51,12 +51,12 @@ class RankJob:
     learner_nodes: tuple[str, ...]
 
 
-class RolloutCollector(Living, Supervised, Protocol):
+class RolloutCollector(TicketRunner, Supervised, Protocol):
     """Runs tickets on supervised rollout workers."""
 
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None: ...
 
-    def ahead(self, tickets: Sequence[Ticket], sampling: Sampling) -> None: ...
+    def prefetch(self, tickets: Sequence[Ticket], sampling: Sampling) -> None: ...
 
     def close(self) -> None: ...
 
@@ -68,11 +68,11 @@ OpenCollector: TypeAlias = Callable[[OnPolicyConfig, RankJob, Path, Ranks], Roll
 class RankBackend:
     """The episode backend of a rank: rollout workers on any node, and a writer to each shard."""
 
-    acts_here = False
+    uses_local_policy = False
 
-    def __init__(self, job: RankJob, living: RolloutCollector, ranks: Ranks, waiting: Callable[[str], None]):
+    def __init__(self, job: RankJob, runner: RolloutCollector, ranks: Ranks, waiting: Callable[[str], None]):
         """`waiting` is told what this waits for."""
-        self.living = living
+        self.runner = runner
         self._ranks, self._waiting, self._max_lag = ranks, waiting, job.cluster.max_lag
         self._remotes: dict[str, Remote] = {
             name: connect(f"{name}={address}", token=job.token) for name, address in job.addresses.items()
@@ -85,7 +85,7 @@ class RankBackend:
             self._remotes[name].move(name, address)
 
     def open(self, policy: BlockPolicy) -> None:
-        spec = block_spec(self.living.step_spec, policy)
+        spec = block_spec(self.runner.step_spec, policy)
         for name, remote in self._remotes.items():
             # The episodes of a wave are acknowledged together, so each need not be flushed by itself.
             self._writers[name] = remote.writer(
@@ -93,17 +93,17 @@ class RankBackend:
             )
 
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
-        self.living.publish(version, weights)
+        self.runner.publish(version, weights)
 
-    def ahead(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
+    def prefetch(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
         if self._max_lag:
-            self.living.ahead(tickets(), sampling)
+            self.runner.prefetch(tickets(), sampling)
 
-    def keep(self, rollouts: Sequence[Rollout]) -> None:
+    def store(self, rollouts: Sequence[Rollout]) -> None:
         """Write each group to one shard. Returns when all are acknowledged; waits for a shard that is away."""
         writers = list(self._writers.values())
         for index, writer in enumerate(writers):
-            write([one for one in rollouts if one.ticket.group % len(writers) == index], writer)
+            write_rollouts([one for one in rollouts if one.ticket.group % len(writers) == index], writer)
         for name, writer in self._writers.items():
             while not writer.wait_delivered(DELIVERY_WAIT_S):
                 self._waiting(f"waiting for {name}: {writer.delivery.problem or 'it is slow'}")
@@ -117,7 +117,7 @@ class RankBackend:
             found[name] = int(remote.status()[name]["commit"])
         return found
 
-    def set_aside(self, commits: Mapping[str, int]) -> list[str]:
+    def rollback(self, commits: Mapping[str, int]) -> list[str]:
         if not self._ranks.first:
             return []
         if unknown := sorted(commits.keys() - self._remotes.keys()):
@@ -128,11 +128,11 @@ class RankBackend:
         lines: list[str] = []
         for name, remote in self._remotes.items():
             remote.wait_for_all(self._waiting)
-            lines += remote.request("set_aside", {"commit": commits.get(name, 0), "actors": "rank-"})
+            lines += remote.request("rollback", {"commit": commits.get(name, 0), "actors": "rank-"})
         return lines
 
     def close(self) -> None:
-        self.living.close()
+        self.runner.close()
         for writer in self._writers.values():
             writer.close()
         for remote in self._remotes.values():
@@ -173,7 +173,7 @@ class RankProcess(RoleProcess):
             self.health = training.health
             if self._first:
                 self.say(training.restored)
-            training.go()
+            training.run()
 
     def _open_backend(self, run: Run, config: OnPolicyConfig, ranks: Ranks) -> RankBackend:
         collector = self._open_collector(config, self._job, policy_path(config.policy), ranks)
@@ -181,7 +181,7 @@ class RankProcess(RoleProcess):
         self._backend = RankBackend(self._job, collector, ranks, self._waiting)
         return self._backend
 
-    def _progressed(self, update: Progress) -> None:
+    def _progressed(self, update: OnPolicyProgress) -> None:
         self._iteration = update.iteration
         if self._first:
             only_counts = update.evaluation is None and update.report is None

@@ -19,11 +19,11 @@ from understudy.cluster.status import EventKind, RoleName
 from understudy.core import StepSpec
 from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
-from understudy.training.data.run_episode import Rolled
+from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.episode_backend import NAME, Commit
-from understudy.training.offpolicy.rlpd import judge_in
+from understudy.training.offpolicy.rlpd import evaluator_for
 from understudy.training.offpolicy.sharded_source import Shards
-from understudy.training.runs.evaluate import EvaluationConfig, Judged
+from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult
 from understudy.training.runs.health import Health
 from understudy.training.runs.run import RunError
 
@@ -78,23 +78,23 @@ class RemoteEpisodeBackend:
     def commit(self) -> Commit:
         return {self._shard: self._last_commit()}
 
-    def set_aside(self, commit: Commit) -> list[str]:
+    def rollback(self, commit: Commit) -> list[str]:
         if not isinstance(commit, dict) or self._shard not in commit:
-            raise RunError(f"this run does not keep its episodes on {self._shard}; resume it without --cluster")
-        return self._set_aside(commit[self._shard])
+            raise RunError(f"this run does not store its episodes on {self._shard}; resume it without --cluster")
+        return self._rollback(commit[self._shard])
 
-    def begin(self, health: Health) -> None:
+    def start(self, health: Health) -> None:
         """The actor is ready."""
 
-    def live(self, policy: ActorPolicy | None, number: int) -> Rolled:
+    def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
         commit = self._last_commit()
         snapshot = None if policy is None else PolicySnapshot.of(policy)
-        roll_back = partial(self._set_aside, commit)
-        found: Rolled = self.client.request("run_episode", snapshot, number, on_lost=roll_back)
+        roll_back = partial(self._rollback, commit)
+        found: EpisodeResult = self.client.request("run_episode", snapshot, number, on_lost=roll_back)
         return found
 
-    def judge(self, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
-        return evaluate_remotely(self.client, policy, config, films)
+    def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
+        return evaluate_remotely(self.client, policy, config, videos)
 
     def close(self) -> None:
         self.client.close()
@@ -103,9 +103,9 @@ class RemoteEpisodeBackend:
         self._shards.remote.wait_for_all(self._progress)
         return int(self._shards.remote.status()[self._shard]["commit"])
 
-    def _set_aside(self, commit: int) -> list[str]:
+    def _rollback(self, commit: int) -> list[str]:
         self._shards.remote.wait_for_all(self._progress)
-        return list(self._shards.remote.request("set_aside", {"commit": commit, "actors": NAME}))
+        return list(self._shards.remote.request("rollback", {"commit": commit, "actors": NAME}))
 
 
 class RemoteEvaluator:
@@ -116,16 +116,16 @@ class RemoteEvaluator:
         self.client = open_client("evaluator", lambda: job, Notice, lambda doing: None)
         self._local = False
 
-    def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
+    def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
         if not self._local:
             try:
-                return evaluate_remotely(self.client, policy, config, films)
+                return evaluate_remotely(self.client, policy, config, videos)
             except ClusterError as error:  # it cannot be placed, or was lost too often
                 self._local = True
                 self.client.close()
                 self.client.record("worker lost", "evaluator", f"the learner evaluates by itself: {error}")
         with open_world(self._env) as world:
-            return judge_in(world)(policy, config, films)
+            return evaluator_for(world)(policy, config, videos)
 
     def close(self) -> None:
         self.client.close()
@@ -133,9 +133,9 @@ class RemoteEvaluator:
 
 def evaluate_remotely(
     client: EpisodeActorClient, policy: ActorPolicy, config: EvaluationConfig, videos: Path
-) -> Judged:
+) -> EvaluationResult:
     """Evaluate in another process, and write the videos that it sends."""
-    found: Judged
+    found: EvaluationResult
     found, content = client.request("evaluate", PolicySnapshot.of(policy), config)
     for name, video in content.items():
         videos.mkdir(parents=True, exist_ok=True)

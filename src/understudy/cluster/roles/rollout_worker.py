@@ -25,9 +25,9 @@ from understudy.cluster.roles.process import location
 from understudy.core import StepSpec, UnderstudyError
 from understudy.envs.suite import Suite, Task
 from understudy.policies import Sampling
-from understudy.training.collection import Collector, Rollout, Ticket, pack
+from understudy.training.collection import Collector, Rollout, Ticket, serialize_rollouts
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.runs.health import stacks
+from understudy.training.runs.stack_dump import dump_stacks
 
 Array = np.ndarray[Any, Any]
 
@@ -131,10 +131,10 @@ class RolloutWorker:
             stream.finished.clear()
             idle_s = time.monotonic() - self._progress_at
             return StreamReply(
-                rollouts=pack(finished),
+                rollouts=serialize_rollouts(finished),
                 doing=self._doing,
                 idle_s=idle_s,
-                stack=stacks() if idle_s > progress_timeout_s else None,
+                stack=dump_stacks() if idle_s > progress_timeout_s else None,
                 error=self._error,
                 refusal=self._refusal,
             )

@@ -17,7 +17,7 @@ from understudy.core import StoreLockedError, UnderstudyError
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig, keep_large_blocks
 from understudy.training.runs.health import HEALTH, Health
-from understudy.training.runs.rollback import set_aside
+from understudy.training.runs.rollback_to_checkpoint import rollback
 
 LOCK_TIMEOUT_S = 30.0  # for the process that had the store open to die
 LOCK_RETRY_S = 0.5
@@ -101,8 +101,8 @@ class ShardProcess:
 
     def _answer(self, kind: str, payload: Mapping[str, Any]) -> list[str]:
         """The request of learners beside those that every server answers: roll back what follows a checkpoint."""
-        if kind != "set_aside":
-            raise ClusterError(f"{kind}: no such request; there is set_aside")
+        if kind != "rollback":
+            raise ClusterError(f"{kind}: no such request; there is rollback")
         assert self._opened is not None
         store, commit = self._opened.store, int(payload["commit"])
         lines = []
@@ -114,5 +114,5 @@ class ShardProcess:
         with store.snapshot() as catalog:
             actors = {str(r.info.actor) for r in catalog.episodes("deleted is null and begun > ?", (commit,))}
         for actor in sorted(name for name in actors if name.startswith(payload["actors"])):
-            lines += [f"{self._name}: {line}" for line in set_aside(store, self._path, commit, actor)]
+            lines += [f"{self._name}: {line}" for line in rollback(store, self._path, commit, actor)]
         return lines

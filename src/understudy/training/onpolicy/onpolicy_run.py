@@ -1,0 +1,353 @@
+"""On-policy run: iterations of collecting, learning, evaluating and saving, in one process or as one of many ranks.
+
+All randomness depends on the run's seed and on the numbers of tickets and iterations, and checkpoints are taken between
+iterations, so a run that was killed and resumed ends with the same bits as one that was not. Episodes recorded after
+the checkpoint are rolled back and run again. A RolloutBackend runs and stores the episodes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from understudy.core import UnderstudyError
+from understudy.training.collection import (
+    CollectedIteration,
+    Group,
+    IterationReport,
+    Rollout,
+    Ticket,
+    collect_iteration,
+    restore_collection,
+    save_collection,
+)
+from understudy.training.collection.collector import in_order
+from understudy.training.collection.groups import group_rollouts
+from understudy.training.collection.iteration import first_wave
+from understudy.training.distributed.ranks import Ranks, single_rank
+from understudy.training.onpolicy.config import OnPolicyConfig
+from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationResult, evaluate_tasks
+from understudy.training.onpolicy.policy_files import save_policy
+from understudy.training.onpolicy.rollout_backend import LocalRolloutBackend, RolloutBackendFactory
+from understudy.training.onpolicy.rollout_exchange import RolloutExchange
+from understudy.training.onpolicy.run_builder import build_parts
+from understudy.training.onpolicy.trainable_policy import TrainablePolicy
+from understudy.training.runs.checkpoint import (
+    Checkpoint,
+    newest_checkpoint,
+    read_checkpoint,
+    unfinished,
+    write_checkpoint,
+)
+from understudy.training.runs.fingerprint import fingerprint
+from understudy.training.runs.metrics import MetricLog, open_sink, rewind
+from understudy.training.runs.run import Run, RunError
+
+SHARDS = "shards"  # directory in a checkpoint: the weights and optimizer state of each rank
+EVALUATION_SEED = 0  # every evaluation runs the same episodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyProgress:
+    """How far an on-policy run is, for its watcher."""
+
+    iteration: int
+    iterations: int  # of the whole run
+    seconds: float  # since this process began
+    episodes: int = 0  # of this iteration, so far
+    report: IterationReport | None = None  # of the iteration that has just finished
+    metrics: Mapping[str, float] | None = None
+    evaluation: TaskEvaluationResult | None = None
+
+
+class OnPolicyRun:
+    """A run that is open for training. `run` returns when its iterations are finished. Every rank makes one."""
+
+    def __init__(
+        self,
+        run: Run,
+        watch: Callable[[OnPolicyProgress], None] | None = None,
+        ranks: Ranks | None = None,
+        backend_factory: RolloutBackendFactory = LocalRolloutBackend,
+    ):
+        self.directory = run
+        self.config = run.config(OnPolicyConfig)
+        self.ranks = ranks or single_rank()
+        self.iteration = 0
+        self.num_steps = 0
+        self.restored: list[str] = []  # what a resumed run restored, for the user
+        self._watch = watch or (lambda progress: None)
+        self._began = time.monotonic()
+        self._carried: tuple[Group, ...] = ()
+        self._evaluated_version = -1  # of the policy that was evaluated last
+        self._num_empty = 0  # iterations in a row without a group to learn from
+        self._log: MetricLog | None = None  # rank 0 has one
+        self._undo = ExitStack()
+        try:
+            parts = build_parts(run, self.config, self.ranks, backend_factory, self._undo)
+            self.health = parts.health
+            self.backend = parts.backend
+            self._plan = parts.plan
+            self._exchange = parts.exchange
+            self._learner = parts.learner
+            self._start_digest = parts.start_digest
+            checkpoint = self._restore()
+            self.ranks.barrier("restored")
+            if self.ranks.first:
+                sinks = tuple(open_sink(name, run.path, run.metadata["config"]) for name in self.config.sinks)
+                self._log = MetricLog(run.metrics, sinks)
+                self._undo.callback(self._log.close)
+            self._undo.enter_context(self.health)
+            if checkpoint is None:
+                self._save()
+        except BaseException:
+            self._undo.close()
+            raise
+
+    def close(self) -> None:
+        self._undo.close()
+
+    def __enter__(self) -> OnPolicyRun:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._undo.__exit__(*error)
+
+    @property
+    def policy(self) -> TrainablePolicy:
+        return self._learner.policy
+
+    # ---- collecting and learning
+
+    def run(self) -> None:
+        """Run all iterations, each of which makes a version of the policy, and evaluate first, last and in between."""
+        config = self.config
+        if self.iteration == 0:
+            self.evaluate()
+        while self.iteration < config.iterations:
+            self.iterate()
+            last = self.iteration == config.iterations
+            if last or self.iteration % config.eval_every == 0:
+                self.evaluate()
+            if last or self.iteration % config.checkpoint_every == 0:
+                self._save()
+
+    def iterate(self) -> dict[str, float]:
+        """Run one iteration: collect, learn, log; returns the metrics of its updates."""
+        began, cpu = time.monotonic(), time.process_time()
+        with self._acting():
+            collected = collect_iteration(self._plan, self._collect, self.config.filters, self._carried)
+        collected_s = time.monotonic() - began
+        self._carried = collected.carried
+        self.num_steps += sum(rollout.num_steps for rollout in collected.all_rollouts)
+        if not collected.groups:
+            return self._skip_learning(collected, collected_s)
+        self._num_empty = 0
+        if self.iteration + 1 < self.config.iterations:
+            self.backend.prefetch(
+                lambda: self._mine(first_wave(self._plan, self.config.filters, self._carried)), self.config.sampling
+            )
+        lag = self.policy.version - min((one.version for one in collected.rollouts if not one.failed), default=0)
+        metrics = {**self._learner.learn(collected.rollouts, self.iteration), "lag": float(lag)}
+        self._exchange.keep_only([rollout for group in self._carried for rollout in group.rollouts])
+        self.iteration += 1
+        self._report(collected, metrics, collected_s, time.monotonic() - began - collected_s, time.process_time() - cpu)
+        return metrics
+
+    def _skip_learning(self, collected: CollectedIteration, collected_s: float) -> dict[str, float]:
+        """Leave the policy as it is, since all groups were rejected. Too often in a row, and the run ends."""
+        self._num_empty += 1
+        self._exchange.keep_only([])
+        self.iteration += 1
+        self._report(collected, {}, collected_s, 0.0, 0.0)
+        if self._num_empty >= self.config.max_empty:
+            raise UnderstudyError(
+                f"{collected.report}. {self._num_empty} iterations in a row had no group to learn from: with success "
+                f"near 0 give the policy more supervision (`understudy sft`) or easier starts; near 1 it has learned "
+                f"the task; or widen filters.accuracy-lower-bound and -upper-bound, or raise plan.max-waves"
+            )
+        return {}
+
+    def _acting(self) -> AbstractContextManager[None]:
+        """Within, episodes are run with the present policy."""
+        engine = self._learner.engine
+        self.backend.publish(self.policy.version, lambda: engine.parameters(trainable_only=True))
+        return engine.unsharded() if self.backend.uses_local_policy else nullcontext()
+
+    def _mine(self, tickets: Sequence[Ticket]) -> list[Ticket]:
+        return self._plan.share(tickets, self.ranks.rank, self.ranks.size)
+
+    def _collect(self, tickets: Sequence[Ticket]) -> list[Rollout]:
+        mine = self._mine(tickets)
+        num_finished = 0
+
+        def on_result(rollout: Rollout) -> None:
+            nonlocal num_finished
+            num_finished += 1
+            self.health.progress("collecting", self.num_steps, self._learner.engine.num_updates, self.policy.version)
+            self._notify(episodes=num_finished)
+
+        rollouts = in_order(mine, self.backend.runner.stream(mine, self.policy, self.config.sampling), on_result)
+        self.backend.store(rollouts)
+        return self._exchange.add(tickets, rollouts)
+
+    def evaluate(self) -> None:
+        """Evaluate the present policy on held-out starts of every task, once for each version. Rank 0 runs it."""
+        if self._evaluated_version == self.policy.version:
+            return
+        self._evaluated_version = self.policy.version
+        weights = self._learner.engine.parameters(everywhere=False)
+        with self._acting():
+            if self.ranks.first:
+                self.health.progress("evaluating")
+                runner = self.backend.runner
+                result = evaluate_tasks(
+                    runner,
+                    self.policy,
+                    self.config.evaluation,
+                    seed=EVALUATION_SEED,
+                    videos=self.directory.videos / f"iteration-{self.iteration:06d}",
+                    progress=lambda episode: self.health.progress("evaluating"),
+                )
+                measured_on = fingerprint(
+                    config=self.directory.metadata["config"],
+                    parameters=self.policy.parameters(weights),
+                    env=self.config.env,
+                    versions=runner.versions,
+                )
+                values = {**result.to_json(), "fingerprint": measured_on.to_json()}
+                self._write("evaluation", iteration=self.iteration, **values)
+                self._notify(evaluation=result)
+            self.ranks.barrier("evaluated")
+
+    # ---- reporting
+
+    def _report(
+        self,
+        collected: CollectedIteration,
+        metrics: Mapping[str, float],
+        collect_s: float,
+        learn_s: float,
+        cpu_s: float,
+    ) -> None:
+        for rollout in collected.all_rollouts:
+            self._write(
+                "episode",
+                episode=rollout.ticket.number,
+                task=rollout.ticket.task,
+                start=rollout.ticket.start,
+                success=rollout.success,
+                length=rollout.num_steps,
+                reward=rollout.total_reward,
+                group=rollout.ticket.group,
+                intervention_steps=0,
+                takeovers=0,
+            )
+        steps = sum(rollout.num_steps for rollout in collected.all_rollouts)
+        self._write("collection", **collected.report.to_json())
+        if not metrics:
+            self._notify(report=collected.report)
+            return
+        self._write(
+            "train",
+            iteration=self.iteration,
+            **metrics,
+            episodes=len(collected.rollouts),
+            rollouts=len(collected.all_rollouts),
+            groups=len(collected.groups),
+            carried=len(collected.carried),
+            waves=collected.report.num_waves,
+            collect_s=collect_s,
+            learn_s=learn_s,
+            cpu_s=cpu_s,
+            steps_per_s=steps / max(collect_s, 1e-9),
+            bytes_moved=self._exchange.num_bytes_moved,
+        )
+        self._notify(report=collected.report, metrics=metrics)
+
+    def _write(self, kind: str, **values: Any) -> None:
+        if self._log is not None:
+            self._log.write(kind, step=self.num_steps, update=self._learner.engine.num_updates, **values)
+
+    def _notify(self, **news: Any) -> None:
+        seconds = time.monotonic() - self._began
+        self._watch(
+            OnPolicyProgress(iteration=self.iteration, iterations=self.config.iterations, seconds=seconds, **news)
+        )
+
+    # ---- saving and resuming
+
+    def _save(self) -> None:
+        """Write a checkpoint that any number of ranks can resume from, and the policy as a file of its own."""
+        self.health.progress("saving a checkpoint", self.num_steps)
+        engine = self._learner.engine
+        rollouts = [rollout for group in self._carried for rollout in group.rollouts]
+        carried = self._exchange.with_observations(rollouts)
+        weights = engine.parameters(everywhere=False)
+        each = self.ranks.gather_json(self.backend.commits(), name="commits")
+        commits = {name: commit for one in each for name, commit in one.items()}
+        checkpoints = self.directory.checkpoints
+        if not self.ranks.first:
+            engine.save(unfinished(checkpoints, self.iteration) / SHARDS)
+            return
+        collection, arrays = save_collection(self._plan, group_rollouts(carried, self.config.plan.n_samples))
+        facts = {
+            "start": self._start_digest,
+            "iteration": self.iteration,
+            "steps": self.num_steps,
+            "version": self.policy.version,
+            "evaluated_version": self._evaluated_version,
+            "empty": self._num_empty,
+            "collection": collection,
+            "commits": commits,
+            "algorithm": self._learner.algorithm.state(),
+            "metrics": 0 if self._log is None else self._log.position,
+        }
+        write_checkpoint(
+            checkpoints,
+            self.iteration,
+            arrays,
+            facts,
+            keep=self.config.keep_checkpoints,
+            fill=lambda directory: engine.save(directory / SHARDS),
+        )
+        last = self.iteration == self.config.iterations
+        save_policy(self.policy, self.directory, weights, adapted=bool(self.config.lora.rank), last=last)
+
+    def _restore(self) -> Checkpoint | None:
+        newest = newest_checkpoint(self.directory.checkpoints)
+        if newest is None:
+            return None
+        checkpoint = read_checkpoint(newest)
+        facts = checkpoint.facts
+        if facts["start"] != self._start_digest:
+            raise RunError(
+                f"policy: {self.config.policy} is not the policy any more that this run started from; "
+                f"restore it, or start a new run"
+            )
+        self._learner.engine.load(newest / SHARDS)
+        self._learner.algorithm.restore(facts["algorithm"])
+        carried = restore_collection(self._plan, facts["collection"], checkpoint.state)
+        self._carried = tuple(self._without_observations(group) for group in carried)
+        self.iteration, self.num_steps = int(facts["iteration"]), int(facts["steps"])
+        self.policy.version, self._evaluated_version = int(facts["version"]), int(facts["evaluated_version"])
+        self._num_empty = int(facts["empty"])
+        rolled_back = self.backend.rollback(facts["commits"])
+        lines = rewind(self.directory.metrics, int(facts["metrics"])) if self.ranks.first else 0
+        self.restored = [
+            f"restored checkpoint {newest.name}: policy version {self.policy.version} and its optimizer, after "
+            f"{self._learner.engine.num_updates} updates",
+            f"restored collection: iteration {self.iteration}, the next tasks and starts, {len(self._carried)} groups "
+            f"carried over",
+            f"removed {lines} lines of metrics after the checkpoint",
+            *rolled_back,
+        ]
+        return checkpoint
+
+    def _without_observations(self, group: Group) -> Group:
+        """The group without its observations; rank 0 holds them and hands them out from there."""
+        exchange = self._exchange if self.ranks.first else RolloutExchange(self.ranks)
+        return Group(rollouts=tuple(exchange.keep(rollout) for rollout in group.rollouts))

@@ -1,0 +1,90 @@
+"""Policy files of an on-policy run: loads the policy that is trained, and saves the newest one in the run.
+
+policy.safetensors   a small VLA, complete; an adapter is merged in
+policy/              a complete OpenVLA checkpoint, written at the end of the run
+adapter/             the LoRA adapter, in peft's files
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from understudy.core import StepSpec
+from understudy.durable import files
+from understudy.policies.load import load_block_policy
+from understudy.training.onpolicy.config import OnPolicyConfig
+from understudy.training.onpolicy.trainable_policy import TrainablePolicy
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.run import Run
+
+Array = np.ndarray[Any, Any]
+
+WHOLE, ADAPTER = "policy", "adapter"  # directories in that of a run
+
+
+def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: bool) -> TrainablePolicy:
+    """The policy that a run starts from, or the reference; with a value head or adapter if the config needs one."""
+    needs_value = config.algorithm.adv_estimator == "gae"
+    openvla = config.openvla
+    if path.is_dir():
+        openvla = replace(openvla, value_head=openvla.value_head or needs_value)
+    elif openvla != type(openvla)():
+        raise ConfigError(f"openvla: {path} is a small VLA, to which these options do not apply; leave them out")
+    loaded = load_block_policy(path, spec, openvla=openvla, device=config.device)
+    if needs_value and not loaded.has_value:
+        loaded = loaded.judging(seed=config.seed)
+    policy: TrainablePolicy = loaded
+    if adapted and config.lora.rank:
+        from understudy.policies.lora import ALL_LINEAR, LoraConfig, add_lora  # only now: it needs peft
+
+        chosen = LoraConfig(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR)
+        add_lora(policy.model, chosen, seed=config.seed)
+    return policy
+
+
+def policy_path(given: str) -> Path:
+    """The path of a policy, given as that path or as the run that trained it."""
+    path = Path(given)
+    if Run.is_at(path):
+        path = path / WHOLE if (path / WHOLE).is_dir() else Run(path).policy
+    if not path.exists():
+        raise ConfigError(f"policy: expected a policy file or a run with one, got {given}, which does not exist")
+    return path
+
+
+def digest_of_policy(path: Path) -> str:
+    """A digest of a policy. The weight files of a directory are large, so only their names and sizes count."""
+    digest = xxhash.xxh3_128()
+    for file in sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]:
+        digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
+        if not path.is_dir() or file.suffix == ".json":
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def save_policy(policy: TrainablePolicy, run: Run, weights: Mapping[str, Array], *, adapted: bool, last: bool) -> None:
+    """Save the newest policy in the run; `weights` are all weights of the model."""
+    import torch
+
+    tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
+    merged = tensors
+    if adapted:
+        from understudy.policies.lora import merged_state, save_adapter
+
+        save_adapter(policy.model, run.path / ADAPTER, tensors)
+        merged = merged_state(policy.model, tensors)
+    if hasattr(policy, "description"):  # a small VLA: one file
+        policy.save(run.policy, {name: tensor.numpy() for name, tensor in merged.items()})
+    elif last:
+        new = run.path / f".{WHOLE}.new"
+        shutil.rmtree(new, ignore_errors=True)
+        policy.save(new, tensors)  # merges the adapter itself
+        shutil.rmtree(run.path / WHOLE, ignore_errors=True)
+        files.move_durably(new, run.path / WHOLE)

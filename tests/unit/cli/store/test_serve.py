@@ -1,0 +1,153 @@
+"""`understudy serve` as a real process, from its first line to Ctrl-C."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from tests.writing import write_episode
+
+from understudy.cli import main
+from understudy.core import RefusedError
+from understudy.core.examples import random_episode, small_spec
+from understudy.replay import Reader
+from understudy.service import connect
+
+CODE = "import sys; from understudy.cli import main; sys.exit(main())"
+
+
+@contextmanager
+def serving(*args: str, port: str = "0") -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server process, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", CODE, "serve", "--port", port, *args],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        found = re.search(r" at (\S+:\d+)$", line.strip())
+        assert found is not None, line + process.communicate()[1]
+        yield found[1], process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    with serving(str(tmp_path / "store"), "--metrics-port", "0") as (address, process):
+        assert process.stdout is not None
+        metrics = process.stdout.readline().split()[-1]
+        episode = random_episode(small_spec(), 10, 1)
+        with connect(address) as remote, remote.writer("arm", small_spec()) as writer:
+            write_episode(writer, episode)
+            assert writer.wait_delivered(20)
+        with urllib.request.urlopen(metrics) as page:
+            assert "understudy_rows_committed_total 11.0" in page.read().decode()
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=20)
+        assert (process.returncode, out, error) == (0, "stopped at commit 2\n", "")
+    with Reader(tmp_path / "store") as reader:
+        assert reader.read(1).equals(episode)
+
+
+def test_the_token_of_the_file_is_what_lets_in(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    with serving(str(tmp_path / "store"), "--token-file", str(token)) as (address, _):
+        with connect(address, token_file=token) as remote:
+            assert remote.status()[address]["commit"] == 0
+        for wrong in (None, "0123456789abcdeF"):
+            with connect(address, token=wrong) as remote, pytest.raises(RefusedError, match="missing or wrong"):
+                remote.status()
+
+
+def test_max_message_mb_is_told_to_writers(tmp_path: Path) -> None:
+    from understudy.core.examples import robot_spec
+
+    with serving(str(tmp_path / "store"), "--max-message-mb", "1") as (address, _), connect(address) as remote:
+        writer = remote.writer("arm", robot_spec())
+        episode = random_episode(robot_spec(), 20, 1)
+        writer.begin()
+        for step in episode.steps():
+            writer.append(step)
+        with pytest.raises(RefusedError, match="the server takes 1048576; lower commit_steps, or raise --max-message"):
+            writer.wait_delivered(20)
+
+
+def test_writers_of_a_store_that_is_replaced_go_on_with_the_new_one(tmp_path: Path) -> None:
+    episode = random_episode(small_spec(), 20, 1)
+    with ExitStack() as undo:
+        with serving(str(tmp_path / "old")) as (address, _):
+            remote = undo.enter_context(connect(address))
+            writer = undo.enter_context(remote.writer("arm", small_spec()))
+            write_episode(writer, episode)
+            assert writer.wait_delivered(20)
+            gone = remote.status()[address]["store"]
+        new, port = str(tmp_path / "new"), address.rpartition(":")[2]
+        write_episode(writer, episode)
+        with serving(new, port=port):
+            assert not writer.wait_delivered(3)
+        with serving(new, "--replaces", "another", gone, port=port):
+            assert writer.wait_delivered(20)
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--host", "0.0.0.0"], "a token is required; pass one (--token-file), or listen on 127.0.0.1"),
+        (["--host", "robot.lab"], "a token is required"),
+        (["--token-file", "nowhere"], "pass a file that holds the token"),
+        (["--tls-cert", "cert.pem"], "pass both --tls-cert and --tls-key"),
+        (["--tls-cert", "cert.pem", "--tls-key", "key.pem"], "pass a readable certificate and key"),
+    ],
+)
+def test_what_is_not_safe_is_refused(
+    args: list[str], text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert main(["serve", "store", "--port", "0", *args]) == 1
+    assert text in capsys.readouterr().err
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_a_short_token_is_refused_with_a_way_to_make_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text("secret")
+    assert main(["serve", str(tmp_path / "store"), "--token-file", str(tmp_path / "token")]) == 1
+    assert "expected at least 16 characters, got 6; make one with" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with serving(str(tmp_path / "one")) as (address, _):
+        assert main(["serve", str(tmp_path / "two"), "--port", address.rpartition(":")[2]]) == 1
+        assert f"cannot listen on {address}" in capsys.readouterr().err
+
+
+def test_without_grpc_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in [name for name in sys.modules if name.startswith(("understudy.service", "grpc"))]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "grpc", None)
+    monkeypatch.delattr(sys.modules["understudy"], "service", raising=False)
+    assert main(["serve", str(tmp_path / "store")]) == 1
+    assert "pip install 'understudy[remote]'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_verbose_logs_each_refusal(verbose: bool, tmp_path: Path) -> None:
+    with serving(str(tmp_path / "store"), *["--verbose"] * verbose) as (address, process):
+        with connect(address) as remote, pytest.raises(RefusedError):
+            remote.request("anything")
+        process.send_signal(signal.SIGINT)
+        assert ("RefusedError" in process.communicate(timeout=20)[1]) == verbose

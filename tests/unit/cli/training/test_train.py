@@ -1,0 +1,145 @@
+"""`understudy train` and `evaluate`: their options, and what is left when they fail."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from understudy.cli import main
+
+ENV = "toy:touch_purple?cameras=false"
+SMALL = ["--cloning.actor.hidden", "8", "8", "--updates", "20", "--evaluation.episodes", "1", "--env", ENV]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("cloned") / "run"
+    assert main(["record", str(path / "store"), "--env", ENV, "--successes", "2"]) == 0
+    assert main(["train", "clone", str(path), *SMALL]) == 0
+    return path
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--env", "toyy"], "did you mean 'toy'"),
+        (["--device", "nonsense"], "device: torch cannot use 'nonsense' here"),
+        (["--demos", "nowhere"], "nowhere"),
+        (["--evaluation.episodes", "0"], "episodes from 1"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["rlpd", "clone"])
+def test_a_start_that_fails_leaves_no_run(
+    kind: str,
+    options: list[str],
+    text: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["record", "run/store", "--env", ENV, "--successes", "1"]) == 0
+    with contextlib.suppress(SystemExit):  # the options themselves may make no sense
+        assert main(["train", kind, "run", "--env", ENV, *options]) == 1
+    said = capsys.readouterr()
+    assert text in (said.err + said.out).replace("\n", " ")
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
+# ---- evaluate
+
+
+def result(run: Path, out: Path, *options: str) -> dict[str, Any]:
+    assert main(["evaluate", str(run), "--out", str(out), "--episodes", "2", *options]) == 0
+    found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
+    return found
+
+
+def test_every_option_of_evaluate_changes_something(run: Path, tmp_path: Path) -> None:
+    base = result(run, tmp_path / "base")
+    assert base["score"]["episodes"] == 2
+    assert base == result(run, tmp_path / "again")
+    assert [trial["start"] for trial in base["score"]["episode_results"]] == [400, 401]
+    more = result(run, tmp_path / "more", "--episodes", "3")
+    assert more["score"]["episodes"] == 3
+    train = result(run, tmp_path / "train", "--split", "train")
+    assert [trial["start"] for trial in train["score"]["episode_results"]] == [0, 1]
+    other = result(run, tmp_path / "other", "--env", ENV.replace("touch_purple", "pick_red"))
+    assert other["score"]["episode_results"][0]["task"] == "pick_red"
+    assert other["fingerprint"]["env"] != base["fingerprint"]["env"]
+    for options in (["--sampled"], ["--seed", "1"]):
+        assert result(run, tmp_path / options[0], *options)["fingerprint"]["config"] != base["fingerprint"]["config"]
+    assert main(["evaluate", str(run), "--episodes", "1"]) == 0
+    assert (run / "evaluations" / "evaluation.json").exists()  # the default place
+
+
+def test_sampled_actions_are_drawn_from_the_seed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from understudy.cli.training import evaluate
+
+    seen: list[Any] = []
+
+    def spy(policy: Any, rng: Any, *, deterministic: bool) -> Any:
+        seen.append((deterministic, rng.bit_generator.state["state"]["state"]))
+        return policy_act(policy, rng, deterministic=deterministic)
+
+    policy_act = evaluate.policy_act
+    monkeypatch.setattr(evaluate, "policy_act", spy)
+    for number, options in enumerate(([], ["--sampled"], ["--sampled", "--seed", "1"])):
+        result(run, tmp_path / str(number), *options)
+    assert [deterministic for deterministic, _ in seen] == [True, False, False]
+    assert seen[1][1] != seen[2][1]
+
+
+def test_videos_are_written_where_there_are_cameras(tmp_path: Path) -> None:
+    env = "toy:touch_purple?size=16"
+    path = tmp_path / "run"
+    assert main(["record", str(path / "store"), "--env", env, "--successes", "1"]) == 0
+    options = ["--cloning.actor.encoder.inputs", "state", "--cloning.actor.hidden", "8", "8"]
+    assert (
+        main(["train", "clone", str(path), "--env", env, "--updates", "3", "--evaluation.episodes", "1", *options]) == 0
+    )
+    found = result(path, tmp_path / "out", "--videos", "1")
+    (film,) = found["score"]["videos"]
+    assert (tmp_path / "out" / film).stat().st_size > 1000
+
+
+def test_a_policy_file_needs_a_world(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = str(run / "policy.safetensors")
+    assert main(["evaluate", policy]) == 1
+    assert "a policy file does not say where it acts" in capsys.readouterr().err.replace("\n", " ")
+    assert main(["evaluate", policy, "--env", ENV, "--episodes", "1"]) == 0
+    assert main(["evaluate", policy, "--env", "gym:Pendulum-v1?success_return=0", "--episodes", "1"]) == 1
+    assert "observation" in capsys.readouterr().err
+
+
+# ---- what is not installed
+
+
+@pytest.mark.parametrize(
+    "args", [["train", "rlpd", "--help"], ["train", "grpo", "--help"], ["resume", "--help"], ["evaluate", "--help"]]
+)
+def test_commands_that_many_use_need_no_transformers(args: list[str]) -> None:
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['transformers', 'peft', 'tokenizers'])\n"
+        f"from understudy.cli import main; main({args!r})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_vla_without_transformers_says_what_to_install(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules |= dict.fromkeys(['transformers', 'peft', 'tokenizers'])\n"
+        f"from understudy.cli import main; sys.exit(main(['sft', {str(tmp_path / 'run')!r}]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'understudy[vla]'" in done.stderr
