@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
-import torch
 
 from understudy.core import Spec, Tree, UnderstudyError
+
+if TYPE_CHECKING:
+    import torch
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
