@@ -1,4 +1,4 @@
-"""`--cluster` and `--place` on the command line."""
+"""`--cluster` and `--cluster.*` on the command line."""
 
 from __future__ import annotations
 
@@ -41,11 +41,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("options", "text"),
     [
         (
-            ("--place.rollout.num", "3"),
-            "place: says how a run stands on a cluster, and there is none; add",
+            ("--cluster.rollout.num", "3"),
+            "cluster: the options --cluster.* need a cluster; add `--cluster local`, or leave them out",
         ),
-        (("--cluster", "here", "--ranks", "2"), "--place.learner.num says how many, got --ranks 2 too"),
-        (("--cluster", "here", "--place.learner.num", "2"), "engine.parallel: 'none' is for 1 process, got 2 ranks"),
+        (
+            ("--cluster", "local", "--ranks", "2"),
+            "on a cluster use --cluster.learner.num instead, got --ranks 2 too",
+        ),
+        (("--cluster", "local", "--cluster.learner.num", "2"), "engine.parallel: 'none' is for 1 process, got 2 ranks"),
         (("--cluster", "127.0.0.1:1"), "cluster: no Ray at '127.0.0.1:1'"),
     ],
 )
@@ -58,8 +61,8 @@ def test_it_refuses(here: Path, capsys: pytest.CaptureFixture[str], options: tup
 def test_only_some_runs_can(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run").mkdir()
     (here / "run" / "config.json").write_text(json.dumps({"kind": "cloning", "understudy": "0", "config": {}}))
-    assert main(["resume", "run", "--cluster", "here"]) == 1
-    assert "cluster: a run of cloning is trained by 1 process; leave it out" in capsys.readouterr().err
+    assert main(["resume", "run", "--cluster", "local"]) == 1
+    assert "cluster: a run of cloning has 1 process; leave --cluster out" in capsys.readouterr().err
 
 
 def test_a_run_on_a_cluster(here: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,22 +71,22 @@ def test_a_run_on_a_cluster(here: Path, address: str, capsys: pytest.CaptureFixt
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     options = (
-        "--place.rollout.num",
+        "--cluster.rollout.num",
         "1",
-        "--place.shards.num",
+        "--cluster.shards.num",
         "2",
-        "--place.shard-dir",
+        "--cluster.shard-dir",
         str(here / "disks"),
-        "--place.token-file",
+        "--cluster.token-file",
         str(here / "token"),
-        "--place.shards.port",
+        "--cluster.shards.port",
         str(port),
     )
     assert main(["train", "grpo", "run", *SMALL, "--cluster", address, *options]) == 0
     assert "of held-out episodes succeed" in capsys.readouterr().out
     assert sorted(path.name for path in (here / "disks" / "run").iterdir()) == ["shard-0", "shard-1"]
-    assert main(["resume", "run", "--cluster", address]) == 0  # placed as before, and there is nothing left to do
-    said = json.loads((here / "run" / "cluster.json").read_text())
-    assert said["config"]["shards"]["num"] == 2
-    assert [shard["address"].rpartition(":")[2] for shard in said["shards"]] == [str(port), str(port + 1)]
+    assert main(["resume", "run", "--cluster", address]) == 0  # with the same options, and there is nothing left to do
+    status = json.loads((here / "run" / "cluster.json").read_text())
+    assert status["config"]["shards"]["num"] == 2
+    assert [shard["address"].rpartition(":")[2] for shard in status["shards"]] == [str(port), str(port + 1)]
     assert not (here / "run" / "token").exists()  # none is made if one is given

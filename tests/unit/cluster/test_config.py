@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -43,3 +45,8 @@ def test_a_run_remembers_its_cluster_config(tmp_path: Path) -> None:
     config = ClusterConfig(rollout=RolloutConfig(num=7), separate_nodes=True, max_lag=1)
     StatusWriter(tmp_path, config, "127.0.0.1:1").write()
     assert last_cluster_config(tmp_path) == config
+
+
+def test_options_and_status_load_neither_ray_nor_torch() -> None:
+    code = "import sys, understudy.cluster.status; sys.exit(len({'ray', 'torch'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -154,7 +154,7 @@ def local(demos: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("local") / "run"
     with LocalRun(Run.create(path, "rlpd", small_config(demos))) as local:
-        local.go()
+        local.run()
     return path
 
 
@@ -184,7 +184,7 @@ def test_in_step_it_equals_the_local_run(tmp_path: Path, demos: str, local: Path
     run_rlpd(Run(path), SYNCHRONOUS, address=address, on_messages=messages.extend)
     assert any("restored checkpoint" in line for line in messages)
     equal(path, local)
-    with pytest.raises(RunError, match=r"lived is on shard-0; go on with `understudy resume .* --cluster here`"):
+    with pytest.raises(RunError, match=r"lived is on shard-0; go on with `understudy resume .* --cluster local`"):
         LocalRun(Run(path))
 
 
@@ -192,7 +192,7 @@ def test_in_step_it_equals_the_local_run_whoever_is_killed(tmp_path: Path, demos
     path = tmp_path / "run"
     config = small_config(demos, steps=2000, updates_per_step=1, eval_every=800)  # long enough for all kills
     with LocalRun(Run.create(tmp_path / "local", "rlpd", config)) as here:
-        here.go()
+        here.run()
     with Killer(path, "actor-0", "learner", "shard-0") as killer:
         run_rlpd(Run.create(path, "rlpd", config), SYNCHRONOUS, address=address)
     equal(path, tmp_path / "local")
@@ -209,7 +209,7 @@ def test_an_episode_whose_actor_died_is_lived_again_and_counts_once(tmp_path: Pa
     )
     (tmp_path / "died").touch()
     with LocalRun(Run.create(tmp_path / "local", "rlpd", config)) as here:
-        here.go()
+        here.run()
     (tmp_path / "died").unlink()
     run_rlpd(Run.create(tmp_path / "run", "rlpd", config), SYNCHRONOUS, address=address)
     equal(tmp_path / "run", tmp_path / "local")

@@ -76,7 +76,7 @@ def kill_learner(path: Path) -> bool:
 def test_it_equals_the_local_run(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"))
     with OnPolicyRun(Run.create(tmp_path / "here", "grpo", config)) as here:
-        here.go()
+        here.run()
     news: list[OnPolicyProgress] = []
     run_on_policy(Run.create(tmp_path / "there", "grpo", config), TWO, address=address, on_update=news.append)
     assert metrics(tmp_path / "there") == metrics(tmp_path / "here")
@@ -112,7 +112,7 @@ def test_a_wave_ahead_is_one_version_behind(tmp_path: Path, address: str) -> Non
 def test_a_learner_that_dies_begins_again(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=MANY)
     with OnPolicyRun(Run.create(tmp_path / "here", "grpo", config)) as here:
-        here.go()
+        here.run()
     path = tmp_path / "there"
     killed = threading.Event()
 
