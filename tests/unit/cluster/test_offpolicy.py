@@ -1,4 +1,4 @@
-"""RLPD on a real Ray: in step it is the local run, bit for bit, whoever is killed; else every step is there once."""
+"""RLPD on a real Ray: synchronous, it is the local run, bit for bit, whatever is killed; else a step is stored once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def metrics(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def lived(*stores: Path) -> Counter[tuple[Any, ...]]:
+def episodes_of(*stores: Path) -> Counter[tuple[Any, ...]]:
     """All episodes that count, as a multiset of their contents."""
     found: Counter[tuple[Any, ...]] = Counter()
     for store in stores:
@@ -103,7 +103,7 @@ def pid_of(path: Path, name: str) -> int | None:
 
 
 class Killer:
-    """Kills processes of a run one after the other, each when the one before is back and steps were lived since."""
+    """Kills processes of a run one after the other, each when the one before is back and steps were taken since."""
 
     def __init__(self, path: Path, *names: str):
         self._path = path
@@ -146,7 +146,7 @@ class Killer:
         return True
 
 
-# ---- in step
+# ---- synchronous: one actor and the learner take turns
 
 
 @pytest.fixture(scope="module")
@@ -161,12 +161,12 @@ def local(demos: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def equal(path: Path, local: Path) -> None:
     assert metrics(path) == metrics(local)
     assert (path / "policy.safetensors").read_bytes() == (local / "policy.safetensors").read_bytes()
-    found = lived(*shards(path))
-    assert found == lived(local / "store")
+    found = episodes_of(*shards(path))
+    assert found == episodes_of(local / "store")
     assert set(found.values()) == {1}
 
 
-def test_in_step_it_equals_the_local_run(tmp_path: Path, demos: str, local: Path, address: str) -> None:
+def test_a_synchronous_run_equals_the_local_one(tmp_path: Path, demos: str, local: Path, address: str) -> None:
     news: list[RLPDProgress] = []
     messages: list[str] = []
     path = tmp_path / "run"
@@ -180,17 +180,19 @@ def test_in_step_it_equals_the_local_run(tmp_path: Path, demos: str, local: Path
     roles = {role["name"]: role for role in now["roles"]}
     assert roles.keys() == {"shard-0", "learner", "actor-0"}
     assert len({roles[name]["pid"] for name in ("learner", "actor-0")} | {os.getpid()}) == 3
-    # It is done, and says so; without the cluster it is told where its steps are.
+    # Resumed, it ends at once; without the cluster, the error says where its episodes are.
     run_rlpd(Run(path), SYNCHRONOUS, address=address, on_messages=messages.extend)
     assert any("restored checkpoint" in line for line in messages)
     equal(path, local)
-    with pytest.raises(RunError, match=r"lived is on shard-0; go on with `understudy resume .* --cluster local`"):
+    with pytest.raises(
+        RunError, match=r"its episodes are on shard-0; resume it with `understudy resume .* --cluster local`"
+    ):
         LocalRun(Run(path))
 
 
-def test_in_step_it_equals_the_local_run_whoever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
+def test_a_synchronous_run_equals_the_local_one_whatever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
     path = tmp_path / "run"
-    config = small_config(demos, steps=2000, updates_per_step=1, eval_every=800)  # long enough for all kills
+    config = small_config(demos, steps=1000, updates_per_step=1, eval_every=400)  # long enough for all kills
     with LocalRun(Run.create(tmp_path / "local", "rlpd", config)) as here:
         here.run()
     with Killer(path, "actor-0", "learner", "shard-0") as killer:
@@ -202,7 +204,7 @@ def test_in_step_it_equals_the_local_run_whoever_is_killed(tmp_path: Path, demos
     assert len(events(path, "learners restarted")) == 1
 
 
-def test_an_episode_whose_actor_died_is_lived_again_and_counts_once(tmp_path: Path, demos: str, address: str) -> None:
+def test_an_episode_whose_actor_died_is_run_again_and_counts_once(tmp_path: Path, demos: str, address: str) -> None:
     env = f"tests.unit.cluster.offpolicy_worlds:DiesOnce?flag={tmp_path / 'died'}"
     config = small_config(
         demos, env=env, steps=200, start_steps=150, cloning_updates=0, eval_every=10_000, updates_per_step=1
@@ -220,19 +222,19 @@ def test_an_episode_whose_actor_died_is_lived_again_and_counts_once(tmp_path: Pa
     assert event["text"].startswith("actor-0 died (")
 
 
-# ---- beside actors
+# ---- asynchronous: actors run beside the learner
 
 
 def check_once(path: Path, num_steps: int) -> None:
-    """What was lived is there once; only who was killed leaves an episode behind that is cut."""
-    found = lived(*shards(path))
+    """Each step is stored once; only killed processes leave cut episodes behind."""
+    found = episodes_of(*shards(path))
     assert set(found.values()) == {1}
     assert sum(key[2] for key in found) >= num_steps
     last = list(read_metrics(path / "metrics.jsonl", "evaluation"))[-1]
     assert last["step"] >= num_steps
 
 
-def test_beside_actors_everybody_is_killed_and_goes_on(tmp_path: Path, demos: str, address: str) -> None:
+def test_an_asynchronous_run_continues_whatever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
     path = tmp_path / "run"
     config = small_config(
         demos, steps=2000, eval_every=600, checkpoint_every=150, publish_every=20, max_behind=300, cloning_updates=0
@@ -249,17 +251,17 @@ def test_beside_actors_everybody_is_killed_and_goes_on(tmp_path: Path, demos: st
     assert {event["name"] for event in events(path, "worker back")} >= {"actor-1", "learner"}  # the run may end before
     assert any("restored checkpoint" in line for line in messages)  # the learner
     assert not list((path / "spool").rglob("*.safetensors"))  # all that was recorded is on the shards
-    by_actor = Counter(key[0] for key in lived(*shards(path)))
+    by_actor = Counter(key[0] for key in episodes_of(*shards(path)))
     assert by_actor.keys() == {"actor-0", "actor-1"}
     with Reader(shards(path)[0]) as one, Reader(shards(path)[1]) as two:
         records = [record for reader in (one, two) for record in reader.episodes()]
     cut = [record for record in records if record.state != "ended"]
     assert len(cut) <= 2  # only those of the two who were killed
     starts = [(r.info.actor, r.info.seed) for r in records if r.state == "ended"]
-    assert len(set(starts)) == len(starts)  # who came back went on with other episodes
+    assert len(set(starts)) == len(starts)  # a restarted actor runs other episodes
 
 
-def test_who_hangs_is_replaced_and_its_stack_is_shown(tmp_path: Path, demos: str, address: str) -> None:
+def test_an_actor_that_hangs_is_replaced_and_its_stack_is_shown(tmp_path: Path, demos: str, address: str) -> None:
     path = tmp_path / "run"
     env = f"tests.unit.cluster.offpolicy_worlds:HangsOnce?flag={tmp_path / 'hung'}"
     run = Run.create(
@@ -273,7 +275,7 @@ def test_who_hangs_is_replaced_and_its_stack_is_shown(tmp_path: Path, demos: str
     check_once(path, 400)
 
 
-def test_what_cannot_be_is_refused(tmp_path: Path, demos: str, address: str) -> None:
+def test_options_that_do_not_fit_are_refused(tmp_path: Path, demos: str, address: str) -> None:
     run = Run.create(tmp_path / "run", "rlpd", small_config(demos))
     for cluster, text in (
         (replace(ASYNCHRONOUS, learner=LearnerConfig(num=2)), "cluster.learner.num: expected 1 for rlpd, got 2"),
@@ -340,4 +342,4 @@ def test_actors_join_and_leave_with_their_nodes(tmp_path: Path, demos: str, addr
     assert ("running", "running") in pairs
     roles = {role["name"]: role for role in status(path)["roles"]}
     assert {roles["actor-0"]["node"], roles["actor-1"]["node"]}.isdisjoint({roles["learner"]["node"]})
-    assert set(lived(*shards(path)).values()) == {1}
+    assert set(episodes_of(*shards(path)).values()) == {1}

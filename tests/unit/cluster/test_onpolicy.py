@@ -28,7 +28,7 @@ from understudy.training.runs.run import Run, RunError
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 TWO = ClusterConfig(rollout=RolloutConfig(num=2), shards=ShardsConfig(num=2))
-MANY = 60  # iterations, so that a run is not over before it is looked at
+MANY = 20  # iterations, so that a run has not ended before a learner is killed
 NOT_COMPARED = ("time", "_s", "fingerprint", "bytes_moved")
 
 
@@ -46,7 +46,7 @@ def metrics(path: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not any(part in k for part in NOT_COMPARED)} for line in lines]
 
 
-def lived(*stores: Path) -> Counter[tuple[Any, ...]]:
+def episodes_of(*stores: Path) -> Counter[tuple[Any, ...]]:
     """All episodes of some stores, as a multiset."""
     found: Counter[tuple[Any, ...]] = Counter()
     for store in stores:
@@ -83,33 +83,33 @@ def test_it_equals_the_local_run(tmp_path: Path, address: str) -> None:
     assert all(line["lag"] == 0 for line in metrics(tmp_path / "there") if line["kind"] == "train")
     weights = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("here", "there")]
     assert weights[0] == weights[1]
-    found = lived(*shards(tmp_path / "there"))
-    assert found == lived(tmp_path / "here" / "store")
+    found = episodes_of(*shards(tmp_path / "there"))
+    assert found == episodes_of(tmp_path / "here" / "store")
     assert set(found.values()) == {1}
-    assert all(lived(shard) for shard in shards(tmp_path / "there"))  # both have some
+    assert all(episodes_of(shard) for shard in shards(tmp_path / "there"))  # both have some
     assert [one.iteration for one in news if one.metrics] == [1, 2]
     assert stat.S_IMODE((tmp_path / "there" / TOKEN_FILE).stat().st_mode) == 0o600
-    said = json.loads((tmp_path / "there" / STATUS_FILE).read_text())
-    assert said["state"] == "ended"
-    assert {role["role"] for role in said["roles"]} == {"learner", "rollout", "shard"}
-    with pytest.raises(RunError, match=r"keeps its episodes in shard-0, shard-1; go on with it with --cluster"):
+    status = json.loads((tmp_path / "there" / STATUS_FILE).read_text())
+    assert status["state"] == "ended"
+    assert {role["role"] for role in status["roles"]} == {"learner", "rollout", "shard"}
+    with pytest.raises(RunError, match=r"stores its episodes in shard-0, shard-1; resume it with --cluster"):
         OnPolicyRun(Run(tmp_path / "there"))
     with pytest.raises(RunError, match=r"in rank-0, and not in shard-0, shard-1; resume it without --cluster"):
         run_on_policy(Run(tmp_path / "here"), TWO, address=address)
 
 
-def test_a_wave_ahead_is_one_version_behind(tmp_path: Path, address: str) -> None:
+def test_a_prefetched_wave_is_one_version_behind(tmp_path: Path, address: str) -> None:
     cluster = ClusterConfig(max_lag=1)
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=4, checkpoint_every=4)
     run_on_policy(Run.create(tmp_path / "run", "grpo", config), cluster, address=address)
     train = [line for line in metrics(tmp_path / "run") if line["kind"] == "train"]
     assert [line["lag"] for line in train] == [0, 1, 1, 1]
-    found = lived(*shards(tmp_path / "run"))
+    found = episodes_of(*shards(tmp_path / "run"))
     assert len(found) == 4 * 16
     assert set(found.values()) == {1}
 
 
-def test_a_learner_that_dies_begins_again(tmp_path: Path, address: str) -> None:
+def test_a_killed_learner_restarts_from_its_checkpoint(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=MANY)
     with OnPolicyRun(Run.create(tmp_path / "here", "grpo", config)) as here:
         here.run()
@@ -127,7 +127,7 @@ def test_a_learner_that_dies_begins_again(tmp_path: Path, address: str) -> None:
     assert killed.is_set()
     assert any("restored checkpoint" in line for line in messages)
     assert metrics(path) == metrics(tmp_path / "here")
-    assert lived(*shards(path)) == lived(tmp_path / "here" / "store")
+    assert episodes_of(*shards(path)) == episodes_of(tmp_path / "here" / "store")
     events = [json.loads(line)["what"] for line in (path / EVENTS_FILE).read_text().splitlines()]
     assert "learners restarted" in events
 
