@@ -110,9 +110,9 @@ def compare_rlpd(folder: Path, rounds: int, steps: int) -> None:
         eval_every=10 * steps,
         checkpoint_every=10 * steps,
         cloning_updates=0,
-        human=InterventionConfig(by="script"),
+        intervention=InterventionConfig(source="script"),
         evaluation=EvaluationConfig(episodes=2),
-        max_behind=400,
+        max_pending_updates=400,
     )
     take_turns(
         STATE,

@@ -68,8 +68,8 @@ def main(
                 eval_every=steps // 8,
                 checkpoint_every=steps // 16,
                 seed=seed,
-                human=InterventionConfig(by="script"),
-                max_behind=400,
+                intervention=InterventionConfig(source="script"),
+                max_pending_updates=400,
             )
             Run.create(path, "rlpd", config)
             began = time.monotonic()

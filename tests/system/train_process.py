@@ -27,7 +27,7 @@ def small_config(demos: str | None, **changes: object) -> RLPDConfig:
         "updates_per_step": 2,
         "batch_size": 32,
         "cloning_updates": 20,
-        "human": InterventionConfig(by="script", patience_steps=30),
+        "intervention": InterventionConfig(source="script", patience_steps=30),
         "eval_every": 150,
         "evaluation": EvaluationConfig(episodes=3),
         "checkpoint_every": 80,

@@ -237,7 +237,13 @@ def check_once(path: Path, num_steps: int) -> None:
 def test_an_asynchronous_run_continues_whatever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
     path = tmp_path / "run"
     config = small_config(
-        demos, steps=2000, eval_every=600, checkpoint_every=150, publish_every=20, max_behind=300, cloning_updates=0
+        demos,
+        steps=2000,
+        eval_every=600,
+        checkpoint_every=150,
+        publish_every=20,
+        max_pending_updates=300,
+        cloning_updates=0,
     )
     run = Run.create(path, "rlpd", config)
     messages: list[str] = []
@@ -302,7 +308,7 @@ def test_actors_join_and_leave_with_their_nodes(tmp_path: Path, demos: str, addr
         eval_every=10**6,
         checkpoint_every=500,
         publish_every=20,
-        max_behind=200,
+        max_pending_updates=200,
         cloning_updates=0,
     )
     run = Run.create(path, "rlpd", config)

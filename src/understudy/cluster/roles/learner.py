@@ -16,7 +16,7 @@ from understudy.cluster.roles.episode_actor import EpisodeActorJob
 from understudy.cluster.roles.process import Notice, RoleProcess, location
 from understudy.cluster.roles.remote_episodes import OpenClient, RemoteEpisodeBackend, RemoteEvaluator
 from understudy.cluster.roles.rlpd_job import RLPDJob, follow
-from understudy.replay.format.catalog import CATALOG_FILE
+from understudy.replay.format.paths import CATALOG_FILE
 from understudy.training.offpolicy.learner_process import run_learner
 from understudy.training.offpolicy.local_run import LocalRun
 from understudy.training.offpolicy.rlpd_learner import RLPDProgress

@@ -82,7 +82,7 @@ class RankBackend:
     def follow(self, addresses: Mapping[str, str]) -> None:
         """Use the present addresses of shards that may have moved."""
         for name, address in addresses.items():
-            self._remotes[name].move(name, address)
+            self._remotes[name].update_address(name, address)
 
     def open(self, policy: BlockPolicy) -> None:
         spec = block_spec(self.runner.step_spec, policy)
@@ -113,7 +113,7 @@ class RankBackend:
             return {}
         found = {}
         for name, remote in self._remotes.items():
-            remote.wait_for_all(self._waiting)
+            remote.wait_until_reachable(self._waiting)
             found[name] = int(remote.status()[name]["commit"])
         return found
 
@@ -122,12 +122,12 @@ class RankBackend:
             return []
         if unknown := sorted(commits.keys() - self._remotes.keys()):
             raise RunError(
-                f"this run keeps its episodes in {', '.join(unknown)}, and not in {', '.join(self._remotes)}; "
+                f"this run stores its episodes in {', '.join(unknown)}, and not in {', '.join(self._remotes)}; "
                 f"resume it without --cluster, or begin a new run"
             )
         lines: list[str] = []
         for name, remote in self._remotes.items():
-            remote.wait_for_all(self._waiting)
+            remote.wait_until_reachable(self._waiting)
             lines += remote.request("rollback", {"commit": commits.get(name, 0), "actors": "rank-"})
         return lines
 

@@ -64,7 +64,7 @@ class RemoteEpisodeBackend:
 
         self.client = open_client("actor", make_job, lambda: Notice(addresses=addresses()), progress)
         self._spec: StepSpec = self.client.request("open")
-        shards.remote.wait_for_all(progress)
+        shards.remote.wait_until_reachable(progress)
 
     @property
     def step_spec(self) -> StepSpec:
@@ -100,11 +100,11 @@ class RemoteEpisodeBackend:
         self.client.close()
 
     def _last_commit(self) -> int:
-        self._shards.remote.wait_for_all(self._progress)
+        self._shards.remote.wait_until_reachable(self._progress)
         return int(self._shards.remote.status()[self._shard]["commit"])
 
     def _rollback(self, commit: int) -> list[str]:
-        self._shards.remote.wait_for_all(self._progress)
+        self._shards.remote.wait_until_reachable(self._progress)
         return list(self._shards.remote.request("rollback", {"commit": commit, "actors": NAME}))
 
 

@@ -48,4 +48,4 @@ def follow(remote: Remote, addresses: Mapping[str, str]) -> None:
     """Use the present addresses of shards that may have moved."""
     for name in remote.names:
         if name in addresses:
-            remote.move(name, addresses[name])
+            remote.update_address(name, addresses[name])

@@ -71,7 +71,7 @@ class ShardProcess:
         config = ServerConfig(
             host=self._host or ray.util.get_node_ip_address(), port=self._port, token=self._token, replaces=replaces
         )
-        server = self._undo.enter_context(Server(store, config, answer=self._answer))
+        server = self._undo.enter_context(Server(store, config, on_request=self._on_request))
         health = self._undo.enter_context(Health(self._path / HEALTH, role="server", name=self._name))
         health.add(lambda: {"address": server.address, "commit": store.last_commit})
         self._opened = _Open(store=store, store_id=found, server=server, health=health)
@@ -99,7 +99,7 @@ class ShardProcess:
                     raise
                 time.sleep(LOCK_RETRY_S)
 
-    def _answer(self, kind: str, payload: Mapping[str, Any]) -> list[str]:
+    def _on_request(self, kind: str, payload: Mapping[str, Any]) -> list[str]:
         """The request of learners beside those that every server answers: roll back what follows a checkpoint."""
         if kind != "rollback":
             raise ClusterError(f"{kind}: no such request; there is rollback")

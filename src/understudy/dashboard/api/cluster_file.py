@@ -128,7 +128,8 @@ def read_untrusted(kind: type[Entry], value: object) -> Entry | None:
     """A dataclass from parsed JSON; None if that is no object. A field that does not fit gets its default."""
     if not isinstance(value, Mapping):
         return None
-    found = {name: read(value.get(name)) for name, read in _readers(kind).items()}
+    readers = _readers(typing.cast(Any, kind))
+    found = {name: read(value.get(name)) for name, read in readers.items()}
     return kind(**{name: field for name, field in found.items() if field is not None})
 
 

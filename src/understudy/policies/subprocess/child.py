@@ -67,7 +67,7 @@ class PolicyChild(Child):
 
     def where(self) -> str:
         """Where a process that does not answer is, by itself; the end of its log if it does not say."""
-        place, stack = self.ask_for_stack(), ""
+        place, stack = self.request_stack(), ""
         deadline = time.monotonic() + STACK_WAIT_S
         while time.monotonic() < deadline and not self.exited():
             time.sleep(0.05)

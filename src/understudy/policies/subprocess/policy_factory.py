@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.policies.protocol import Array, PolicyError
-from understudy.processes.factory import Source
+from understudy.processes.factory_spec import FactorySpec
 
 
-class PolicySource(Source):
+class PolicySource(FactorySpec):
     """What builds the policy, `factory(**options)`, which gives a PlainPolicy, and the process it lives in."""
 
     error = PolicyError

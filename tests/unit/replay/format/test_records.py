@@ -28,8 +28,8 @@ RECORD = EpisodeRecord(
 def test_a_row_comes_back() -> None:
     row = encode_episode(RECORD)
     assert len(row) == len(EPISODE_COLUMNS)
-    assert decode_episode(row, Path("c")) == RECORD
-    assert decode_episode(encode_episode(replace(RECORD, purged=True)), Path("c")).purged is True
+    assert decode_episode(tuple(row), Path("c")) == RECORD
+    assert decode_episode(tuple(encode_episode(replace(RECORD, purged=True))), Path("c")).purged is True
 
 
 @pytest.mark.parametrize("column", ["num_rows", "task", "success", "labels"])
@@ -37,8 +37,8 @@ def test_a_changed_value_is_damage(column: str) -> None:
     row = encode_episode(RECORD)
     row[EPISODE_COLUMNS.index(column)] = {"labels": "{}", "task": "place"}.get(column, 1)
     with pytest.raises(DamageError, match="c: episode 4 is not as it was written; run `understudy repair`"):
-        decode_episode(row, Path("c"))
-    assert decode_episode(row, Path("c"), check=False) != RECORD
+        decode_episode(tuple(row), Path("c"))
+    assert decode_episode(tuple(row), Path("c"), check=False) != RECORD
 
 
 def test_attributes_in_json_are_those_that_are_not_defaults() -> None:

@@ -43,6 +43,14 @@ def test_damaged_rows_and_records_are_left_out(segment: Segment) -> None:
     assert found.rows["commit"][found.rows["episode"] == 2].tolist() == [0] * 6  # unknown without the record
 
 
+def test_a_record_that_repair_has_blanked_is_none(segment: Segment) -> None:
+    newest = scan_segment(segment).records[18]["commit"]
+    segment.blank_heap(segment.read_column("row/record", 18, 1)[0])
+    found = scan_segment(segment)
+    assert (len(found.rows), sorted(found.records)) == (24, [0, 6, 12])
+    assert newest_commit(segment.path) == found.records[12]["commit"] < newest
+
+
 def test_whole_rows_after_the_last_one_that_is_listed(segment: Segment) -> None:
     assert [num_unrecorded(segment, num_rows) for num_rows in (24, 20, 0)] == [0, 4, 24]
 

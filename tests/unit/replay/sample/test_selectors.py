@@ -86,7 +86,7 @@ def test_a_new_step_has_the_highest_priority(reader: Reader) -> None:
     before = len(sampler)
     selector.update(sampler.index, np.array([1]), np.array([0]), np.array([7.0]))
     sampler.follow()
-    selector._keep_up(sampler.index)
+    selector._synchronize(sampler.index)
     weights = selector._tree.weights(np.flatnonzero(sampler.index.row_mask()))
     assert before == 3
     assert weights[:3].tolist() == [7.0, 1.0, 1.0]
