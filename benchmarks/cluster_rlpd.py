@@ -2,11 +2,11 @@
 
     python benchmarks/cluster_rlpd.py --nodes 3                # half an hour on two cores
 
-Two actors live while the learner learns, into two shards. Every `every_s` an actor, the learner or a shard is killed by
-SIGKILL; once a node is (another joins), and once the driver, which is resumed. Chance has a part in such a run, so no
-two are equal; afterwards:
+Two actors run beside the learner, and write to two shards. Every `every_s` an actor, the learner or a shard is killed
+with SIGKILL; once a node (another joins), and once the driver, which is resumed. Such runs are not reproducible, so no
+two are equal. Then it checks:
 
-    lost         steps that a shard had told of, and does not have
+    lost         steps that a shard had reported, and does not have
     duplicated   episodes that are there twice
     success      of the policy alone on held-out starts, beside that of undisturbed runs; --out draws it
 
@@ -48,11 +48,11 @@ def main(
     """Train twice with each seed, and compare.
 
     Args:
-        nodes: Of the cluster, the head included.
-        steps: Of each run.
-        every_s: Between two kills.
-        seeds: Of the runs, and of what is killed when.
-        out: Where to draw success over steps.
+        nodes: Number of nodes of the cluster, the head included.
+        steps: Number of steps of each run.
+        every_s: Seconds between two kills.
+        seeds: Seeds of the runs, and of the choice of what is killed.
+        out: File to plot success over steps into.
     """
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="understudy-faults-") as folder:
