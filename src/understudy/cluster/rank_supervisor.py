@@ -52,6 +52,7 @@ class RankSupervisor(Supervisor[SupervisedActor]):
         self._job: RankJob | None = None
         self._meeting_point: tuple[str, int] | None = None
         self._iteration = 0  # the last that any rank has completed
+        self._num_restarts = 0  # of all ranks together
         self._restarts_in_a_row = 0  # without an iteration between
         self._error: str | None = None
 
@@ -107,6 +108,7 @@ class RankSupervisor(Supervisor[SupervisedActor]):
     def _restart_all(self, lost: ActorLost) -> None:
         self.counts = self.totals()
         self.counts["restarts"] += 1
+        self._num_restarts += 1
         self._restarts_in_a_row += 1
         self._error = str(lost)
         self.close()
@@ -125,10 +127,9 @@ class RankSupervisor(Supervisor[SupervisedActor]):
             self._reserved_at = time.monotonic()
         nodes = reserved_nodes(self._group)
         if nodes is not None:
-            restarts = self.counts["restarts"]
             self._job, self._meeting_point, self._num = self._make_job(nodes), None, self.config.learner.num
             self.actors = [
-                SupervisedActor(role="learner", name=f"rank-{index}", restarts=restarts, error=self._error)
+                SupervisedActor(role="learner", name=f"rank-{index}", restarts=self._num_restarts, error=self._error)
                 for index in range(self._group.bundle_count)
             ]
         elif time.monotonic() - self._reserved_at > self.config.placement_timeout_s:

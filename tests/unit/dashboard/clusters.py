@@ -16,7 +16,7 @@ from understudy.cluster.config import ClusterConfig
 from understudy.cluster.status import STATUS_FILE, Event, FaultCounts, NodeStatus, RoleStatus, ShardStatus, StatusWriter
 
 HOSTS = ("gpu-a", "gpu-b", "sim-c")
-STACK = 'thread MainThread\n  File "collector.py", line 212, in live\n    outcome = vector.ready(timeout_s=1.0)\n'
+STACK = 'thread MainThread\n  File "collector.py", line 212, in run_ticket\n    outcome = vector.ready(timeout_s=1.0)\n'
 
 
 def node_id(number: int) -> str:
