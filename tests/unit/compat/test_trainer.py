@@ -268,7 +268,7 @@ def test_what_does_not_belong_into_a_restarted_learner_is_refused(serve, connect
         insert(other, 1)
         with pytest.raises(RefusedError, match="data store 'actor_env_intvn': this port now serves 'actor_env'"):
             wait_for(swapped.update)
-        with pytest.raises(RefusedError, match="data store 'actor_env': this port is that of 'actor_env_intvn' now"):
+        with pytest.raises(RefusedError, match="data store 'actor_env': this port now serves 'actor_env_intvn'"):
             wait_for(changed.update)
         again.stop()
         again = TrainerServer(TrainerConfig(*ports))
