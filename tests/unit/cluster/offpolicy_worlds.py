@@ -24,11 +24,11 @@ class HangsOnce(ToyTable):
         super().__init__(cameras=False)
         self.choose("touch_purple")
         self._flag = Path(flag)
-        self._num_steps = 0
+        self._num_calls = 0
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        self._num_steps += 1
-        if self._num_steps > NUM_STEPS and not self._flag.exists():
+        self._num_calls += 1
+        if self._num_calls > NUM_STEPS and not self._flag.exists():
             self._flag.touch()
             time.sleep(HANG_S)
         return super().advance(action)
