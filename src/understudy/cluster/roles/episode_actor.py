@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import torch
 
 from understudy.cluster.roles.process import Notice, RoleProcess
 from understudy.cluster.roles.rlpd_job import follow
-from understudy.core import StepSpec
+from understudy.core import StepSpec, Tree
 from understudy.envs.registry import open_world
 from understudy.envs.world import World
 from understudy.policies import ActorPolicy
@@ -50,7 +49,7 @@ class EpisodeActorJob:
 class PolicySnapshot:
     """A policy on its way to another process."""
 
-    parameters: Mapping[str, Any]
+    parameters: Tree
     description: dict[str, Any]
 
     @staticmethod
