@@ -32,7 +32,7 @@ case $1 in
     *) run=$2 ;;
 esac
 
-# A requeued job resumes its run, if that had begun, with the same options of the cluster.
+# A job that Slurm starts again resumes its run, if the run exists, with the same --cluster.* options.
 command=("$@")
 if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 && $1 == train && -e $run/config.json ]]; then
     command=(resume "$run")

@@ -26,7 +26,7 @@ from understudy.envs.teleop.browser import BrowserDevice
 from understudy.envs.teleop.takeover import Reading, Takeover
 from understudy.envs.toy import ToyTable
 from understudy.replay import Reader, Store
-from understudy.training import Rolled, run_episode
+from understudy.training import EpisodeResult, run_episode
 
 pytest.importorskip("websockets")
 
@@ -148,7 +148,7 @@ def test_what_is_pressed_is_what_is_recorded(patient: BrowserDevice, page: Any, 
     open_page(page, device)
     world = ToyTable()
     logged = Logged(device)
-    done: list[Rolled] = []
+    done: list[EpisodeResult] = []
     next_s = [time.monotonic()]
 
     def act(observation: Tree) -> tuple[Tree, int]:
