@@ -132,7 +132,7 @@ def _record(store: Path, successes: int, seed: int) -> None:
     )
     rng = np.random.default_rng(seed)
     with IsolatedWorld(source, limits=known.limits) as world, open_target(str(store)) as target:
-        expert = AlwaysScript(lambda: world.advise(noise=0.1, rng=rng).action)
+        expert = AlwaysScript(lambda: world.expert_action(noise=0.1, rng=rng).action)
         for task in TASKS:
             began = time.monotonic()
             config = RecordConfig(task=task, successes=successes, max_episodes=3 * successes, seed=seed)

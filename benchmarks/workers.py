@@ -48,7 +48,7 @@ from understudy.envs.workers.outcomes import (
     WorkerTooLarge,
 )
 from understudy.envs.workers.vector import Vector
-from understudy.envs.workers.worker import Limits
+from understudy.envs.workers.restarting_worker import Limits
 from understudy.envs.world_factory import WorldFactory
 
 HERE = str(Path(__file__).resolve().parent)

@@ -222,8 +222,8 @@ def make_takeover(config: RLPDConfig, world: World) -> Takeover | None:
     if config.intervention.source == "none":
         return None
     human = ScriptedHuman(
-        lambda: world.advise().action,
-        lambda: world.advise().progress,
+        lambda: world.expert_action().action,
+        lambda: world.expert_action().progress,
         patience_steps=config.intervention.patience_steps,
         burst_steps=config.intervention.burst_steps,
     )
