@@ -10,6 +10,7 @@ import pytest
 from tests.unit.training.onpolicy.making import save_policy
 
 from understudy.cli import main
+from understudy.training.runs.run import FORMAT
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
@@ -60,7 +61,7 @@ def test_it_refuses(here: Path, capsys: pytest.CaptureFixture[str], options: tup
 
 def test_only_some_runs_can(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run").mkdir()
-    (here / "run" / "config.json").write_text(json.dumps({"kind": "cloning", "understudy": "0", "config": {}}))
+    (here / "run" / "config.json").write_text(json.dumps({"format": FORMAT, "kind": "cloning", "config": {}}))
     assert main(["resume", "run", "--cluster", "local"]) == 1
     assert "cluster: a run of cloning has 1 process; leave --cluster out" in capsys.readouterr().err
 
