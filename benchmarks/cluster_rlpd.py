@@ -91,7 +91,7 @@ def main(
 
 def check(path: Path, acknowledged: Counter[str]) -> list[str]:
     """What is wrong with the shards of a run."""
-    problems, lived, steps = [], Counter[tuple[object, ...]](), Counter[str]()
+    problems, episodes, steps = [], Counter[tuple[object, ...]](), Counter[str]()
     for shard in sorted((path / "shards").iterdir()):
         problems += [f"{shard.name}: {problem}" for problem in verify(shard).problems]
         with Reader(shard) as reader:
@@ -99,11 +99,14 @@ def check(path: Path, acknowledged: Counter[str]) -> list[str]:
                 steps[shard.name] += record.num_steps
                 if record.deleted is None and record.num_steps:
                     episode = reader.read(record.id)
-                    lived[record.info.actor, record.info.seed, episode.action.tobytes(), episode.reward.tobytes()] += 1
+                    key = record.info.actor, record.info.seed, episode.action.tobytes(), episode.reward.tobytes()
+                    episodes[key] += 1
+                        record.info.actor, record.info.seed, episode.action.tobytes(), episode.reward.tobytes()
+                    ] += 1
     lost = {name: most - steps[name] for name, most in acknowledged.items() if steps[name] < most}
-    twice = [key[:2] for key, count in lived.items() if count > 1]
+    twice = [key[:2] for key, count in episodes.items() if count > 1]
     print(
-        f"{path.name}: {steps.total()} steps in {len(lived)} episodes; lost {sum(lost.values())}, "
+        f"{path.name}: {steps.total()} steps in {len(episodes)} episodes; lost {sum(lost.values())}, "
         f"duplicated {len(twice)}, problems of the stores {len(problems)}",
         flush=True,
     )

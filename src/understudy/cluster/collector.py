@@ -116,7 +116,7 @@ class ClusterCollector(Supervisor[_Worker]):
 
     @property
     def is_open(self) -> bool:
-        """Whether a worker has said what the world is like."""
+        """Whether a worker has described the world."""
         return self._world is not None
 
     @property
@@ -160,7 +160,7 @@ class ClusterCollector(Supervisor[_Worker]):
         if self._inference is not None:
             self._inference.close()
 
-    # ---- for whoever watches
+    # ---- status
 
     def roles(self) -> list[RoleStatus]:
         return super().roles() + ([] if self._inference is None else self._inference.roles())

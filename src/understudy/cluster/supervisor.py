@@ -56,7 +56,7 @@ class ActorLost(Exception):
 
 @dataclass(eq=False, kw_only=True)
 class SupervisedActor:
-    """A named place in a run and the Ray actor that fills it now. Its supervisor changes it, nobody else."""
+    """A named slot of a run and the Ray actor in it. Its supervisor changes it, nobody else."""
 
     role: RoleName
     name: str
@@ -72,7 +72,7 @@ class SupervisedActor:
     stack: str | None = None
     error: str | None = None  # why it was last restarted
     reply: PollReply | None = None  # the last one of this process
-    completed: int = 0  # steps, updates or iterations, as its process last said
+    completed: int = 0  # steps, updates or iterations, as its process last reported
     restarts: int = 0
     restarts_in_a_row: int = 0  # without progress between
     restart_at: float = 0.0  # by time.monotonic()
@@ -144,7 +144,7 @@ class Supervisor(Generic[Actor]):
         self.running(actor)
 
     def notice(self) -> Notice:
-        """What every process is told with each poll."""
+        """What is sent to every process with each poll."""
         return Notice()
 
     def poll(self, actor: Actor) -> None:
@@ -187,7 +187,7 @@ class Supervisor(Generic[Actor]):
         if not any(one.pid for one in self.actors if one.role == actor.role):
             raise no_placement(self.config, actor.role)
 
-    # ---- for whoever watches
+    # ---- status
 
     def roles(self) -> list[RoleStatus]:
         """Of all actors, and of those that they supervise themselves."""
@@ -208,7 +208,7 @@ class Supervisor(Generic[Actor]):
     # ---- the state machine
 
     def step(self, wait_s: float = 0.0) -> None:
-        """Create, call, hear and check every actor once. Blocks for at most `wait_s`, until one of them answers."""
+        """Move every actor on once. Blocks for at most `wait_s`, until one of them answers."""
         for actor in self.actors:
             self._advance(actor)
         calls = {actor.call: actor for actor in self.actors if actor.call is not None}

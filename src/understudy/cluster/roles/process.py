@@ -36,7 +36,7 @@ class PollReply:
 
     health: Mapping[str, Any]
     completed: int = 0  # steps, updates or iterations: grows with progress
-    updates: Sequence[Any] = ()  # for whoever shows the progress of the run
+    updates: Sequence[Any] = ()  # for the progress display of the run
     messages: Sequence[str] = ()  # sentences for the console
     events: Sequence[Event] = ()
     roles: Sequence[RoleStatus] = ()  # processes that this one supervises itself

@@ -71,7 +71,7 @@ class RankBackend:
     uses_local_policy = False
 
     def __init__(self, job: RankJob, runner: RolloutCollector, ranks: Ranks, waiting: Callable[[str], None]):
-        """`waiting` is told what this waits for."""
+        """`waiting` is called with what this waits for."""
         self.runner = runner
         self._ranks, self._waiting, self._max_lag = ranks, waiting, job.cluster.max_lag
         self._remotes: dict[str, Remote] = {
