@@ -101,8 +101,6 @@ def check(path: Path, acknowledged: Counter[str]) -> list[str]:
                     episode = reader.read(record.id)
                     key = record.info.actor, record.info.seed, episode.action.tobytes(), episode.reward.tobytes()
                     episodes[key] += 1
-                        record.info.actor, record.info.seed, episode.action.tobytes(), episode.reward.tobytes()
-                    ] += 1
     lost = {name: most - steps[name] for name, most in acknowledged.items() if steps[name] < most}
     twice = [key[:2] for key, count in episodes.items() if count > 1]
     print(

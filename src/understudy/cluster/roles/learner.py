@@ -17,10 +17,10 @@ from understudy.cluster.roles.process import Notice, RoleProcess, location
 from understudy.cluster.roles.remote_episodes import OpenClient, RemoteEpisodeBackend, RemoteEvaluator
 from understudy.cluster.roles.rlpd_job import RLPDJob, follow
 from understudy.replay.format.paths import CATALOG_FILE
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.learner_process import run_learner
 from understudy.training.offpolicy.local_run import LocalRun
 from understudy.training.offpolicy.rlpd_learner import RLPDProgress
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
 
@@ -62,7 +62,7 @@ class LearnerProcess(RoleProcess):
     def _work_in_turns(self, run: Run, here: Mapping[str, Path]) -> None:
         own = run.store if (run.store / CATALOG_FILE).exists() else None
         mine = {name: path for name, path in here.items() if name in self._remote.names}
-        shards = Shards(remote=self._remote, here=mine, own=own)
+        shards = Shards(remote=self._remote, local=mine, own=own)
         backend = RemoteEpisodeBackend(
             self._open_client, self._actor_job, shards, lambda: self._addresses, self.health.progress
         )

@@ -20,9 +20,9 @@ from understudy.core import StepSpec
 from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
 from understudy.training.data.run_episode import EpisodeResult
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.episode_backend import NAME, Commit
 from understudy.training.offpolicy.rlpd import evaluator_for
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult
 from understudy.training.runs.health import Health
 from understudy.training.runs.run import RunError
