@@ -145,7 +145,7 @@ def test_learners_that_keep_failing_end_the_run(tmp_path: Path, address: str) ->
 
 def test_fewer_learners_if_resources_are_missing(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=1, engine={"parallel": "ddp"})
-    cluster = ClusterConfig(learner=LearnerConfig(num=2, min_num=1, cpus=4), placement_timeout_s=10)
+    cluster = ClusterConfig(learner=LearnerConfig(num=2, min_num=1, cpus=4), placement_timeout_s=20)
     run_on_policy(Run.create(tmp_path / "run", "grpo", config), cluster, address=address)
     roles = json.loads((tmp_path / "run" / STATUS_FILE).read_text())["roles"]
     assert [role["name"] for role in roles if role["role"] == "learner"] == ["rank-0"]
@@ -153,7 +153,7 @@ def test_fewer_learners_if_resources_are_missing(tmp_path: Path, address: str) -
 
 def test_missing_resources_of_learners_are_named(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"))
-    cluster = ClusterConfig(learner=LearnerConfig(cpus=100), placement_timeout_s=5)
+    cluster = ClusterConfig(learner=LearnerConfig(cpus=100), placement_timeout_s=20)
     with pytest.raises(
         ClusterError, match=r"learner: no node had the resources for 1 x .*100.*--cluster\.learner\.num"
     ):
