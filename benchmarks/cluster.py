@@ -89,13 +89,13 @@ def main(
 
 def compare(folder: Path, env: str, rounds: int, iterations: int, workers: int) -> None:
     config = make_config(folder / "start.safetensors", env, iterations, workers)
-    places = {
+    sides = {
         "plain": [],
         "workers of one simulator": ["--cluster", "local", "--cluster.rollout.num", str(workers)],
         "one worker": ["--cluster", "local", "--cluster.rollout.num", "1", "--cluster.rollout.envs", str(workers)],
     }
     take_turns(
-        env, rounds, {name: partial(measure, config=config, options=place) for name, place in places.items()}, folder
+        env, rounds, {name: partial(measure, config=config, options=options) for name, options in sides.items()}, folder
     )
 
 

@@ -1,16 +1,16 @@
-"""Kills workers and nodes of a real small Ray cluster while a run trains on it, and checks that nothing of it shows.
+"""Kills workers and nodes of a small real Ray cluster while a run trains on it, and checks that the result is the same.
 
     python benchmarks/cluster_faults.py --nodes 3 --seconds 600            # ten minutes, a kill every 20 s, once a node
     python benchmarks/cluster_faults.py --nodes 2 --seconds 60 --every-s 8
 
-A run of GRPO on a cluster that Ray's own utilities make on this machine, beside the same run in one process. Every
-`every_s` a random process of a role is killed with SIGKILL: rollout worker, simulator, learner, shard. Once a whole
-node is killed, and a new one joins; once the driver is, and is resumed. Afterwards:
+It trains with GRPO on a cluster that Ray's own utilities start on this machine, and the same run in one process beside
+it. Every `every_s` it kills a random process with SIGKILL: rollout worker, simulator, learner, shard. Once it kills a
+whole node, and a new one joins; once it kills the driver, and resumes the run. Then it checks:
 
     lost         episodes that were acknowledged and are in no shard
     duplicated   tickets that are in the shards more than once
     groups       that are not whole
-    weights      equal to those of the undisturbed run, bit for bit: synchronous, so chance has nowhere to come in
+    weights      equal to those of the undisturbed run, bit for bit, because the run is synchronous
 
 Exit code 1 if any of it is wrong.
 """
@@ -40,7 +40,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # as Ray gives to an actor of one CPU, so t
 
 from tests.unit.training.onpolicy.making import make_config, save_policy
 
-from understudy.cluster.status import EVENTS, NOW
+from understudy.cluster.status import EVENTS_FILE, STATUS_FILE
 from understudy.replay import Reader
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.runs.run import Run
@@ -52,11 +52,11 @@ KILLED = ("rollout", "rollout", "simulator", "shard", "learner")
 
 @dataclass
 class Faults:
-    """What was done to a run."""
+    """What was killed."""
 
     kills: Counter[str] = field(default_factory=Counter)
     nodes: int = 0
-    acknowledged: Counter[str] = field(default_factory=Counter)  # the most steps that each shard told of
+    acknowledged: Counter[str] = field(default_factory=Counter)  # the most steps that each shard reported
 
     def __str__(self) -> str:
         killed = ", ".join(f"{count} x {what}" for what, count in sorted(self.kills.items()))
@@ -67,11 +67,11 @@ def main(nodes: int = 2, seconds: float = 600.0, every_s: float = 20.0, seed: in
     """Train, kill, check.
 
     Args:
-        nodes: Of the cluster, the head included.
-        seconds: About how long the undisturbed part of the training is to last; iterations are chosen by it.
-        every_s: Between two kills.
-        seed: Of what is killed when.
-        ranks: Learners.
+        nodes: Number of nodes of the cluster, the head included.
+        seconds: Approximate seconds of training without kills; the number of iterations follows from it.
+        every_s: Seconds between two kills.
+        seed: Seed of the choice of what is killed.
+        ranks: Number of learners.
     """
     with tempfile.TemporaryDirectory(prefix="understudy-faults-") as folder:
         return study(Path(folder), nodes, seconds, every_s, seed, ranks)
@@ -87,7 +87,7 @@ def study(folder: Path, nodes: int, seconds: float, every_s: float, seed: int, r
         with cluster(nodes) as (ray_cluster, extra):
             path = folder / "disturbed"
             Run.create(path, "grpo", config)
-            options = ("--cluster.learner.num", str(ranks), "--cluster.learner.least", "1")
+            options = ("--cluster.learner.num", str(ranks), "--cluster.learner.min-num", "1")
             faults = disturbed(path, ray_cluster, extra, options, every_s=every_s, seed=seed)
         if reference.wait():
             raise SystemExit(f"the undisturbed run ended with {reference.returncode}")
@@ -135,7 +135,7 @@ def disturbed(
     seed: int,
     killed: Sequence[str] = KILLED,
 ) -> Faults:
-    """Go on with a run until it is done, whatever is killed meanwhile; `extra` are the nodes that may be."""
+    """Resume a run until it is completed, and kill processes and one of the `extra` nodes meanwhile."""
     faults, chance = Faults(), random.Random(seed)
     driver = start_driver(path, ray_cluster.address, options)
     last, begun = time.monotonic(), time.monotonic()
@@ -148,7 +148,7 @@ def disturbed(
         for shard in now(path).get("shards", []):
             faults.acknowledged[shard["name"]] = max(faults.acknowledged[shard["name"]], shard["steps"])
         if not is_up(path, driver.pid):
-            last = max(last, time.monotonic() - every_s / 2)  # let it come to something first
+            last = max(last, time.monotonic() - every_s / 2)  # so that it trains for a while first
             continue
         if time.monotonic() - last < every_s:
             continue
@@ -182,11 +182,11 @@ def start_driver(path: Path, address: str, options: Sequence[str]) -> subprocess
         address,
         "--cluster.shards.num",
         "2",
-        "--cluster.silent-s",
+        "--cluster.heartbeat-timeout-s",
         "20",
-        "--cluster.shard-away-s",
+        "--cluster.shard-node-timeout-s",
         "3",
-        "--cluster.room-s",
+        "--cluster.placement-timeout-s",
         "60",
         *options,
     ]
@@ -199,23 +199,27 @@ def environment() -> dict[str, str]:
 
 
 def is_up(path: Path, driver: int) -> bool:
-    """Whether this driver has learners at work."""
-    said = now(path)
-    return said.get("pid") == driver and any(r["role"] == "learner" and r["state"] == "up" for r in said["roles"])
+    """Whether this driver has learners that train."""
+    status = now(path)
+    return status.get("pid") == driver and any(
+        r["role"] == "learner" and r["state"] == "running" for r in status["roles"]
+    )
 
 
 def now(path: Path) -> dict[str, Any]:
     try:
-        said: dict[str, Any] = json.loads((path / NOW).read_text())
+        status: dict[str, Any] = json.loads((path / STATUS_FILE).read_text())
     except FileNotFoundError:
         return {}
-    return said
+    return status
 
 
 def kill_one(path: Path, chance: random.Random, killed: Sequence[str]) -> str:
     what = chance.choice(killed)
     role = "rollout" if what == "simulator" else what
-    pids = [one["pid"] for one in now(path)["roles"] if one["role"] == role and one["pid"] and one["state"] == "up"]
+    pids = [
+        one["pid"] for one in now(path)["roles"] if one["role"] == role and one["pid"] and one["state"] == "running"
+    ]
     if what == "simulator":
         pids = [child for pid in pids for child in children(pid)]
     chance.shuffle(pids)
@@ -242,7 +246,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def check(path: Path, reference: Path, config: OnPolicyConfig) -> list[str]:
     """What is wrong with a run."""
-    told = {line["episode"]: line for line in lines(path) if line["kind"] == "episode"}
+    reported = {line["episode"]: line for line in lines(path) if line["kind"] == "episode"}
     kept: Counter[int] = Counter()
     groups: Counter[str] = Counter()
     steps = 0
@@ -252,15 +256,15 @@ def check(path: Path, reference: Path, config: OnPolicyConfig) -> list[str]:
                 kept[int(record.info.labels["ticket"])] += 1
                 groups[str(record.info.group)] += 1
                 steps += record.num_steps
-    lost = sorted(told.keys() - kept.keys())
+    lost = sorted(reported.keys() - kept.keys())
     twice = sorted(number for number, count in kept.items() if count > 1)
     torn = sorted(name for name, count in groups.items() if count != config.plan.n_samples)
-    more = sorted(kept.keys() - told.keys())
+    more = sorted(kept.keys() - reported.keys())
     same = (path / "policy.safetensors").read_bytes() == (reference / "policy.safetensors").read_bytes()
-    events = Counter(json.loads(line)["what"] for line in (path / EVENTS).read_text().splitlines())
+    events = Counter(json.loads(line)["what"] for line in (path / EVENTS_FILE).read_text().splitlines())
     print(
-        f"{len(told)} episodes ({steps} blocks) acknowledged; lost {len(lost)}, duplicated {len(twice)}, groups not "
-        f"whole {len(torn)}, not learned from {len(more)}; weights {'equal' if same else 'DIFFERENT'}"
+        f"{len(reported)} episodes ({steps} blocks) acknowledged; lost {len(lost)}, duplicated {len(twice)}, groups "
+        f"not whole {len(torn)}, not learned from {len(more)}; weights {'equal' if same else 'DIFFERENT'}"
     )
     print(f"events: {', '.join(f'{count} x {what}' for what, count in sorted(events.items()))}")
     mine, theirs = (

@@ -2,11 +2,11 @@
 
     python benchmarks/cluster_rlpd.py --nodes 3                # half an hour on two cores
 
-Two actors live while the learner learns, into two shards. Every `every_s` an actor, the learner or a shard is killed by
-SIGKILL; once a node is (another joins), and once the driver, which is resumed. Chance has a part in such a run, so no
-two are equal; afterwards:
+Two actors run beside the learner, and write to two shards. Every `every_s` an actor, the learner or a shard is killed
+with SIGKILL; once a node (another joins), and once the driver, which is resumed. Such runs are not reproducible, so no
+two are equal. Then it checks:
 
-    lost         steps that a shard had told of, and does not have
+    lost         steps that a shard had reported, and does not have
     duplicated   episodes that are there twice
     success      of the policy alone on held-out starts, beside that of undisturbed runs; --out draws it
 
@@ -48,11 +48,11 @@ def main(
     """Train twice with each seed, and compare.
 
     Args:
-        nodes: Of the cluster, the head included.
-        steps: Of each run.
-        every_s: Between two kills.
-        seeds: Of the runs, and of what is killed when.
-        out: Where to draw success over steps.
+        nodes: Number of nodes of the cluster, the head included.
+        steps: Number of steps of each run.
+        every_s: Seconds between two kills.
+        seeds: Seeds of the runs, and of the choice of what is killed.
+        out: File to plot success over steps into.
     """
     problems: list[str] = []
     with tempfile.TemporaryDirectory(prefix="understudy-faults-") as folder:
@@ -91,7 +91,7 @@ def main(
 
 def check(path: Path, acknowledged: Counter[str]) -> list[str]:
     """What is wrong with the shards of a run."""
-    problems, lived, steps = [], Counter[tuple[object, ...]](), Counter[str]()
+    problems, episodes, steps = [], Counter[tuple[object, ...]](), Counter[str]()
     for shard in sorted((path / "shards").iterdir()):
         problems += [f"{shard.name}: {problem}" for problem in verify(shard).problems]
         with Reader(shard) as reader:
@@ -99,11 +99,12 @@ def check(path: Path, acknowledged: Counter[str]) -> list[str]:
                 steps[shard.name] += record.num_steps
                 if record.deleted is None and record.num_steps:
                     episode = reader.read(record.id)
-                    lived[record.info.actor, record.info.seed, episode.action.tobytes(), episode.reward.tobytes()] += 1
+                    key = record.info.actor, record.info.seed, episode.action.tobytes(), episode.reward.tobytes()
+                    episodes[key] += 1
     lost = {name: most - steps[name] for name, most in acknowledged.items() if steps[name] < most}
-    twice = [key[:2] for key, count in lived.items() if count > 1]
+    twice = [key[:2] for key, count in episodes.items() if count > 1]
     print(
-        f"{path.name}: {steps.total()} steps in {len(lived)} episodes; lost {sum(lost.values())}, "
+        f"{path.name}: {steps.total()} steps in {len(episodes)} episodes; lost {sum(lost.values())}, "
         f"duplicated {len(twice)}, problems of the stores {len(problems)}",
         flush=True,
     )

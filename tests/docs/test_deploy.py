@@ -145,7 +145,7 @@ def test_the_command_places_what_the_pods_offer(documents: list[dict[str, Any]],
     script = next(one for one in documents if one["kind"] == "ConfigMap")["data"]["run.sh"]
     options = shlex.split(script[script.index("set -- ") + len("set -- ") : script.index("if [")].replace("\\\n", " "))
     assert options[:2] == ["--cluster", "auto"]
-    place = tyro.cli(
+    config = tyro.cli(
         ClusterConfig,
         args=[option.replace("--cluster.", "--") for option in options[2:]],
         config=(tyro.conf.FlagCreatePairsOff,),
@@ -160,17 +160,17 @@ def test_the_command_places_what_the_pods_offer(documents: list[dict[str, Any]],
         gpus = float(requests.get("nvidia.com/gpu", 0))
         offered += [{"CPU": cpus, "GPU": gpus, **named}] * group["replicas"]
     total = {name: sum(node.get(name, 0.0) for node in offered) for name in ("CPU", "GPU", "shard")}
-    for role in (place.shards, place.learner):
-        for name, amount in role.shape().items():
+    for role in (config.shards, config.learner):
+        for name, amount in role.ray_resources().items():
             assert amount * role.num <= total[name], name
-    assert place.cpus() <= total["CPU"]
+    assert config.cpus() <= total["CPU"]
     mounts = {
         mount["mountPath"]
         for group in groups(job)
         for mount in group["template"]["spec"]["containers"][0]["volumeMounts"]
     }
-    assert place.shard_dir in mounts
-    assert str(Path(place.token_file or "").parent) in mounts
+    assert config.shard_dir in mounts
+    assert str(Path(config.token_file or "").parent) in mounts
 
 
 def test_the_image_has_the_ray_that_the_job_names(job: dict[str, Any]) -> None:
@@ -296,7 +296,7 @@ TRAIN = [
     "p",
     "--cluster.rollout.num",
     "8",
-    "--cluster.apart",
+    "--cluster.separate-nodes",
     "--seed",
     "3",
     "--cluster.max-lag=1",
@@ -337,7 +337,9 @@ def test_a_job_that_was_requeued_goes_on(tmp_path: Path) -> None:
     with job_of(tmp_path, given, TOOLS, SLURM_RESTART_COUNT="1") as process:
         process.communicate(timeout=LIMIT_S)
     driver = next(line for line in recorded(tmp_path) if line.startswith("driver"))
-    assert driver.startswith(f"driver resume {run} --cluster.rollout.num 8 --cluster.apart --cluster.max-lag=1 --cluster ")
+    assert driver.startswith(
+        f"driver resume {run} --cluster.rollout.num 8 --cluster.separate-nodes --cluster.max-lag=1 --cluster "
+    )
 
 
 def test_slurms_warning_reaches_the_driver(tmp_path: Path) -> None:

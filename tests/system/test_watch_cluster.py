@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from tests.chromium import open_page
-from tests.unit.dashboard.clusters import break_some, make_journal
+from tests.unit.dashboard.clusters import break_some, make_status
 from tests.waiting import wait_for
 
-from understudy.cluster.status import NOW
+from understudy.cluster.status import STATUS_FILE
 
 pytest.importorskip("fastapi")
 pytest.importorskip("PIL")
@@ -29,7 +29,7 @@ def driver(run: Path, *more: str) -> Iterator[subprocess.Popen[bytes]]:
         [sys.executable, "-m", "tests.unit.dashboard.clusters", str(run), "--every", "0.3", *more]
     )
     try:
-        wait_for((run / NOW).exists)
+        wait_for((run / STATUS_FILE).exists)
         yield process
     finally:
         process.kill()
@@ -104,9 +104,9 @@ def test_a_thousand_workers_fit_and_unfold(page: Any, tmp_path: Path) -> None:
 
 def test_text_from_the_cluster_is_only_text(page: Any, tmp_path: Path) -> None:
     run = tmp_path / "press"
-    journal = make_journal(run, num_workers=4)
-    break_some_names(journal)
-    journal.write()
+    status = make_status(run, num_workers=4)
+    break_some_names(status)
+    status.write()
     with WatchServer([run]) as server:
         page.goto(f"{server.url}#/0/cluster")
         page.locator(".worker").first.wait_for()
@@ -114,32 +114,32 @@ def test_text_from_the_cluster_is_only_text(page: Any, tmp_path: Path) -> None:
         assert page.locator("#view img").count() == 0
 
 
-def break_some_names(journal: Any) -> None:
+def break_some_names(status: Any) -> None:
     evil = "<img src=x onerror=\"document.title='taken'\">"
-    role = journal.roles[-1]
-    journal.roles[-1] = type(role)(role="rollout", name=evil, state="stuck", doing=evil, error=evil, stack=evil)
+    role = status.roles[-1]
+    status.roles[-1] = type(role)(role="rollout", name=evil, state="stuck", doing=evil, error=evil, stack=evil)
 
 
 @pytest.mark.parametrize("text", ["{", '{"nodes": [3], "roles": {"a": 1}, "state": []}'])
 def test_a_damaged_file_does_not_break_the_page(text: str, page: Any, tmp_path: Path) -> None:
     run = tmp_path / "press"
     run.mkdir()
-    (run / NOW).write_text(text)
+    (run / STATUS_FILE).write_text(text)
     with WatchServer([run]) as server:
         page.goto(f"{server.url}#/0/cluster")
         page.locator("h1", has_text="Cluster").wait_for()
         wait_for(lambda: "is not valid" in page.content() or "silent" in page.content())
-        journal = make_journal(run, num_workers=4)
-        journal.write()
+        status = make_status(run, num_workers=4)
+        status.write()
         page.locator(".title .pill.good", has_text="running").wait_for()
 
 
 @pytest.mark.parametrize(("phone", "dark"), [(False, True), (True, False)])
 def test_it_fits_a_phone_and_the_dark(phone: bool, dark: bool, browser: Any, tmp_path: Path) -> None:
     run = tmp_path / "press"
-    journal = make_journal(run)
-    break_some(journal)
-    journal.write()
+    status = make_status(run)
+    break_some(status)
+    status.write()
     with WatchServer([run]) as server, open_page(browser, phone=phone, dark=dark) as page:
         page.goto(f"{server.url}#/0/cluster")
         page.locator(".worker-group[data-group=rollout] summary").first.click()

@@ -1,6 +1,6 @@
-"""What a run is on a cluster: how many of each role, what each takes of a machine, and what it waits for.
+"""How a run is spread over a cluster: how many processes of each role, their resources, and all timeouts.
 
-None of it changes what is learned, but for `max_lag`. No ray in here: commands and pages read it without.
+Only `max_lag` changes what is learned. This module imports neither ray nor torch: commands and the page read it.
 """
 
 from __future__ import annotations
@@ -15,121 +15,144 @@ from understudy.training.runs.config import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class RoleConfig:
-    """What one process of a role takes, as Ray counts it."""
+    """The resources of one process of a role, in Ray's units."""
 
+    # CPUs that Ray reserves for each process of this role.
     cpus: float = 1.0
+    # GPUs that Ray reserves for each process of this role; a fraction shares one GPU.
     gpus: float = 0.0
-    resources: str = "{}"  # others that nodes were started with, such as {"simulator": 1}, as JSON
-    runtime_env: str = "{}"  # Ray's runtime environment, such as {"py_executable": "/opt/sim/bin/python"}, as JSON
+    # Other resources of each process, as a JSON object such as {"simulator": 1}; nodes offer them with `ray start`.
+    resources: str = "{}"
+    # Ray's runtime environment of each process, as a JSON object such as {"py_executable": "/opt/sim/bin/python"}.
+    runtime_env: str = "{}"
 
     def __post_init__(self) -> None:
         for name in ("cpus", "gpus"):
             if getattr(self, name) < 0:
                 raise ConfigError(f"{name}: expected 0 or more, got {getattr(self, name)}")
         for name in ("resources", "runtime_env"):
-            _json_dict(name, getattr(self, name))
+            _json_object(name, getattr(self, name))
 
-    def shape(self) -> dict[str, float]:
-        """All that it takes, by Ray's names."""
-        others = {name: float(amount) for name, amount in _json_dict("resources", self.resources).items()}
+    def ray_resources(self) -> dict[str, float]:
+        """All resources of one process, by Ray's names."""
+        others = {name: float(amount) for name, amount in _json_object("resources", self.resources).items()}
         return {"CPU": self.cpus, "GPU": self.gpus, **others}
 
     def environment(self) -> dict[str, Any]:
-        return _json_dict("runtime_env", self.runtime_env)
+        return _json_object("runtime_env", self.runtime_env)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutConfig(RoleConfig):
-    """Those who live episodes. `num` is a ceiling: those that there is room for work, others join with new nodes."""
+    """Processes that run episodes: rollout workers, or the actors of RLPD."""
 
-    num: int = 2  # over all learners
-    envs: int = 1  # simulators of each, in processes of their own
+    # Up to this many rollout workers start, over all learners, as resources allow; more join with new nodes.
+    num: int = 2
+    # Number of simulators of each rollout worker, each in a process of its own.
+    envs: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, num=1, envs=1)
+        _check_minimum(self, num=1, envs=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceConfig(RoleConfig):
-    """Those who decide for rollout workers that have no copy of the policy."""
+    """Processes that run the policy for rollout workers without a copy of it."""
 
-    num: int = 0  # of each learner; 0: every rollout worker has its own copy
-    max_rows: int = 64  # decided at once, at most
+    # Number of inference workers of each learner; with 0 every rollout worker has its own copy of the policy.
+    num: int = 0
+    # Largest number of observations in one forward pass.
+    max_rows: int = 64
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, num=0, max_rows=1)
+        _check_minimum(self, num=0, max_rows=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig(RoleConfig):
-    """The ranks that train together. RLPD has one."""
+    """The ranks that train one policy together. RLPD has one."""
 
+    # Number of ranks.
     num: int = 1
-    least: int = 1  # if there is no room for `num` within room_s, go on with fewer, down to these
+    # Smallest number of ranks to train with, if there are no resources for `num` within placement_timeout_s.
+    min_num: int = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, num=1, least=1)
-        if self.least > self.num:
-            raise ConfigError(f"least: expected at most num ({self.num}), got {self.least}")
+        _check_minimum(self, num=1, min_num=1)
+        if self.min_num > self.num:
+            raise ConfigError(f"min_num: expected at most num ({self.num}), got {self.min_num}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardsConfig(RoleConfig):
-    """The stores and their servers, each on the disk of its node."""
+    """The stores of a run and their servers, each on the disk of one node."""
 
+    # CPUs that Ray reserves for each shard.
     cpus: float = 0.5
+    # Number of shards.
     num: int = 1
-    port: int = 0  # of the first, the next ones count on; 0: any that are free
+    # TCP port of the first shard, the others use the ports after it; 0 takes any free ports.
+    port: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _at_least(self, num=1, port=0)
+        _check_minimum(self, num=1, port=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterConfig:
-    """Who stands where, and how long anyone is waited for."""
+    """The roles of a run on a cluster, and how long the driver waits for each before it acts."""
 
     rollout: RolloutConfig = field(default_factory=RolloutConfig)
     inference: InferenceConfig = field(default_factory=InferenceConfig)
     learner: LearnerConfig = field(default_factory=LearnerConfig)
     shards: ShardsConfig = field(default_factory=ShardsConfig)
-    apart: bool = False  # rollout and inference on other nodes than the learners
-    shard_dir: str | None = None  # on a local disk of each node; None: in the run's directory, for one machine
-    token_file: str | None = None  # what writers must show; None: one is made, in the run's directory
-    max_lag: int = 0  # versions that a policy may be behind when it acts; 0: exactly the local run
-    room_s: float = 120.0  # for Ray to find room for a role
-    silent_s: float = 30.0  # a worker that does not answer for so long is replaced, and what it says later is not heard
-    stuck_s: float = 300.0  # so is one that answers, and gets nothing done
-    shard_away_s: float = 60.0  # a shard whose node is gone for so long is looked for on the other nodes' disks
-    max_restarts: int = 20  # of the learners, in a row, without an iteration between
+    # Place rollout and inference workers on other nodes than the learners.
+    separate_nodes: bool = False
+    # Absolute path of a directory on a local disk of every node for the shards; by default the run's directory, which
+    # suits one machine.
+    shard_dir: str | None = None
+    # File with the token that writers must send to the shards; by default one is generated in the run's directory.
+    token_file: str | None = None
+    # Number of versions that the policy of an episode may be behind the learner's, 0 or 1; 0 equals the local run.
+    max_lag: int = 0
+    # Seconds that Ray has to place a role before the run fails.
+    placement_timeout_s: float = 120.0
+    # Seconds after which a process that does not answer is killed and replaced; its later replies are ignored.
+    heartbeat_timeout_s: float = 30.0
+    # Seconds after which a process that answers but makes no progress is killed and replaced.
+    progress_timeout_s: float = 300.0
+    # Seconds after which a shard whose node is gone is looked for on the disks of the other nodes.
+    shard_node_timeout_s: float = 60.0
+    # Number of times in a row that a learner or actor may be lost, without progress between, before the run fails.
+    max_restarts: int = 20
 
     def __post_init__(self) -> None:
-        _at_least(self, max_lag=0, max_restarts=0)
+        _check_minimum(self, max_lag=0, max_restarts=0)
         if self.max_lag > 1:
-            raise ConfigError(f"max_lag: expected 0 or 1, got {self.max_lag}; one wave is lived ahead at most")
-        for name in ("room_s", "silent_s", "stuck_s", "shard_away_s"):
+            raise ConfigError(f"max_lag: expected 0 or 1, got {self.max_lag}; at most one wave is collected ahead")
+        for name in ("placement_timeout_s", "heartbeat_timeout_s", "progress_timeout_s", "shard_node_timeout_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: expected more than 0, got {getattr(self, name)}")
         if self.shard_dir is not None and not Path(self.shard_dir).is_absolute():
             raise ConfigError(f"shard_dir: expected an absolute path, the same on every node, got {self.shard_dir}")
 
     def cpus(self) -> float:
-        """Of all roles together."""
+        """CPUs of all roles together."""
         roles = (self.rollout, self.inference, self.learner, self.shards)
         return sum(role.num * role.cpus for role in roles)
 
 
-def _at_least(config: Any, **least: int) -> None:
-    for name, low in least.items():
+def _check_minimum(config: Any, **minimum: int) -> None:
+    for name, low in minimum.items():
         if getattr(config, name) < low:
             raise ConfigError(f"{name}: expected a number from {low}, got {getattr(config, name)}")
 
 
-def _json_dict(name: str, text: str) -> dict[str, Any]:
+def _json_object(name: str, text: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except ValueError as error:

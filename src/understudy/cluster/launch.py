@@ -1,8 +1,7 @@
-"""Launch: puts the roles of a run together, and stays as its driver until it is over."""
+"""Launch: starts the roles of a run on a cluster, and supervises them as its driver until the run is completed."""
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -10,139 +9,179 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any
 
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.rank_supervisor import Learners
-from understudy.cluster.ray_session import HERE, connected, nodes_now
+from understudy.cluster.rank_supervisor import RankSupervisor
+from understudy.cluster.ray_session import LOCAL, node_statuses, ray_session
+from understudy.cluster.rlpd_supervisor import RLPDSupervisor
 from understudy.cluster.roles.rank import RankJob
-from understudy.cluster.shard_supervisor import ShardKeeper
-from understudy.cluster.status import Event, Journal, RoleNow
+from understudy.cluster.roles.rlpd_job import RLPDJob, synchronous_shard
+from understudy.cluster.shard_supervisor import ShardSupervisor
+from understudy.cluster.status import Event, FaultCounts, StatusWriter
+from understudy.training.offpolicy.rlpd import RLPDConfig
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress
-from understudy.training.runs.config import to_json
+from understudy.training.runs.config import ConfigError
 from understudy.training.runs.run import Run
 from understudy.web.tokens import read_token, write_new_token
 
-logger = logging.getLogger(__name__)
-
-TOKEN = "token"  # in the run: what writers must show to a shard
-TICK_S = 0.2
-BEAT_S = 2.0
-
-
-class Kept(Protocol):
-    """Whoever is kept going beside the shards, to those who watch: Learners, or a Crew."""
-
-    events: list[Event]
-    restarts: int
-    done: bool
-
-    def roles(self) -> list[RoleNow]: ...
-
-    def totals(self) -> dict[str, int]: ...
+TOKEN_FILE = "token"  # in the run: what writers must send to a shard
+STEP_S = 0.2
+STATUS_S = 2.0  # between two writes of the status
 
 
 class Driver:
-    """What is common to all runs on a cluster: the shards, the nodes, and the files that tell of them."""
+    """What all runs on a cluster share: shards, nodes, and the status files."""
 
-    def __init__(self, run: Run, place: ClusterConfig, address: str, *, loopback: bool):
-        self.run, self.place = run, place
-        self.token = _token(run.path, place)
-        self.journal = Journal(run.path, to_json(place), address)
-        self.shards = ShardKeeper(run.path, place, token=self.token, loopback=loopback)
-        self._beat = 0.0
+    def __init__(self, run: Run, config: ClusterConfig, address: str, *, loopback: bool):
+        self.token = _token(run.path, config)
+        self.shards = ShardSupervisor(run.path, config, token=self.token, loopback=loopback)
+        self._status = StatusWriter(run.path, config, address)
+        self._written = 0.0
         self._alive: dict[str, bool] = {}
-        self.journal.tell([Event(what="began", name="driver", text=f"process {os.getpid()}, Ray at {address}")])
+        self._nodes_lost = 0
+        self._status.append([Event(what="began", name="driver", text=f"process {os.getpid()}, Ray at {address}")])
 
-    def step(self, kept: Kept) -> None:
-        """Look after the shards, and write down how it all goes."""
-        self.shards.step()
-        if time.monotonic() - self._beat < BEAT_S:
-            return
-        self._beat = time.monotonic()
-        journal = self.journal
-        seen = {node.id: node.seen_s for node in journal.nodes}
-        journal.nodes = [
-            node if node.alive else replace(node, seen_s=seen.get(node.id, node.seen_s)) for node in nodes_now()
-        ]
-        journal.shards = self.shards.shards_now()
-        journal.roles = [*self.shards.roles(), *kept.roles()]
-        self._count(kept)
-        events, self.shards.events, kept.events = self.shards.events + kept.events, [], []
-        journal.tell([*self._changes(), *events])
-        journal.write()
-
-    def keep(self, kept: Kept, look: Callable[[], None]) -> None:
-        """Look after the shards and after those who are kept going beside them, until these are done."""
-        while not kept.done:
-            look()
-            self.step(kept)
-            time.sleep(TICK_S)
+    def run(self, roles: RankSupervisor | RLPDSupervisor) -> None:
+        """Supervise shards and roles until the run is completed."""
+        with closing(roles):
+            while not roles.completed:
+                roles.step()
+                self.shards.step()
+                if time.monotonic() - self._written > STATUS_S:
+                    self._write_status(roles)
+                time.sleep(STEP_S)
 
     def __enter__(self) -> Driver:
         try:
-            self.shards.start()
+            self.shards.open_all()
         except BaseException as error:
-            self.close(error)
+            self._close(error)
             raise
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(error)
+        self._close(error)
 
-    def close(self, error: BaseException | None) -> None:
+    def _close(self, error: BaseException | None) -> None:
         self.shards.close()
-        text = "done" if error is None else f"{type(error).__name__}: {error}"
-        self.journal.tell([Event(what="ended", name="driver", text=text)])
-        self.journal.write("ended" if error is None else "failed", None if error is None else text)
+        text = "completed" if error is None else f"{type(error).__name__}: {error}"
+        self._status.append([Event(what="ended", name="driver", text=text)])
+        self._status.write("ended" if error is None else "failed", None if error is None else text)
 
-    def _count(self, kept: Kept) -> None:
-        counts, totals = self.journal.counts, kept.totals()
-        counts.reissued, counts.fenced = totals["reissued"], totals["fenced"]
-        counts.restarts = self.shards.num_restarts + totals["restarts"] + kept.restarts
+    def _write_status(self, roles: RankSupervisor | RLPDSupervisor) -> None:
+        self._written = time.monotonic()
+        status = self._status
+        seen = {node.id: node.seen_s for node in status.nodes}
+        status.nodes = [
+            node if node.alive else replace(node, seen_s=seen.get(node.id, node.seen_s)) for node in node_statuses()
+        ]
+        status.shards = self.shards.statuses()
+        status.roles = [*self.shards.roles(), *roles.roles()]
+        status.append([*self._node_events(), *self.shards.take_events(), *roles.take_events()])
+        totals = self.shards.totals() + roles.totals()
+        status.counts = FaultCounts(
+            restarts=totals["restarts"],
+            reissued=totals["reissued"],
+            fenced=totals["fenced"],
+            nodes_lost=self._nodes_lost,
+        )
+        status.write()
 
-    def _changes(self) -> list[Event]:
-        """Nodes that came or went since the last time."""
+    def _node_events(self) -> list[Event]:
+        """Nodes that joined or were lost since the last time."""
         events = []
-        for node in self.journal.nodes:
+        for node in self._status.nodes:
             before = self._alive.get(node.id)
             self._alive[node.id] = node.alive
             if before is None and node.alive:
                 events.append(Event(what="node joined", name=node.id, text=f"{node.host} with {node.cpus:g} CPUs"))
             if before and not node.alive:
-                self.journal.counts.nodes_lost += 1
+                self._nodes_lost += 1
                 events.append(Event(what="node lost", name=node.id, text=f"{node.host} does not answer any more"))
         return events
 
 
 def run_on_policy(
     run: Run,
-    place: ClusterConfig,
+    config: ClusterConfig,
     *,
-    address: str = HERE,
-    watch: Callable[[OnPolicyProgress], None] | None = None,
-    told: Callable[[list[str]], None] | None = None,
+    address: str = LOCAL,
+    on_update: Callable[[OnPolicyProgress], None] = lambda update: None,
+    on_messages: Callable[[list[str]], None] = lambda lines: None,
 ) -> None:
-    """A run of GRPO, RLOO, REINFORCE++ or PPO on a cluster, until its iterations are done."""
+    """Train with GRPO, RLOO, REINFORCE++ or PPO on a cluster, until all iterations are completed."""
     run = Run(run.path.resolve())
-    with connected(address, place) as found, Driver(run, place, found, loopback=address == HERE) as driver:
+    with ray_session(address, config) as head, Driver(run, config, head, loopback=address == LOCAL) as driver:
 
-        def job(nodes: tuple[str, ...]) -> RankJob:
-            return RankJob(
-                run=run.path, place=place, token=driver.token, addresses=driver.shards.addresses, learner_nodes=nodes
+        def make_job(nodes: tuple[str, ...]) -> RankJob:
+            addresses = driver.shards.addresses
+            return RankJob(run=run.path, cluster=config, token=driver.token, addresses=addresses, learner_nodes=nodes)
+
+        driver.run(
+            RankSupervisor(
+                make_job, config, lambda: driver.shards.addresses, on_update=on_update, on_messages=on_messages
+            )
+        )
+
+
+def run_rlpd(
+    run: Run,
+    config: ClusterConfig,
+    *,
+    address: str = LOCAL,
+    on_update: Callable[[RLPDProgress], None] = lambda update: None,
+    on_messages: Callable[[list[str]], None] = lambda lines: None,
+) -> None:
+    """Train with RLPD on a cluster, until all steps are completed."""
+    run = Run(run.path.resolve())
+    rlpd = run.config(RLPDConfig)
+    _check_rlpd(config)
+    directory = Path.cwd()
+    with ray_session(address, config) as head, Driver(run, config, head, loopback=address == LOCAL) as driver:
+
+        def make_job() -> RLPDJob:
+            return RLPDJob(
+                run=run.path,
+                config=rlpd,
+                cluster=config,
+                token=driver.token,
+                directory=directory,
+                addresses=driver.shards.addresses,
+                disks={one.name: (one.node, one.path) for one in driver.shards.statuses()},
             )
 
-        with closing(Learners(job, place, watch or (lambda news: None), told or (lambda lines: None))) as learners:
-            driver.keep(learners, lambda: learners.step(driver.shards.addresses))
+        if config.max_lag == 0:
+            shard = synchronous_shard(driver.shards.addresses)
+            on_messages(
+                [
+                    f"max_lag 0: one actor and the learner take turns, as in one process, and {shard} keeps the "
+                    f"episodes; with --cluster.max-lag 1, {config.rollout.num} actors run beside the learner"
+                ]
+            )
+        driver.run(RLPDSupervisor(make_job, config, on_update=on_update, on_messages=on_messages))
 
 
-def _token(run: Path, place: ClusterConfig) -> str:
-    """What writers must show; made once for a run, readable by its owner alone."""
-    if place.token_file is not None:
-        return str(read_token(Path(place.token_file)))
-    path = run / TOKEN
+def _check_rlpd(config: ClusterConfig) -> None:
+    """Refuse options that RLPD would ignore."""
+    options: tuple[tuple[str, Any, int, str], ...] = (
+        ("learner.num", config.learner.num, 1, "RLPD has one learner"),
+        ("rollout.envs", config.rollout.envs, 1, "an actor has one world; raise rollout.num"),
+        ("inference.num", config.inference.num, 0, "an actor has its own copy of the policy"),
+    )
+    for option, got, expected, why in options:
+        if got != expected:
+            raise ConfigError(f"cluster.{option}: expected {expected} for rlpd, got {got}; {why}")
+
+
+def _token(run: Path, config: ClusterConfig) -> str:
+    """The token of the shards; generated once for a run, readable by its owner alone."""
+    if config.token_file is not None:
+        return str(read_token(Path(config.token_file)))
+    path = run / TOKEN_FILE
     if not path.exists():
         write_new_token(path)
     return str(read_token(path))

@@ -1,4 +1,4 @@
-"""Engine: Ray itself. Started here for this run alone, or found where it runs."""
+"""Ray session: connects to Ray, or starts one for this run alone; reads nodes and resources; options of actors."""
 
 from __future__ import annotations
 
@@ -13,36 +13,29 @@ from typing import Any
 
 import ray
 from ray._private.state import available_resources_per_node
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.cluster.config import ClusterConfig, RoleConfig
-from understudy.cluster.status import NodeNow
+from understudy.cluster.status import NodeStatus
 from understudy.core import UnderstudyError
 
-HERE = "here"
-# What workers are to have as the driver has it.
-PASSED_ON = ("UNDERSTUDY_", "MUJOCO_", "LP_NUM_THREADS", "PYTHONPATH", "PYTHONWARNINGS", "HF_", "GLOO_", "NCCL_")
-KNOCK_S = 5.0
-OBJECT_STORE_BYTES = 2 * 2**30  # at most, of a Ray that is started here
+LOCAL = "local"  # the address of a Ray that is started for this run alone
+# Environment variables that workers get from the driver, by their prefix.
+FORWARDED = ("UNDERSTUDY_", "MUJOCO_", "LP_NUM_THREADS", "PYTHONPATH", "PYTHONWARNINGS", "HF_", "GLOO_", "NCCL_")
+CONNECT_TIMEOUT_S = 5.0
+OBJECT_STORE_BYTES = 2 * 2**30  # of a local Ray, at most
 
 
 class ClusterError(UnderstudyError):
-    """A cluster that cannot do what is asked of it."""
-
-
-class Placed:
-    """What a Ray actor is that somebody waits for to have room."""
-
-    def where(self) -> tuple[str, int]:
-        """The node and the process; answers as soon as there was room."""
-        return ray.get_runtime_context().get_node_id(), os.getpid()
+    """The cluster cannot do what is asked of it."""
 
 
 @contextmanager
-def connected(address: str, config: ClusterConfig) -> Iterator[str]:
-    """Ray, for as long as the block lasts; gives the address that it was found at."""
-    os.environ.setdefault("RAY_worker_niceness", "0")  # else it starves its workers on a machine that does other things
-    variables = {name: value for name, value in os.environ.items() if name.startswith(PASSED_ON)}
+def ray_session(address: str, config: ClusterConfig) -> Iterator[str]:
+    """Connect to Ray for as long as the block lasts; yields the address of its head."""
+    os.environ.setdefault("RAY_worker_niceness", "0")  # at Ray's 15 its workers starve beside other processes
+    variables = {name: value for name, value in os.environ.items() if name.startswith(FORWARDED)}
     variables["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     common: dict[str, Any] = {
         "runtime_env": {"env_vars": variables},
@@ -51,22 +44,22 @@ def connected(address: str, config: ClusterConfig) -> Iterator[str]:
         "configure_logging": False,
     }
     try:
-        if address == HERE:  # its CPUs are only counted, and everything is to fit
+        if address == LOCAL:
             free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             ray.init(
                 address="local",
-                num_cpus=max(os.cpu_count() or 1, int(config.cpus()) + 1),
+                num_cpus=max(os.cpu_count() or 1, int(config.cpus()) + 1),  # only counted; all roles must fit
                 include_dashboard=False,
                 object_store_memory=max(min(free // 5, OBJECT_STORE_BYTES), 100 * 2**20),
                 **common,
             )
         else:
-            _knock(address)
+            _check_reachable(address)
             ray.init(address=address, **common)
     except (OSError, RuntimeError, ValueError) as error:
         first = str(error).strip().partition("\n")[0]
         raise ClusterError(
-            f"cluster: no Ray at {address!r} ({first}); start one with `ray start --head`, or use `--cluster here`"
+            f"cluster: no Ray at {address!r} ({first}); start one with `ray start --head`, or use `--cluster {LOCAL}`"
         ) from None
     try:
         yield str(ray.get_runtime_context().gcs_address)
@@ -74,18 +67,25 @@ def connected(address: str, config: ClusterConfig) -> Iterator[str]:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
-    """Whether anybody is there; Ray itself would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Fail at once if nothing listens there; Ray itself would retry for minutes."""
     host, colon, port = address.rpartition(":")
     if colon and "://" not in address:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=CONNECT_TIMEOUT_S).close()
 
 
-def nodes_now() -> list[NodeNow]:
-    """All machines that Ray knows or knew."""
+# ---- nodes and resources
+
+
+def this_node() -> str:
+    return str(ray.get_runtime_context().get_node_id())
+
+
+def node_statuses() -> list[NodeStatus]:
+    """All nodes that Ray knows, those that have died too."""
     free = available_resources_per_node()
     return [
-        NodeNow(
+        NodeStatus(
             id=node["NodeID"],
             host=node["NodeManagerHostname"],
             address=node["NodeManagerAddress"],
@@ -101,24 +101,33 @@ def nodes_now() -> list[NodeNow]:
     ]
 
 
-def nodes_with(shape: Mapping[str, float]) -> list[NodeNow]:
-    """The nodes that are alive and large enough for a role, whoever stands there now."""
-    large = {
+def nodes_that_fit(resources: Mapping[str, float]) -> list[NodeStatus]:
+    """The runner nodes with these resources in total, whether they are free or not."""
+    fitting = {
         node["NodeID"]
         for node in ray.nodes()
-        if all(node["Resources"].get(name, 0.0) >= amount for name, amount in shape.items())
+        if all(node["Resources"].get(name, 0.0) >= amount for name, amount in resources.items())
     }
-    return [node for node in nodes_now() if node.alive and node.id in large]
+    return [node for node in node_statuses() if node.alive and node.id in fitting]
 
 
-def options(role: RoleConfig, *, threads: int, **more: Any) -> dict[str, Any]:
-    """Of a Ray actor. It is never restarted by Ray: whoever made it knows what to do then."""
-    shape = role.shape()
-    others = {key: value for key, value in shape.items() if key not in ("CPU", "GPU")}
+def free_resources() -> str:
+    """What the cluster has and what of it is free, for an error text."""
+    total, free = ray.cluster_resources(), ray.available_resources()
+    named = [name for name in ("CPU", "GPU") if name in total]
+    return ", ".join(f"{free.get(name, 0):g} of {total[name]:g} {name} are free" for name in named)
+
+
+# ---- options of actors
+
+
+def actor_options(role: RoleConfig, *, threads: int, **more: Any) -> dict[str, Any]:
+    """Options of a Ray actor. Ray never restarts it by itself: that is its supervisor's task."""
+    resources = role.ray_resources()
     found: dict[str, Any] = {
-        "num_cpus": shape["CPU"],
-        "num_gpus": shape["GPU"],
-        "resources": others,
+        "num_cpus": resources.pop("CPU"),
+        "num_gpus": resources.pop("GPU"),
+        "resources": resources,
         "max_concurrency": threads,
         "max_restarts": 0,
         "max_task_retries": 0,
@@ -128,23 +137,24 @@ def options(role: RoleConfig, *, threads: int, **more: Any) -> dict[str, Any]:
     return {**found, **more}
 
 
-def elsewhere(nodes: Sequence[str]) -> dict[str, Any]:
-    """The option of an actor that is to stand on none of these nodes."""
+def on_node(node: str, *, soft: bool = False) -> dict[str, Any]:
+    """The option of an actor that runs on this node; if `soft`, on another one when this one is full."""
+    return {"scheduling_strategy": NodeAffinitySchedulingStrategy(node_id=node, soft=soft)}
+
+
+def not_on(nodes: Sequence[str]) -> dict[str, Any]:
+    """The option of an actor that runs on none of these nodes."""
     return {"label_selector": {"ray.io/node-id": f"!in({','.join(nodes)})"}} if nodes else {}
 
 
-def reserve(bundles: list[dict[str, float]], *, wait_s: float) -> PlacementGroup | None:
-    """Room for all of these at once, on as few nodes as possible; None if there is none in time."""
-    clean = [{name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001} for bundle in bundles]
-    group = placement_group(clean, strategy="PACK")
-    if group.wait(timeout_seconds=wait_s):
-        return group  # type: ignore[no-any-return]
-    remove_placement_group(group)
-    return None
+def reserve(resources: Mapping[str, float], num: int) -> PlacementGroup:
+    """Ask for `num` times these resources at once, on as few nodes as possible; see `reserved_nodes`."""
+    bundle = {name: amount for name, amount in resources.items() if amount} or {"CPU": 0.001}
+    group: PlacementGroup = placement_group([dict(bundle) for _ in range(num)], strategy="PACK")
+    return group
 
 
-def room() -> str:
-    """What there is, in words, for an error."""
-    total, free = ray.cluster_resources(), ray.available_resources()
-    named = [name for name in ("CPU", "GPU") if name in total]
-    return ", ".join(f"{free.get(name, 0):g} of {total[name]:g} {name} are free" for name in named)
+def reserved_nodes(group: PlacementGroup) -> tuple[str, ...] | None:
+    """The nodes of a placement group; None while Ray has not found them."""
+    table = placement_group_table(group)
+    return tuple(sorted(set(table["bundles_to_node_id"].values()))) if table.get("state") == "CREATED" else None

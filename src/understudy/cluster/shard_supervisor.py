@@ -1,358 +1,218 @@
-"""Shard: a store and its server, in a Ray actor on the node whose disk it is on; and who keeps all of them going.
+"""Supervisor of shards: each is pinned to the node whose disk holds its store.
 
-A shard that dies is opened again where it was. If its node is gone for good, its store is looked for on the disks of
-the others (a volume that moved with it, a disk that several nodes see). If nobody has it, it is lost, with all that was
-acknowledged there; an empty one takes its place and its name, and the run says so for ever.
+A shard that is lost is opened again on its node. If its node is gone for shard_node_timeout_s, its store is looked for
+on the disks of the other nodes (a volume that moved, a disk that several nodes see). If no node has it, the shard is
+lost with all steps that were acknowledged there: an empty store takes over its name, and the run says so for ever.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError, RayTaskError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from understudy.cluster.config import ClusterConfig
-from understudy.cluster.ray_session import ClusterError, nodes_with, options
-from understudy.cluster.status import Event, NodeNow, RoleNow, RoleState, ShardNow
-from understudy.core import UnderstudyError
+from understudy.cluster.ray_session import ClusterError, actor_options, nodes_that_fit, on_node
+from understudy.cluster.roles.shard import ShardInfo, ShardNotHereError, ShardProcess
+from understudy.cluster.status import NodeStatus, ShardStatus
+from understudy.cluster.supervisor import ActorLost, SupervisedActor, Supervisor
 from understudy.durable import files
-from understudy.replay import Store
-from understudy.service import Server, ServerConfig, keep_large_blocks
-from understudy.training.runs.health import HEALTH, Health
-from understudy.training.runs.rollback_to_checkpoint import rollback
+from understudy.training.runs.config import from_json
 
 logger = logging.getLogger(__name__)
 
-BOOK = "shards.json"  # in the run: which store each shard is, and where it was served last
-LOCKED_S = 30.0  # for a process that had the store open to die
-LOOK_S = 2.0
-PAUSE_S = 1.0  # before one is opened again
+SHARDS_FILE = "shards.json"  # in the run: which store each shard is, and where it was served last
+POLL_INTERVAL_S = 2.0
+MAX_FIRST_RESTARTS = 2  # of a shard that was never open
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardFacts:
-    """A shard as its own process knows it."""
+@dataclass(kw_only=True)
+class _Record:
+    """What the next driver must know of a shard."""
 
-    store: str  # its identity
-    address: str
-    commit: int
-    steps: int
-    pid: int
-
-
-class NotHere(UnderstudyError):
-    """A directory that does not hold the store that was expected."""
-
-
-class ShardWorker:
-    """One Ray actor."""
-
-    def __init__(self, name: str, path: str, host: str | None, port: int, token: str):
-        self._name, self._path = name, Path(path)
-        self._host, self._port, self._token = host, port, token
-        self._undo = ExitStack()
-
-    def open(self, expected: str | None, replaces: tuple[str, ...]) -> ShardFacts:
-        """Serve the store, in the place of those that were lost; if one is expected, that one and no other."""
-        if expected is not None and not self._path.is_dir():
-            raise NotHere(f"{self._path}: is not on this node")
-        keep_large_blocks()
-        self._store = self._undo.enter_context(self._open_store())
-        with self._store.snapshot() as catalog:
-            found = catalog.store_id
-        if expected is not None and found != expected:
-            self._undo.close()
-            raise NotHere(f"{self._path}: holds store {found}, expected {expected}")
-        config = ServerConfig(
-            host=self._host or ray.util.get_node_ip_address(), port=self._port, token=self._token, replaces=replaces
-        )
-        self._server = self._undo.enter_context(Server(self._store, config, on_request=self._answer))
-        health = self._undo.enter_context(Health(self._path / HEALTH, role="server", name=self._name))
-        health.add(lambda: {"address": self._server.address, "commit": self._store.last_commit})
-        self._health, self._id = health, found
-        return self.look()
-
-    def look(self) -> ShardFacts:
-        if self._server.failure is not None:
-            raise self._server.failure
-        with self._store.snapshot() as catalog:
-            steps = sum(total.steps for total in catalog.episode_totals())
-        self._health.progress("serving")
-        return ShardFacts(
-            store=self._id, address=self._server.address, commit=self._store.last_commit, steps=steps, pid=os.getpid()
-        )
-
-    def _open_store(self) -> Store:
-        """The process that had it may be dying still."""
-        deadline = time.monotonic() + LOCKED_S
-        while True:
-            try:
-                return Store.open(self._path)
-            except UnderstudyError as error:
-                if "process" not in str(error) or time.monotonic() > deadline:
-                    raise
-                time.sleep(0.5)
-
-    def _answer(self, kind: str, payload: Any) -> Any:
-        """What learners ask beside what every server answers."""
-        if kind != "rollback":
-            raise ClusterError(f"{kind}: no such question; there is rollback")
-        commit = int(payload["commit"])
-        if self._store.last_commit < commit:
-            lost, commit = f"{self._name}: commits to {commit} were lost with its disk; the run goes on without", 0
-        else:
-            lost = ""
-        with self._store.snapshot() as catalog:
-            actors = {r.info.actor for r in catalog.episodes("deleted is null and begun > ?", (commit,))}
-        mine = sorted(str(actor) for actor in actors if str(actor).startswith(payload["actors"]))
-        said = [f"{self._name}: {line}" for actor in mine for line in rollback(self._store, self._path, commit, actor)]
-        return ([lost] if lost else []) + said
-
-
-# ---- whoever keeps them going
-
-
-@dataclass(eq=False)
-class _Shard:
-    name: str
     path: str
     store: str | None = None  # its identity, once it is known
-    replaces: tuple[str, ...] = ()  # those that were lost before it
-    handle: Any = None
-    call: Any = None
-    called: float = 0.0
-    state: RoleState = "starting"
-    node: str | None = None
-    pid: int | None = None
-    home: str = ""  # the address of the node that it was on last
-    facts: ShardFacts | None = None
-    restarts: int = 0
-    since_s: float = 0.0
-    gone_s: float = 0.0  # when it was last seen up
-    tried: tuple[str, ...] = ()  # nodes that do not have it
+    host: str = ""  # the address of the node that it was on last
     lost_steps: int = 0
-    error: str | None = None
-    not_before: float = 0.0
+    replaces: tuple[str, ...] = ()  # stores that were lost before it
 
 
-class ShardKeeper:
-    """Places shards, opens them again, and knows where they are."""
+@dataclass(eq=False, kw_only=True)
+class _Shard(SupervisedActor):
+    index: int
+    port: int
+    record: _Record
+    info: ShardInfo | None = None
+    seen: float = 0.0  # when it last ran, by time.monotonic()
+    tried: tuple[str, ...] = ()  # nodes that do not have its store
 
-    def __init__(self, run: Path, place: ClusterConfig, *, token: str, loopback: bool):
-        self.events: list[Event] = []
-        self.num_restarts = 0
-        self._run, self._place, self._token = run, place, token
+
+class ShardSupervisor(Supervisor[_Shard]):
+    """Opens the shards of a run, and knows where they are."""
+
+    poll_interval_s = POLL_INTERVAL_S
+    limits_restarts = False
+
+    def __init__(self, run: Path, config: ClusterConfig, *, token: str, loopback: bool):
+        root = Path(config.shard_dir) / run.resolve().name if config.shard_dir else run.resolve() / "shards"
+        first_port = config.shards.port
+        shards = [
+            _Shard(
+                role="shard",
+                name=f"shard-{index}",
+                index=index,
+                record=_Record(path=str(root / f"shard-{index}")),
+                port=first_port + index if first_port else 0,
+                doing="serving",
+            )
+            for index in range(config.shards.num)
+        ]
+        super().__init__(config, shards)
+        self._file = run / SHARDS_FILE
+        self._token = token
         self._host = "127.0.0.1" if loopback else None
-        root = Path(place.shard_dir) / run.resolve().name if place.shard_dir else run.resolve() / "shards"
-        self._shards = [_Shard(f"shard-{index}", str(root / f"shard-{index}")) for index in range(place.shards.num)]
-        self._ports = {
-            one.name: place.shards.port + index if place.shards.port else 0 for index, one in enumerate(self._shards)
-        }
-        self._read_book()
+        self._read_file()
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where each is served, or was last."""
-        return {one.name: one.facts.address for one in self._shards if one.facts is not None}
+        """Where each shard is served, or was last."""
+        return {one.name: one.info.address for one in self.actors if one.info is not None}
 
     @property
-    def up(self) -> bool:
-        return all(one.state == "up" for one in self._shards)
+    def all_running(self) -> bool:
+        return all(one.state == "running" for one in self.actors)
 
-    def shards_now(self) -> list[ShardNow]:
+    def statuses(self) -> list[ShardStatus]:
         return [
-            ShardNow(
+            ShardStatus(
                 name=one.name,
-                node=one.node or "",
-                address=one.facts.address if one.facts else "",
-                path=one.path,
-                state="up" if one.state == "up" else "gone",
-                steps=one.facts.steps if one.facts else 0,
-                commit=one.facts.commit if one.facts else 0,
-                lost_steps=one.lost_steps,
+                node=one.node or one.last_node,
+                address=one.info.address if one.info else "",
+                path=one.record.path,
+                state="running" if one.state == "running" else "restarting",
+                steps=one.info.steps if one.info else 0,
+                commit=one.info.commit if one.info else 0,
+                lost_steps=one.record.lost_steps,
             )
-            for one in self._shards
+            for one in self.actors
         ]
 
-    def roles(self) -> list[RoleNow]:
-        return [
-            RoleNow(
-                role="shard",
-                name=one.name,
-                state=one.state,
-                node=one.node,
-                pid=one.pid,
-                doing="serving",
-                since_s=one.since_s,
-                restarts=one.restarts,
-                error=one.error,
-            )
-            for one in self._shards
-        ]
-
-    def start(self) -> None:
-        """Wait until all are up."""
-        deadline = time.monotonic() + self._place.room_s
-        while not self.up:
-            self.step()
-            if failed := [one for one in self._shards if one.facts is None and one.restarts > 2]:
-                raise ClusterError(f"{failed[0].name}: cannot be opened: {failed[0].error}")
+    def open_all(self) -> None:
+        """Wait until all shards run."""
+        deadline = time.monotonic() + self.config.placement_timeout_s
+        while not self.all_running:
+            self.step(wait_s=0.05)
+            if failed := [one for one in self.actors if one.info is None and one.restarts > MAX_FIRST_RESTARTS]:
+                raise ClusterError(f"{failed[0].name}: cannot be opened: it {failed[0].error}")
             if time.monotonic() > deadline:
-                late = "; ".join(f"{one.name}: {one.error or one.state}" for one in self._shards if one.state != "up")
-                raise ClusterError(f"shards: not up within {self._place.room_s:g} s ({late}); is there room for them?")
-            time.sleep(0.05)
+                late = "; ".join(f"{one.name}: {one.error or one.state}" for one in self.actors if one.pid is None)
+                raise ClusterError(
+                    f"shards: not open within {self.config.placement_timeout_s:g} s ({late}); lower "
+                    f"--cluster.shards.cpus, or add nodes"
+                )
 
-    def step(self) -> None:
-        """Look after all of them; returns at once."""
-        alive = nodes_with(self._place.shards.shape())
-        for index, shard in enumerate(self._shards):
-            if shard.handle is None and time.monotonic() >= shard.not_before:
-                self._place_again(shard, index, alive)
-            elif shard.handle is not None and shard.call is None and time.monotonic() - shard.called > LOOK_S:
-                shard.call, shard.called = shard.handle.look.remote(), time.monotonic()
-        waiting = [shard for shard in self._shards if shard.call is not None]
-        ready, _ = ray.wait([one.call for one in waiting], num_returns=len(waiting), timeout=0) if waiting else ([], [])
-        for shard in waiting:
-            if shard.call in ready:
-                self._hear(shard)
-            elif shard.state == "up" and time.monotonic() - shard.called > self._place.silent_s:
-                self._lost(shard, f"did not answer for {self._place.silent_s:g} s")
+    # ---- the policy
 
-    def close(self) -> None:
-        for shard in self._shards:
-            if shard.handle is not None:
-                ray.kill(shard.handle)
-                shard.handle = shard.call = None
+    def create(self, actor: _Shard) -> Any | None:
+        node = self._choose_node(actor)
+        if node is None:
+            return None
+        actor.record.host = node.address
+        options = actor_options(self.config.shards, threads=8, **on_node(node.id))
+        arguments = (actor.name, actor.record.path, self._host, actor.port, self._token)
+        return ray.remote(ShardProcess).options(**options).remote(*arguments)
 
-    # ---- steps of it
+    def _choose_node(self, shard: _Shard) -> NodeStatus | None:
+        """The node that has its disk; if that is gone for too long, one that may have its store."""
+        alive = nodes_that_fit(self.config.shards.ray_resources())
+        node = shard.node or shard.last_node
+        same = [one for one in alive if one.id == node] or [one for one in alive if one.address == shard.record.host]
+        found = [one for one in same if one.id not in shard.tried]
+        if not found and shard.record.store is None:
+            found = alive[shard.index % len(alive) :] if alive else []
+        elif not found and alive:
+            if shard.info is not None and time.monotonic() - shard.seen < self.config.shard_node_timeout_s:
+                return None
+            found = [one for one in alive if one.id not in shard.tried]
+            if not found:
+                self._declare_lost(shard)
+        return found[0] if found else None
 
-    def _place_again(self, shard: _Shard, index: int, alive: Sequence[NodeNow]) -> None:
-        """On the node that has its disk; if that is gone for too long, wherever its store can be found."""
-        if not alive:
-            return
-        homes = [node for node in alive if node.id == shard.node] or [n for n in alive if n.address == shard.home]
-        homes = [node for node in homes if node.id not in shard.tried]
-        if not homes and shard.store is None:
-            homes = [alive[index % len(alive)]]
-        if not homes:
-            if shard.facts is not None and time.time() - shard.gone_s < self._place.shard_away_s:
-                return
-            homes = [node for node in alive if node.id not in shard.tried]
-        if not homes:
-            self._declare_lost(shard)
-            return
-        node = homes[0]
-        strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-        shape = options(self._place.shards, threads=8, scheduling_strategy=strategy)
-        shard.handle = (
-            ray.remote(ShardWorker)
-            .options(**shape)
-            .remote(shard.name, shard.path, self._host, self._ports[shard.name], self._token)
-        )
-        shard.state, shard.node, shard.home = "starting", node.id, node.address
-        shard.called = time.monotonic()
-        shard.call = shard.handle.open.remote(shard.store, shard.replaces)
+    def start(self, actor: _Shard) -> None:
+        actor.send("open", actor.record.store, actor.record.replaces)
 
-    def _hear(self, shard: _Shard) -> None:
-        call, shard.call = shard.call, None
-        try:
-            facts: ShardFacts = ray.get(call)
-        except RayTaskError as error:
-            if isinstance(error.cause, NotHere):
-                assert shard.node is not None
-                shard.tried = (*shard.tried, shard.node)
-                self._drop(shard, str(error.cause))
-            else:
-                self._lost(shard, f"failed: {error.cause or error}")
-            return
-        except RayError as error:
-            self._lost(shard, f"died ({str(error).partition(chr(10))[0]})")
-            return
-        came = shard.state != "up"
-        shard.facts, shard.state, shard.error, shard.tried = facts, "up", None, ()
-        shard.gone_s = time.time()
-        if came:
-            shard.since_s = time.time()
-            shard.store = facts.store
-            self._ports[shard.name] = int(facts.address.rpartition(":")[2])
-            shard.pid = facts.pid
-            if shard.restarts:
-                text = f"{shard.name} is served at {facts.address} again, with {facts.steps} steps"
-                self.events.append(Event(what="shard back", name=shard.name, text=text))
-            self._write_book()
+    def started(self, actor: _Shard, reply: ShardInfo) -> None:
+        actor.enter("running")
+        actor.record.store, actor.port = reply.store, int(reply.address.rpartition(":")[2])
+        actor.tried, actor.error = (), None
+        self.received(actor, reply)
+        if actor.restarts:
+            text = f"{actor.name} is served at {reply.address} again, with {reply.steps} steps"
+            self.record("shard back", actor.name, text)
+        self._write_file()
 
-    def _lost(self, shard: _Shard, why: str) -> None:
-        logger.warning("%s %s", shard.name, why)
-        text = f"{shard.name} {why}; it is opened again where its disk is"
-        self.events.append(Event(what="worker lost", name=shard.name, text=text))
-        shard.restarts += 1
-        self.num_restarts += 1
-        self._drop(shard, why)
+    def poll(self, actor: _Shard) -> None:
+        actor.send("poll")
 
-    def _drop(self, shard: _Shard, why: str) -> None:
-        ray.kill(shard.handle)
-        shard.handle = shard.call = None
-        shard.state, shard.error = "gone", why
-        shard.not_before = time.monotonic() + PAUSE_S
+    def received(self, actor: _Shard, reply: ShardInfo) -> None:
+        actor.info, actor.seen = reply, time.monotonic()
+
+    def failed(self, actor: _Shard, error: BaseException) -> None:
+        if isinstance(error, ShardNotHereError):
+            assert actor.node is not None
+            actor.tried = (*actor.tried, actor.node)
+            self.drop(actor, str(error))
+        else:
+            self.lost(actor, ActorLost.by(error))
+
+    def lost(self, actor: _Shard, lost: ActorLost) -> None:
+        self.restart(actor, lost, then="it is opened again where its disk is")
+
+    def placement_timed_out(self, actor: _Shard) -> None:
+        """`open_all` has a timeout of its own; later, the run waits for a shard as long as it takes."""
 
     def _declare_lost(self, shard: _Shard) -> None:
-        """No node has its store."""
-        if shard.facts is None:
+        """No node has its store: begin with an empty one."""
+        record = shard.record
+        if shard.info is None:
             raise ClusterError(
-                f"{shard.name}: its store was at {shard.home}:{shard.path}, and no node has it; start Ray on the node "
-                f"with that disk, or take {shard.name} out of {self._run / BOOK} to go on without its steps"
+                f"{shard.name}: its store was at {record.host}:{record.path}, and no node has it; start Ray on the "
+                f"node with that disk, or remove {shard.name} from {self._file} to continue without its steps"
             )
-        steps = shard.facts.steps
+        steps = shard.info.steps
         text = (
-            f"{shard.name} is lost: no node has {shard.path}, so {steps} acknowledged steps are gone until that disk "
-            f"is back (then: `understudy serve {shard.path}` or `understudy info`); an empty shard takes its place"
+            f"{shard.name} is lost: no node has {record.path}, so {steps} acknowledged steps are gone until that disk "
+            f"is back (then: `understudy serve {record.path}` or `understudy info`); an empty shard takes its place"
         )
         logger.error("%s", text)
-        self.events.append(Event(what="shard lost", name=shard.name, text=text))
-        shard.lost_steps += steps
-        shard.replaces = (*shard.replaces, shard.facts.store)
-        shard.store, shard.tried, shard.node = None, (), None
+        self.record("shard lost", shard.name, text)
+        record.lost_steps += steps
+        record.replaces = (*record.replaces, shard.info.store)
+        record.store, shard.tried, shard.node, shard.last_node = None, (), None, None
 
     # ---- for the next driver
 
-    def _read_book(self) -> None:
+    def _read_file(self) -> None:
         try:
-            said: dict[str, Any] = json.loads((self._run / BOOK).read_text())
+            found: dict[str, Any] = json.loads(self._file.read_text())
         except FileNotFoundError:
             return
         except ValueError as error:
-            raise ClusterError(f"{self._run / BOOK}: is not JSON ({error}); restore it") from None
-        names = {shard.name for shard in self._shards}
-        if more := sorted(said.keys() - names):
+            raise ClusterError(f"{self._file}: is not JSON ({error}); restore it") from None
+        names = {shard.name for shard in self.actors}
+        if more := sorted(found.keys() - names):
             raise ClusterError(
-                f"shards: this run has {', '.join(more)} too, got {len(names)}; use --place.shards.num {len(said)}"
+                f"shards: this run has {', '.join(more)} too, got {len(names)}; use --cluster.shards.num {len(found)}"
             )
-        for shard in self._shards:
-            if shard.name in said:
-                one = said[shard.name]
-                shard.store, shard.path, shard.home = one["store"], one["path"], one["home"]
-                shard.lost_steps, shard.replaces = int(one["lost_steps"]), tuple(one.get("replaces", ()))
+        for shard in self.actors:
+            if shard.name in found:
+                shard.record = from_json(_Record, found[shard.name])
 
-    def _write_book(self) -> None:
-        said = {
-            one.name: {
-                "store": one.store,
-                "path": one.path,
-                "home": one.home,
-                "lost_steps": one.lost_steps,
-                "replaces": one.replaces,
-            }
-            for one in self._shards
-            if one.store is not None
-        }
-        files.write_durably(self._run / BOOK, json.dumps(said, indent=1).encode())
+    def _write_file(self) -> None:
+        content = {one.name: asdict(one.record) for one in self.actors if one.record.store is not None}
+        files.write_durably(self._file, json.dumps(content, indent=1).encode())

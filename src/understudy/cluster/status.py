@@ -1,7 +1,7 @@
-"""State: what the driver knows of its cluster, in two files of the run, for whoever watches.
+"""Status of a cluster: two files of a run that the driver writes and the dashboard reads. Imports no ray.
 
-RUN/cluster.json    now: nodes, roles, shards, counts
-RUN/cluster.jsonl   what happened, a line each
+RUN/cluster.json    the latest status: nodes, roles, shards, fault counts; replaced as a whole
+RUN/cluster.jsonl   events, one line each, appended
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 import os
 import platform
-import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from understudy.cluster.config import ClusterConfig
 from understudy.durable import files
-from understudy.training.runs.config import from_json
+from understudy.training.runs.config import from_json, to_json
 
-NOW, EVENTS = "cluster.json", "cluster.jsonl"
+STATUS_FILE, EVENTS_FILE = "cluster.json", "cluster.jsonl"
 
-RoleState: TypeAlias = Literal["up", "starting", "waiting for room", "stuck", "gone", "ended", "lost"]
-What: TypeAlias = Literal[
+RoleName: TypeAlias = Literal["learner", "shard", "inference", "rollout", "actor", "evaluator"]
+# A `stuck` process runs without progress; a `restarting` one was lost and is created again; a `lost` one is not.
+RoleState: TypeAlias = Literal["pending placement", "starting", "running", "stuck", "restarting", "ended", "lost"]
+EventKind: TypeAlias = Literal[
     "began",
     "ended",
     "worker lost",
@@ -38,114 +39,130 @@ What: TypeAlias = Literal[
 ]
 
 
+# Every field has a default and a plain type: the dashboard reads these files without trusting any field of them.
+
+
 @dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that a person may want to know afterwards."""
 
-    what: What
-    name: str  # whom it happened to
-    text: str  # one sentence
-    stack: str | None = None
     time_s: float = field(default_factory=time.time)
+    what: str = ""  # an EventKind
+    name: str = ""  # of the process, node or shard
+    text: str = ""  # one sentence
+    stack: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class RoleNow:
+class RoleStatus:
     """One process of the cluster."""
 
-    role: Literal["rollout", "inference", "learner", "shard", "actor", "evaluator"]
-    name: str
-    state: RoleState
+    role: str = ""  # a RoleName
+    name: str = ""
     node: str | None = None
     pid: int | None = None
+    state: str = "starting"  # a RoleState
     doing: str = ""
-    since_s: float = field(default_factory=time.time)
+    since_s: float = field(default_factory=time.time)  # when it entered this state
     restarts: int = 0
     error: str | None = None
     stack: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardNow:
-    """A store and where it is served. `lost_steps` were acknowledged and are on a disk that is gone."""
+class ShardStatus:
+    """A store of the run and where it is served."""
 
-    name: str
-    node: str
-    address: str
-    path: str
-    state: Literal["up", "gone", "lost"]
+    name: str = ""
+    node: str | None = None
+    address: str = ""
+    path: str = ""
+    state: str = "restarting"  # running, restarting or lost
     steps: int = 0
     commit: int = 0
-    lost_steps: int = 0
+    lost_steps: int = 0  # acknowledged steps on disks that no node has any more
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeNow:
+class NodeStatus:
     """A machine as Ray sees it."""
 
-    id: str
-    host: str
-    address: str
-    alive: bool
-    cpus: float
-    free_cpus: float
-    gpus: float
-    free_gpus: float
-    memory_bytes: int
-    seen_s: float
+    id: str = ""
+    host: str = ""
+    address: str = ""
+    alive: bool = False
+    cpus: float = 0.0
+    free_cpus: float = 0.0
+    gpus: float = 0.0
+    free_gpus: float = 0.0
+    memory_bytes: int = 0
+    seen_s: float = 0.0
 
 
-@dataclass(kw_only=True)
-class Counts:
-    """Of the whole run on this cluster."""
+@dataclass(frozen=True, kw_only=True)
+class FaultCounts:
+    """Faults that were recovered from since the driver started."""
 
     restarts: int = 0
-    reissued: int = 0
-    fenced: int = 0
+    reissued: int = 0  # tickets that were given to another worker
+    fenced: int = 0  # workers that were replaced while a call to them was outstanding
     nodes_lost: int = 0
 
 
-def last_place(run: Path) -> ClusterConfig | None:
-    """How a run was last placed, if it was."""
-    try:
-        return from_json(ClusterConfig, json.loads((run / NOW).read_text())["config"])
-    except (OSError, ValueError, KeyError):
-        return None
+@dataclass(frozen=True, kw_only=True)
+class ClusterStatus:
+    """The whole of cluster.json."""
+
+    updated_s: float = 0.0
+    pid: int | None = None  # of the driver
+    host: str = ""  # of the driver
+    address: str = ""  # of Ray
+    state: str = "running"  # of the driver: running, ended or failed
+    error: str | None = None
+    config: Mapping[str, Any] = field(default_factory=dict)
+    nodes: tuple[NodeStatus, ...] = ()
+    roles: tuple[RoleStatus, ...] = ()
+    shards: tuple[ShardStatus, ...] = ()
+    counts: FaultCounts = FaultCounts()
 
 
-class Journal:
-    """Writes both files. For several threads."""
+class StatusWriter:
+    """Writes both files. Its owner assigns nodes, roles, shards and counts between two calls of `write`."""
 
-    def __init__(self, run: Path, config: dict[str, Any], address: str):
-        self._run = run
-        self._config = config
-        self._address = address
-        self._lock = threading.Lock()
-        self.counts = Counts()
-        self.nodes: list[NodeNow] = []
-        self.roles: list[RoleNow] = []
-        self.shards: list[ShardNow] = []
+    def __init__(self, run: Path, config: ClusterConfig, address: str):
+        self._run, self._config, self._address = run, to_json(config), address
+        self.nodes: list[NodeStatus] = []
+        self.roles: list[RoleStatus] = []
+        self.shards: list[ShardStatus] = []
+        self.counts = FaultCounts()
 
-    def tell(self, events: Iterable[Event]) -> None:
+    def append(self, events: Iterable[Event]) -> None:
         lines = "".join(f"{json.dumps(asdict(event))}\n" for event in events)
         if lines:
-            with self._lock, (self._run / EVENTS).open("a") as file:
+            with (self._run / EVENTS_FILE).open("a") as file:
                 file.write(lines)
 
     def write(self, state: Literal["running", "ended", "failed"] = "running", error: str | None = None) -> None:
-        """What is known now, in place of what was."""
-        said = {
-            "updated_s": time.time(),
-            "pid": os.getpid(),
-            "host": platform.node(),
-            "address": self._address,
-            "state": state,
-            "error": error,
-            "config": self._config,
-            "nodes": [asdict(node) for node in self.nodes],
-            "roles": [asdict(role) for role in self.roles],
-            "shards": [asdict(shard) for shard in self.shards],
-            "counts": asdict(self.counts),
-        }
-        with self._lock:
-            files.write_atomically(self._run / NOW, json.dumps(said).encode())
+        """Replace the status."""
+        status = ClusterStatus(
+            updated_s=time.time(),
+            pid=os.getpid(),
+            host=platform.node(),
+            address=self._address,
+            state=state,
+            error=error,
+            config=self._config,
+            nodes=tuple(self.nodes),
+            roles=tuple(self.roles),
+            shards=tuple(self.shards),
+            counts=self.counts,
+        )
+        files.write_atomically(self._run / STATUS_FILE, json.dumps(asdict(status)).encode())
+
+
+def last_cluster_config(run: Path) -> ClusterConfig | None:
+    """The config that a run last had on a cluster, if it was on one."""
+    try:
+        return from_json(ClusterConfig, json.loads((run / STATUS_FILE).read_text())["config"])
+    except (OSError, ValueError, KeyError):
+        return None

@@ -1,4 +1,4 @@
-"""Worlds of RLPD that misbehave, for tests of the cluster."""
+"""Worlds of RLPD that hang or die, for tests of the cluster."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from understudy.core import Tree
 from understudy.envs import Task, ToyTable
 
 HANG_S = 3600.0
-NUM_STEPS = 150  # lived before the first one hangs
+NUM_STEPS = 150  # before the first one hangs
 
 
 class HangsOnce(ToyTable):
-    """Whoever comes first hangs in the middle of a step."""
+    """The first instance hangs in the middle of a step."""
 
     def __init__(self, *, flag: str):
         super().__init__(cameras=False)
         self.choose("touch_purple")
         self._flag = Path(flag)
-        self._num_lived = 0
+        self._num_calls = 0
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        self._num_lived += 1
-        if self._num_lived > NUM_STEPS and not self._flag.exists():
+        self._num_calls += 1
+        if self._num_calls > NUM_STEPS and not self._flag.exists():
             self._flag.touch()
             time.sleep(HANG_S)
         return super().advance(action)
 
 
 class DiesOnce(ToyTable):
-    """Whoever comes first is killed in the middle of an episode, when a part of it is on the shard already."""
+    """The first instance is killed in the middle of an episode, when a part of it is on the shard already."""
 
     def __init__(self, *, flag: str):
         super().__init__(cameras=False)

@@ -1,4 +1,4 @@
-"""Tickets on a real Ray: what comes back is what one process would have lived, whatever dies meanwhile."""
+"""Tickets on a real Ray: the rollouts are those of one process, whatever dies meanwhile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.training.onpolicy.making import make_config, save_policy
 
 from understudy.cluster.collector import ClusterCollector
 from understudy.cluster.config import ClusterConfig, InferenceConfig, RolloutConfig
-from understudy.cluster.ray_session import ClusterError, connected
+from understudy.cluster.ray_session import ClusterError, ray_session
 from understudy.cluster.roles.inference_worker import InferenceWorker
 from understudy.core import UnderstudyError
 from understudy.policies import Sampling
@@ -33,9 +33,9 @@ NUM_GROUPS = 8
 
 
 class Stand:
-    """A collector on a cluster, the tickets that it is to live, and what one process makes of them."""
+    """A collector on a cluster, its tickets, and the rollouts of one process for them."""
 
-    def __init__(self, config: OnPolicyConfig, policy: Path, place: ClusterConfig):
+    def __init__(self, config: OnPolicyConfig, policy: Path, cluster: ClusterConfig):
         with Collector(config.env, num_parallel_envs=2) as local:
             self.policy = load_policy(config, policy, local.step_spec, adapted=True)
             self.policy.version = 3
@@ -44,18 +44,18 @@ class Stand:
             plan.next_iteration()
             self.tickets: tuple[Ticket, ...] = plan.wave(NUM_GROUPS)
             self.expected = {one.ticket.number: one for one in local.collect(self.tickets, self.policy, Sampling())}
-        self.collector = ClusterCollector(config, place, policy, rank=0, num_ranks=1, device="cpu")
+        self.collector = ClusterCollector(config, cluster, policy, rank=0, num_ranks=1, device="cpu")
         self.collector.publish(3, self.weights)
 
     def weights(self) -> dict[str, Any]:
         return {name: value.detach().numpy() for name, value in self.policy.model.named_parameters()}
 
     def wait_for_workers(self) -> None:
-        """All are up, and what happened before is forgotten."""
-        while any(role.state != "up" for role in self.collector.roles()):
+        """Wait until all run, and forget what happened before."""
+        while any(role.state != "running" for role in self.collector.roles()):
             list(self.stream())
         self.collector.take_events()
-        self.collector.num_restarts = 0
+        self.collector.counts.clear()
 
     def stream(self) -> Iterator[Rollout]:
         return self.collector.stream(self.tickets, self.policy, Sampling())
@@ -66,14 +66,14 @@ class Stand:
         assert all(one.equals(self.expected[one.ticket.number]) for one in found)
 
     def pids(self) -> list[int]:
-        return [role.pid for role in self.collector.roles() if role.state == "up" and role.pid is not None]
+        return [role.pid for role in self.collector.roles() if role.state == "running" and role.pid is not None]
 
 
 @contextmanager
-def standing(folder: Path, address: str, place: ClusterConfig, **changes: Any) -> Iterator[Stand]:
+def standing(folder: Path, address: str, cluster: ClusterConfig, **changes: Any) -> Iterator[Stand]:
     policy = save_policy(folder / "start.safetensors")
-    with connected(address, place):
-        stand = Stand(make_config(policy, **changes), policy, place)
+    with ray_session(address, cluster):
+        stand = Stand(make_config(policy, **changes), policy, cluster)
         try:
             yield stand
         finally:
@@ -83,8 +83,8 @@ def standing(folder: Path, address: str, place: ClusterConfig, **changes: Any) -
 @pytest.fixture(scope="module")
 def stand(tmp_path_factory: pytest.TempPathFactory, ray_cluster: Any) -> Iterator[Stand]:
     """Two workers that serve several tests: whatever one does to them, the next finds them whole again."""
-    place = ClusterConfig(rollout=RolloutConfig(num=2, envs=2), silent_s=8.0)
-    with standing(tmp_path_factory.mktemp("stand"), str(ray_cluster.address), place) as stand:
+    cluster = ClusterConfig(rollout=RolloutConfig(num=2, envs=2), heartbeat_timeout_s=8.0)
+    with standing(tmp_path_factory.mktemp("stand"), str(ray_cluster.address), cluster) as stand:
         yield stand
 
 
@@ -103,20 +103,20 @@ def test_a_worker_that_dies_is_replaced(stand: Stand) -> None:
     stand.check(found)
     events = stand.collector.take_events()
     assert any(event.what == "worker lost" and "died" in event.text for event in events)
-    assert stand.collector.num_restarts >= 1
+    assert stand.collector.counts["restarts"] >= 1
 
 
-def test_who_is_thought_dead_and_still_answers_is_not_heard(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a node that cannot be reached: it cannot be killed, and goes on when it can be reached again."""
+def test_a_late_reply_of_a_replaced_worker_is_ignored(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a node that cannot be reached: it cannot be killed, and continues when it can be reached again."""
     stand.wait_for_workers()
     stream = stand.stream()
     found = [next(stream)]
     monkeypatch.setattr(ray, "kill", lambda handle: None)
     asleep = stand.pids()[0]
     os.kill(asleep, signal.SIGSTOP)
-    before = stand.collector.num_fenced
+    before = stand.collector.counts["fenced"]
     try:
-        while stand.collector.num_fenced == before:
+        while stand.collector.counts["fenced"] == before:
             found.append(next(stream))
     finally:
         os.kill(asleep, signal.SIGCONT)
@@ -124,80 +124,79 @@ def test_who_is_thought_dead_and_still_answers_is_not_heard(stand: Stand, monkey
     time.sleep(1.0)  # for it to answer
     found += stream
     stand.check(found)
-    assert stand.collector.num_reissued > 0
+    assert stand.collector.counts["reissued"] > 0
     with suppress(ProcessLookupError):
         os.kill(asleep, signal.SIGKILL)
 
 
-def test_where_a_worker_hangs_is_shown(stand: Stand, tmp_path: Path) -> None:
+def test_a_worker_that_hangs_is_replaced_and_its_stack_is_shown(stand: Stand, tmp_path: Path) -> None:
     flag = tmp_path / "hung"
-    place = ClusterConfig(rollout=RolloutConfig(num=1), stuck_s=2.0)
+    cluster = ClusterConfig(rollout=RolloutConfig(num=1), progress_timeout_s=2.0)
     policy = save_policy(tmp_path / "start.safetensors")
     config = make_config(policy, env=f"tests.unit.cluster.worlds:HangsOnce?flag={flag}")
-    collector = ClusterCollector(config, place, policy, rank=0, num_ranks=1, device="cpu")
+    collector = ClusterCollector(config, cluster, policy, rank=0, num_ranks=1, device="cpu")
     try:
         collector.publish(3, stand.weights)
         found = list(collector.stream(stand.tickets, stand.policy, Sampling()))
         assert flag.exists()
         assert len(found) == len(stand.tickets)
         events = [event for event in collector.take_events() if event.what == "stuck"]
-        assert "got nothing done" in events[0].text
+        assert "made no progress" in events[0].text
         assert events[0].stack is not None
         assert "collector.stream" in events[0].stack
     finally:
         collector.close()
 
 
-def test_what_would_fail_anywhere_ends_it(stand: Stand, tmp_path: Path) -> None:
+def test_an_error_that_any_worker_would_raise_ends_it(stand: Stand, tmp_path: Path) -> None:
     config = make_config(tmp_path / "start.safetensors", env="tests.nowhere:World")
     with pytest.raises(UnderstudyError, match=r"tests\.nowhere"):
         ClusterCollector(config, ClusterConfig(), tmp_path, rank=0, num_ranks=1, device="cpu")
 
 
-def test_no_room_is_said(stand: Stand, tmp_path: Path) -> None:
-    place = ClusterConfig(rollout=RolloutConfig(cpus=1000), room_s=1.0)
-    text = r"no node had room for .*1000.*of 6 CPU are free.*--place\.rollout\.cpus"
+def test_missing_resources_are_named(stand: Stand, tmp_path: Path) -> None:
+    cluster = ClusterConfig(rollout=RolloutConfig(cpus=1000), placement_timeout_s=1.0)
+    text = r"no node had the resources for 1 x .*1000.*of 6 CPU are free.*--cluster\.rollout\.num, \.cpus"
     with pytest.raises(ClusterError, match=text):
-        ClusterCollector(make_config(tmp_path), place, tmp_path, rank=0, num_ranks=1, device="cpu")
+        ClusterCollector(make_config(tmp_path), cluster, tmp_path, rank=0, num_ranks=1, device="cpu")
 
 
 def test_workers_join_and_leave(stand: Stand, tmp_path: Path, ray_cluster: Any) -> None:
-    place = ClusterConfig(rollout=RolloutConfig(num=2, resources='{"simulator": 1}', cpus=0))
+    cluster = ClusterConfig(rollout=RolloutConfig(num=2, resources='{"simulator": 1}', cpus=0))
     policy = save_policy(tmp_path / "start.safetensors")
     nodes = [ray_cluster.add_node(num_cpus=0, resources={"simulator": 1}, object_store_memory=MEMORY)]
-    collector = ClusterCollector(make_config(policy), place, policy, rank=0, num_ranks=1, device="cpu")
+    collector = ClusterCollector(make_config(policy), cluster, policy, rank=0, num_ranks=1, device="cpu")
     try:
         collector.publish(3, stand.weights)
         stand.check(list(collector.stream(stand.tickets, stand.policy, Sampling())))
-        assert sorted(role.state for role in collector.roles()) == ["up", "waiting for room"]
+        assert sorted(role.state for role in collector.roles()) == ["pending placement", "running"]
         nodes.append(ray_cluster.add_node(num_cpus=0, resources={"simulator": 1}, object_store_memory=MEMORY))
         for _ in range(500):
             stand.check(list(collector.stream(stand.tickets, stand.policy, Sampling())))
-            if [role.state for role in collector.roles()] == ["up", "up"]:
+            if [role.state for role in collector.roles()] == ["running", "running"]:
                 break
-        assert [role.state for role in collector.roles()] == ["up", "up"]
+        assert [role.state for role in collector.roles()] == ["running", "running"]
         ray_cluster.remove_node(nodes.pop(0), allow_graceful=False)
         for _ in range(500):  # what is left of the node may answer for a while
             stand.check(list(collector.stream(stand.tickets, stand.policy, Sampling())))
-            if collector.num_restarts:
+            if collector.counts["restarts"]:
                 break
-        assert collector.num_restarts
+        assert collector.counts["restarts"]
     finally:
         collector.close()
         for node in nodes:
             ray_cluster.remove_node(node, allow_graceful=False)
 
 
-def test_roles_stand_where_they_are_put(stand: Stand, tmp_path: Path, ray_cluster: Any) -> None:
-    """Apart from the learner, in an environment of their own."""
+def test_workers_run_on_separate_nodes_in_their_environment(stand: Stand, tmp_path: Path, ray_cluster: Any) -> None:
     head = ray.get_runtime_context().get_node_id()
     node = ray_cluster.add_node(num_cpus=1, object_store_memory=MEMORY)
     policy = save_policy(tmp_path / "start.safetensors")
     rollout = RolloutConfig(num=1, runtime_env='{"env_vars": {"SIDES_NAME": "other sides"}}')
     config = make_config(policy, env="tests.unit.cluster.worlds:Named")
-    place = ClusterConfig(rollout=rollout, apart=True)
+    cluster = ClusterConfig(rollout=rollout, separate_nodes=True)
     try:
-        collector = ClusterCollector(config, place, policy, rank=0, num_ranks=1, device="cpu", learner_nodes=[head])
+        collector = ClusterCollector(config, cluster, policy, rank=0, num_ranks=1, device="cpu", learner_nodes=[head])
         try:
             assert collector.roles()[0].node not in (None, head)
             assert collector.suite.name == "other sides"
@@ -207,14 +206,22 @@ def test_roles_stand_where_they_are_put(stand: Stand, tmp_path: Path, ray_cluste
         ray_cluster.remove_node(node, allow_graceful=False)
 
 
-def test_inference_workers_decide_for_those_without_a_policy(stand: Stand, tmp_path: Path) -> None:
-    place = ClusterConfig(rollout=RolloutConfig(num=1, envs=2), inference=InferenceConfig(num=1))
+def test_inference_workers_run_the_policy_for_rollout_workers(stand: Stand, tmp_path: Path) -> None:
+    cluster = ClusterConfig(rollout=RolloutConfig(num=1, envs=2), inference=InferenceConfig(num=1))
     policy = save_policy(tmp_path / "start.safetensors")
-    collector = ClusterCollector(make_config(policy), place, policy, rank=0, num_ranks=1, device="cpu")
+    collector = ClusterCollector(make_config(policy), cluster, policy, rank=0, num_ranks=1, device="cpu")
     try:
         collector.publish(3, stand.weights)
         stand.check(list(collector.stream(stand.tickets, stand.policy, Sampling())))
-        assert [role.role for role in collector.roles()] == ["rollout", "inference"]
+        inference = collector.roles()[1]
+        assert (inference.role, inference.state) == ("inference", "running")
+        assert inference.pid is not None
+        os.kill(inference.pid, signal.SIGKILL)
+        while not collector.totals()["restarts"]:
+            stand.check(list(collector.stream(stand.tickets, stand.policy, Sampling())))
+        assert any(
+            event.name == "inference-0-0" and "Ray starts it again" in event.text for event in collector.take_events()
+        )
     finally:
         collector.close()
 
@@ -224,13 +231,14 @@ def test_inference_takes_so_many_rows_at_once(stand: Stand, tmp_path: Path) -> N
     spec = stand.collector.step_spec
     worker = InferenceWorker(make_config(policy), policy, spec, device="cpu", threads=1, max_rows=2)
     sizes: list[int] = []
-    act = worker._copy._policy.act
+    policy = worker._loaded()._policy
+    act = policy.act
 
     def counted(observation: Any, instructions: Any, **options: Any) -> Any:
         sizes.append(len(instructions))
         return act(observation, instructions, **options)
 
-    worker._copy._policy.act = counted
+    policy.act = counted
     weights = [ray.put(stand.weights())]
     picture = {"camera": np.zeros((1, 16, 16, 3), np.uint8)}
 
@@ -248,9 +256,9 @@ def test_inference_takes_so_many_rows_at_once(stand: Stand, tmp_path: Path) -> N
     assert sorted(sizes) == [1, 2, 2]
 
 
-def test_no_ray_is_said() -> None:
+def test_a_missing_ray_is_named() -> None:
     with (
         pytest.raises(ClusterError, match=r"no Ray at '127\.0\.0\.1:1'.*ray start --head"),
-        connected("127.0.0.1:1", ClusterConfig()),
+        ray_session("127.0.0.1:1", ClusterConfig()),
     ):
         pass

@@ -10,6 +10,7 @@ import pytest
 from tests.unit.training.onpolicy.making import save_policy
 
 from understudy.cli import main
+from understudy.training.runs.run import FORMAT
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
@@ -42,9 +43,12 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         (
             ("--cluster.rollout.num", "3"),
-            "place: says how a run stands on a cluster, and there is none; add",
+            "cluster: the options --cluster.* need a cluster; add `--cluster local`, or leave them out",
         ),
-        (("--cluster", "local", "--ranks", "2"), "ranks: on a cluster use --cluster.learner.num instead, got --ranks 2 too"),
+        (
+            ("--cluster", "local", "--ranks", "2"),
+            "on a cluster use --cluster.learner.num instead, got --ranks 2 too",
+        ),
         (("--cluster", "local", "--cluster.learner.num", "2"), "engine.parallel: 'none' is for 1 process, got 2 ranks"),
         (("--cluster", "127.0.0.1:1"), "cluster: no Ray at '127.0.0.1:1'"),
     ],
@@ -57,9 +61,9 @@ def test_it_refuses(here: Path, capsys: pytest.CaptureFixture[str], options: tup
 
 def test_only_some_runs_can(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run").mkdir()
-    (here / "run" / "config.json").write_text(json.dumps({"kind": "cloning", "understudy": "0", "config": {}}))
+    (here / "run" / "config.json").write_text(json.dumps({"format": FORMAT, "kind": "cloning", "config": {}}))
     assert main(["resume", "run", "--cluster", "local"]) == 1
-    assert "cluster: a run of cloning is trained by 1 process; leave it out" in capsys.readouterr().err
+    assert "cluster: a run of cloning has 1 process; leave --cluster out" in capsys.readouterr().err
 
 
 def test_a_run_on_a_cluster(here: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,8 +86,8 @@ def test_a_run_on_a_cluster(here: Path, address: str, capsys: pytest.CaptureFixt
     assert main(["train", "grpo", "run", *SMALL, "--cluster", address, *options]) == 0
     assert "of held-out episodes succeed" in capsys.readouterr().out
     assert sorted(path.name for path in (here / "disks" / "run").iterdir()) == ["shard-0", "shard-1"]
-    assert main(["resume", "run", "--cluster", address]) == 0  # placed as before, and there is nothing left to do
-    said = json.loads((here / "run" / "cluster.json").read_text())
-    assert said["config"]["shards"]["num"] == 2
-    assert [shard["address"].rpartition(":")[2] for shard in said["shards"]] == [str(port), str(port + 1)]
+    assert main(["resume", "run", "--cluster", address]) == 0  # with the same options, and there is nothing left to do
+    status = json.loads((here / "run" / "cluster.json").read_text())
+    assert status["config"]["shards"]["num"] == 2
+    assert [shard["address"].rpartition(":")[2] for shard in status["shards"]] == [str(port), str(port + 1)]
     assert not (here / "run" / "token").exists()  # none is made if one is given

@@ -1,4 +1,4 @@
-"""Worlds that misbehave, for tests of the cluster."""
+"""Worlds that hang, for tests of the cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HANG_S = 20.0  # less than after which a simulator is given up
 
 
 class Named(SidesWorld):
-    """Its suite has the name that its process was told."""
+    """Its suite has the name that its environment variable says."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -24,7 +24,7 @@ class Named(SidesWorld):
 
 
 class HangsOnce(SidesWorld):
-    """Whoever comes first is in for a long wait."""
+    """The first step of the first instance takes long."""
 
     def __init__(self, *, flag: str):
         super().__init__()

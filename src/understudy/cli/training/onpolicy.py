@@ -148,7 +148,7 @@ def _run_on_cluster(run: Run, num_ranks: int, cluster: str, cluster_config: Clus
             console.print(text, soft_wrap=True)
 
     with iteration_progress(console) as progress:
-        run_on_policy(run, cluster_config, address=cluster, watch=progress, told=show_restored)
+        run_on_policy(run, cluster_config, address=cluster, on_update=progress, on_messages=show_restored)
     _print_score(run, console)
     return 0
 

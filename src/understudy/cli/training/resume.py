@@ -27,13 +27,13 @@ def command(
             runs on this machine, and HOST:PORT connects to another.
         cluster_config: Workers of each role on the cluster, and their resources; by default as before.
     """
-    from understudy.cluster.status import last_place
+    from understudy.cluster.status import last_cluster_config
     from understudy.training.runs.run import Run
 
     found = Run(run)
     check_cluster_options(cluster, cluster_config)
     if cluster is not None and cluster_config == DEFAULT_CLUSTER:
-        cluster_config = last_place(run) or cluster_config
+        cluster_config = last_cluster_config(run) or cluster_config
     if found.kind in ("grpo", "rloo", "reinforce", "ppo"):
         from understudy.cli.training import onpolicy
 

@@ -61,8 +61,8 @@ def run_until_finished(run: Run, cluster: str | None, cluster_config: ClusterCon
     with rlpd_progress(console) as progress:
         if cluster is not None:
             with needs_extra("cluster"):
-                from understudy.cluster.rlpd_supervisor import run_rlpd
-            run_rlpd(run, cluster_config, address=cluster, watch=progress, told=show_restored)
+                from understudy.cluster.launch import run_rlpd
+            run_rlpd(run, cluster_config, address=cluster, on_update=progress, on_messages=show_restored)
         else:
             with LocalRun(run, progress) as local:
                 show_restored(local.restored)

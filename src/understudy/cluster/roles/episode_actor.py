@@ -1,198 +1,110 @@
-"""Player: the synchronous run of RLPD with its actor and its store in processes of their own.
+"""Episode actor: a world in a Ray actor that runs one episode, or one evaluation, whenever it is asked to.
 
-An episode is lived by an actor on any node, with the policy that it is sent, and is on the shard's disk when it comes
-back. If the actor is lost in the middle, what it began is set aside and another lives the same episode: all chance
-comes from the seed, the name and the number. So it equals the local run, whoever dies.
+A synchronous run of RLPD has one: an episode is on the shard's disk when it comes back. Beside many actors, the learner
+has one to evaluate policies.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 
-from understudy.cluster.config import ClusterConfig
-from understudy.cluster.ray_session import Placed, elsewhere, options
-from understudy.cluster.supervisor import Minded
-from understudy.core import StepSpec
+from understudy.cluster.roles.process import Notice, RoleProcess
+from understudy.cluster.roles.rlpd_job import follow
+from understudy.core import StepSpec, Tree
 from understudy.envs.registry import open_world
+from understudy.envs.world import World
 from understudy.policies import ActorPolicy
 from understudy.service.client.remote import Remote, connect
+from understudy.service.client.remote_writer import RemoteWriter
 from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.actor import Actor
-from understudy.training.offpolicy.demo_online_mixture import Shards
-from understudy.training.offpolicy.episode_backend import NAME, Commit
+from understudy.training.offpolicy.episode_backend import NAME
 from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for, make_takeover
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult
 from understudy.training.runs.health import Health
-from understudy.training.runs.run import RunError
 
-DELIVER_S = 1.0
+DELIVERY_WAIT_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlayerJob:
-    """All that a player is made of."""
+class EpisodeActorJob:
+    """What an episode actor is made of."""
 
     config: RLPDConfig
-    directory: Path  # in which relative paths are meant
-    threads: int  # of torch: the same as the learner's, so that both find the same bits
-    stuck_s: float  # without progress, after which it shows its stack
+    directory: Path  # that relative paths refer to
+    threads: int  # of torch: the same as the learner's, so that both compute the same bits
+    progress_timeout_s: float
     shard: str | None = None  # name=host:port; None: it only evaluates
     token: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sent:
+class PolicySnapshot:
     """A policy on its way to another process."""
 
-    parameters: Any
+    parameters: Tree
     description: dict[str, Any]
 
     @staticmethod
-    def of(policy: ActorPolicy) -> Sent:
-        return Sent(parameters=policy.parameters(), description=policy.description())
+    def of(policy: ActorPolicy) -> PolicySnapshot:
+        return PolicySnapshot(parameters=policy.parameters(), description=policy.description())
 
     def policy(self) -> ActorPolicy:
         return ActorPolicy.of(self.parameters, self.description)
 
 
-class Player(Placed):
-    """One Ray actor: a world in which episodes are lived for a shard, or policies judged."""
+class EpisodeActor(RoleProcess):
+    """One Ray actor. The supervisor starts `open`, `run_episode` or `evaluate`, one at a time."""
 
-    def __init__(self, job: PlayerJob):
+    def __init__(self, job: EpisodeActorJob):
+        super().__init__(Health(None, role="actor", name=NAME), progress_timeout_s=job.progress_timeout_s)
         self._job = job
         self._undo = ExitStack()
-        self._remote: Remote | None = None
-        self._actor: Actor | None = None
-        self.health = Health(None, role="actor", name=NAME, progress_timeout_s=job.stuck_s)
+        self._world: World | None = None
+        self._recording: tuple[Remote, RemoteWriter, Actor] | None = None
 
-    def look(self, addresses: Mapping[str, str]) -> Mapping[str, Any]:
-        """What it does; and it is told where its shard is."""
-        if self._remote is not None:
-            follow(self._remote, addresses)
-        return self.health.now()
+    def notified(self, notice: Notice) -> None:
+        if self._recording is not None:
+            follow(self._recording[0], notice.addresses)
 
     def open(self) -> StepSpec:
-        """Be ready; says what the world is like."""
-        if not hasattr(self, "_world"):
+        """Open the world; returns its spec."""
+        return self._opened().step_spec
+
+    def run_episode(self, snapshot: PolicySnapshot | None, number: int) -> EpisodeResult:
+        """Run the episode of a number; it is durable on the shard when this returns."""
+        _, writer, actor = self._recording = self._recording or self._record(self._opened())
+        found = actor.run_episode(None if snapshot is None else snapshot.policy(), number)
+        while not writer.wait_delivered(DELIVERY_WAIT_S):
+            self.health.progress(f"waiting for the shard: {writer.delivery.problem or 'it is slow'}")
+        return found
+
+    def evaluate(self, snapshot: PolicySnapshot, config: EvaluationConfig) -> tuple[EvaluationResult, dict[str, bytes]]:
+        """Run held-out episodes; the videos come along, since the run's directory may be on another machine."""
+        with tempfile.TemporaryDirectory() as videos:
+            found = evaluator_for(self._opened(), self.health.progress)(snapshot.policy(), config, Path(videos))
+            return found, {path.name: path.read_bytes() for path in Path(videos).iterdir()}
+
+    def _opened(self) -> World:
+        if self._world is None:
             self.health.progress("opening the world")
             if self._job.directory.is_dir():
                 os.chdir(self._job.directory)
             torch.set_num_threads(self._job.threads)
             self._world = self._undo.enter_context(open_world(self._job.config.env))
-            self._evaluate = evaluator_for(self._world, self.health.progress)
-        return self._world.step_spec
+        return self._world
 
-    def run_episode(self, sent: Sent | None, number: int) -> EpisodeResult:
-        """The episode of a number, durable on the shard when this returns."""
-        self.open()
-        if self._actor is None:
-            assert self._job.shard is not None
-            self._remote = self._undo.enter_context(connect(self._job.shard, token=self._job.token))
-            self._writer = self._undo.enter_context(self._remote.writer(NAME, self._world.step_spec))
-            takeover = make_takeover(self._job.config, self._world)
-            self._actor = Actor(
-                self._job.config, self._world, self._writer, name=NAME, takeover=takeover, health=self.health
-            )
-        rolled = self._actor.run_episode(None if sent is None else sent.policy(), number)
-        while not self._writer.wait_delivered(DELIVER_S):
-            self.health.progress(f"waiting for the shard: {self._writer.delivery.problem or 'it is slow'}")
-        return rolled
-
-    def evaluate(self, sent: Sent, config: EvaluationConfig) -> tuple[EvaluationResult, dict[str, bytes]]:
-        """Play held-out episodes; the videos come along, since the run's directory may not be here."""
-        self.open()
-        with tempfile.TemporaryDirectory() as place:
-            result = self._evaluate(sent.policy(), config, Path(place))
-            return result, {path.name: path.read_bytes() for path in Path(place).iterdir()}
-
-
-def evaluate_with(player: Minded, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
-    """What a player says of a policy; its videos are put where they belong."""
-    result, content = player.ask("evaluate", Sent.of(policy), config)
-    for name, video in content.items():
-        videos.mkdir(parents=True, exist_ok=True)
-        (videos / name).write_bytes(video)
-    return result  # type: ignore[no-any-return]
-
-
-def follow(remote: Remote, addresses: Mapping[str, str]) -> None:
-    """Shards may have moved: look for them where they are said to be now."""
-    for name in remote.names:
-        if name in addresses:
-            remote.update_address(name, addresses[name])
-
-
-class PlayerStage:
-    """A Stage for `LocalRun`: a player anywhere, and one shard."""
-
-    def __init__(
-        self,
-        job: PlayerJob,
-        place: ClusterConfig,
-        shards: Shards,
-        addresses: Callable[[], Mapping[str, str]],
-        progress: Callable[[str], None],
-    ):
-        """`shards` has one server; `addresses` says where it is now."""
-        (self._shard,) = shards.remote.names
-        self._shards = shards
-        self._progress = progress
-        apart = elsewhere([ray.get_runtime_context().get_node_id()]) if place.apart else {}
-
-        def make() -> Any:
-            now = replace(job, shard=f"{self._shard}={addresses()[self._shard]}")
-            return ray.remote(Player).options(**options(place.rollout, threads=3, **apart)).remote(now)
-
-        self.player = Minded("actor", "actor-0", make, place, told=addresses, progress=progress)
-        self._spec: StepSpec = self.player.ask("open")
-        shards.remote.wait_until_reachable(progress)
-
-    @property
-    def step_spec(self) -> StepSpec:
-        return self._spec
-
-    @property
-    def experience(self) -> Path | Shards:
-        return self._shards
-
-    @property
-    def commit(self) -> Commit:
-        self._shards.remote.wait_until_reachable(self._progress)
-        return {self._shard: int(self._shards.remote.status()[self._shard]["commit"])}
-
-    def rollback(self, commit: Commit) -> list[str]:
-        if not isinstance(commit, dict) or self._shard not in commit:
-            raise RunError(f"this run keeps its episodes elsewhere, and not on {self._shard}; go on without --cluster")
-        return self._rollback(commit[self._shard])
-
-    def _rollback(self, commit: int) -> list[str]:
-        self._shards.remote.wait_until_reachable(self._progress)
-        return list(self._shards.remote.request("rollback", {"commit": commit, "actors": NAME}))
-
-    def start(self, health: Health) -> None:
-        """It is ready."""
-
-    def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
-        commit = self.commit
-        assert isinstance(commit, dict)
-
-        def lost() -> None:
-            self._rollback(commit[self._shard])
-
-        sent = None if policy is None else Sent.of(policy)
-        return self.player.ask("run_episode", sent, number, lost=lost)  # type: ignore[no-any-return]
-
-    def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
-        return evaluate_with(self.player, policy, config, videos)
-
-    def close(self) -> None:
-        self.player.close()
+    def _record(self, world: World) -> tuple[Remote, RemoteWriter, Actor]:
+        job = self._job
+        assert job.shard is not None, "an evaluator has no shard"
+        remote = self._undo.enter_context(connect(job.shard, token=job.token))
+        writer = self._undo.enter_context(remote.writer(NAME, world.step_spec))
+        takeover = make_takeover(job.config, world)
+        return remote, writer, Actor(job.config, world, writer, name=NAME, takeover=takeover, health=self.health)

@@ -1,14 +1,16 @@
-"""Inference: copies of the policy that is trained, beside the simulators, or in workers of their own.
+"""Inference: copies of the policy that is trained, beside the simulators or in workers of their own.
 
-A copy is made from the artefact that the run began with, and takes from the learner what is trained, by reference
-into Ray's object store: it travels once to each node, whoever is there.
+A copy is loaded from the file that the run began with. The learner then sends the trained weights of each version by
+reference into Ray's object store, so they travel once to each node, however many processes there use them.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import numpy as np
 import ray
 import torch
 
+from understudy.cluster.roles.process import location
 from understudy.core import Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import Acted, Evaluated, Sampling
@@ -23,13 +26,14 @@ from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.single_process import SingleProcess
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.policy_files import load_policy
+from understudy.training.runs.stack_dump import dump_stacks
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class PolicyFacts:
-    """What a policy says of itself, to those who only ask it."""
+class PolicyInfo:
+    """What a rollout worker must know of a policy that it does not have."""
 
     block_steps: int
     log_prob_size: int
@@ -37,47 +41,71 @@ class PolicyFacts:
     has_value: bool
 
 
-class Copy:
-    """A policy that acts in the precision that it is trained in."""
+class PolicyCopy:
+    """A copy of the policy, which acts in the precision that it is trained in."""
 
     def __init__(self, config: OnPolicyConfig, path: Path, spec: StepSpec, *, device: str):
         self._policy = load_policy(replace(config, device=device), path, spec, adapted=True)
-        self._policy.forward = SingleProcess(self._policy.model, Ranks(0, 1, device=device), config.engine.precision).forward
+        self._policy.forward = SingleProcess(
+            self._policy.model, Ranks(0, 1, device=device), config.engine.precision
+        ).forward
         self._version: int | None = None
-        self.facts = PolicyFacts(
+        self.info = PolicyInfo(
             block_steps=self._policy.block_steps,
             log_prob_size=self._policy.log_prob_size,
             replay_spec=self._policy.replay_spec,
             has_value=self._policy.has_value,
         )
 
-    def take(self, version: int, weights: Any) -> None:
-        """Become a version; `weights` refers to its trained arrays."""
+    def load(self, version: int, weights: Any) -> None:
+        """Load a version; `weights` refers to its trained arrays."""
         if version == self._version:
             return
-        known = dict(self._policy.model.state_dict(keep_vars=True))
+        parameters = dict(self._policy.model.state_dict(keep_vars=True))
         with torch.no_grad():
             for name, array in ray.get(weights).items():
-                known[name].copy_(torch.from_numpy(np.array(array)))
+                parameters[name].copy_(torch.from_numpy(np.array(array)))
         self._version = self._policy.version = version
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
 
 
+@dataclass(frozen=True, kw_only=True)
+class InferenceStatus:
+    """What an inference worker answers to a poll."""
+
+    location: tuple[str, int]
+    busy_s: float  # since the present forward pass began
+    stack: str | None  # if that is longer than it may be
+
+
 class InferenceWorker:
-    """One Ray actor. Ray restarts it by itself: all it knows, it is told with each question."""
+    """One Ray actor. Ray itself restarts it and sends its calls again: each request carries all that is needed."""
 
     def __init__(self, config: OnPolicyConfig, path: Path, spec: StepSpec, *, device: str, threads: int, max_rows: int):
-        torch.set_num_threads(threads)
-        self._copy = Copy(config, path, spec, device=device)
-        self._max_rows = max_rows
-        self._turn = threading.Lock()
-        self._waiting: list[_Question] = []
-        self._guard = threading.Lock()
+        self._load = partial(PolicyCopy, config, path, spec, device=device)
+        self._threads, self._max_rows = threads, max_rows
+        self._copy: PolicyCopy | None = None
+        self._turn = threading.Lock()  # held while the policy is loaded or runs
+        self._busy_since: float | None = None
+        self._guard = threading.Lock()  # guards what follows
+        self._waiting: list[_Request] = []
 
-    def facts(self) -> PolicyFacts:
-        return self._copy.facts
+    def location(self) -> tuple[str, int]:
+        return location()
+
+    def info(self) -> PolicyInfo:
+        """Load the policy, if it is not loaded yet, and describe it."""
+        with self._turn:
+            return self._loaded().info
+
+    @ray.method(concurrency_group="control")  # type: ignore[arg-type]  # Ray's stub knows only async methods here
+    def poll(self, *, progress_timeout_s: float) -> InferenceStatus:
+        since = self._busy_since
+        busy_s = 0.0 if since is None else time.monotonic() - since
+        stack = dump_stacks() if busy_s > progress_timeout_s else None
+        return InferenceStatus(location=location(), busy_s=busy_s, stack=stack)
 
     def act(
         self,
@@ -88,8 +116,8 @@ class InferenceWorker:
         rngs: Sequence[np.random.Generator],
         sampling: Sampling,
     ) -> tuple[Acted, list[Mapping[str, Any]]]:
-        """Decide, together with all who ask for the same meanwhile; also where each generator is afterwards."""
-        mine = _Question(
+        """Choose actions, batched with waiting requests; also returns the state of each generator afterwards."""
+        mine = _Request(
             version=version,
             weights=weights[0],
             observation=observation,
@@ -100,13 +128,18 @@ class InferenceWorker:
         with self._guard:
             self._waiting.append(mine)
         with self._turn:
-            if mine.answer is None:
-                self._answer(mine)
-        assert mine.answer is not None
-        return mine.answer, [rng.bit_generator.state for rng in mine.rngs]
+            if mine.reply is None:
+                policy = self._loaded()
+                self._busy_since = time.monotonic()
+                try:
+                    self._run(policy, mine)
+                finally:
+                    self._busy_since = None
+        assert mine.reply is not None
+        return mine.reply, [rng.bit_generator.state for rng in mine.rngs]
 
-    def _answer(self, first: _Question) -> None:
-        """All that wait for the same version and sampling, as many as fit, in one forward pass."""
+    def _run(self, policy: PolicyCopy, first: _Request) -> None:
+        """One forward pass for all requests of the same version and sampling, as many as fit."""
         with self._guard:
             same = [one for one in self._waiting if (one.version, one.sampling) == (first.version, first.sampling)]
             chosen, rows = [first], len(first.rngs)
@@ -115,8 +148,8 @@ class InferenceWorker:
                     chosen.append(one)
                     rows += len(one.rngs)
             self._waiting = [one for one in self._waiting if one not in chosen]
-        self._copy.take(first.version, first.weights)
-        acted = self._copy.act(
+        policy.load(first.version, first.weights)
+        acted = policy.act(
             _joined([one.observation for one in chosen]),
             [text for one in chosen for text in one.instructions],
             rngs=[rng for one in chosen for rng in one.rngs],
@@ -124,34 +157,40 @@ class InferenceWorker:
         )
         start = 0
         for one in chosen:
-            one.answer = _rows(acted, slice(start, start + len(one.rngs)))
+            one.reply = _rows(acted, slice(start, start + len(one.rngs)))
             start += len(one.rngs)
+
+    def _loaded(self) -> PolicyCopy:
+        if self._copy is None:
+            torch.set_num_threads(self._threads)
+            self._copy = self._load()
+        return self._copy
 
 
 @dataclass(eq=False, kw_only=True)
-class _Question:
+class _Request:
     version: int
     weights: Any
     observation: Tree
     instructions: tuple[str, ...]
     rngs: tuple[np.random.Generator, ...]
     sampling: Sampling
-    answer: Acted | None = None
+    reply: Acted | None = None
 
 
-class AskedPolicy:
-    """A policy whose choices are made by inference workers, in turn. It cannot be trained."""
+class RemotePolicy:
+    """A policy that inference workers run, in turn. It cannot be trained."""
 
     def __init__(self, workers: Sequence[Any]):
         self._workers = list(workers)
         self._turn = 0
         self._weights: Any = None
         self.version = -1
-        facts: PolicyFacts = ray.get(self._workers[0].facts.remote())
-        self.block_steps, self.log_prob_size = facts.block_steps, facts.log_prob_size
-        self.replay_spec, self.has_value = facts.replay_spec, facts.has_value
+        info: PolicyInfo = ray.get(self._workers[0].info.remote())
+        self.block_steps, self.log_prob_size = info.block_steps, info.log_prob_size
+        self.replay_spec, self.has_value = info.replay_spec, info.has_value
 
-    def take(self, version: int, weights: Any) -> None:
+    def load(self, version: int, weights: Any) -> None:
         self.version, self._weights = version, weights
 
     def act(
@@ -159,9 +198,9 @@ class AskedPolicy:
     ) -> Acted:
         worker = self._workers[self._turn % len(self._workers)]
         self._turn += 1
-        asked = worker.act.remote(self.version, [self._weights], observation, list(instructions), list(rngs), sampling)
-        acted, states = ray.get(asked)
-        assert acted.version == self.version, f"asked version {self.version}, {acted.version} answered"
+        call = worker.act.remote(self.version, [self._weights], observation, list(instructions), list(rngs), sampling)
+        acted, states = ray.get(call)
+        assert acted.version == self.version, f"asked for version {self.version}, got {acted.version}"
         for rng, state in zip(rngs, states, strict=True):
             rng.bit_generator.state = state
         return acted  # type: ignore[no-any-return]
@@ -169,7 +208,7 @@ class AskedPolicy:
     def evaluate(
         self, observation: Tree, instructions: Sequence[str], replay: Mapping[str, Any], *, sampling: Sampling
     ) -> Evaluated:
-        raise NotImplementedError("only the learner's own policy is weighed again")
+        raise NotImplementedError("only the learner's own policy evaluates actions")
 
 
 def _joined(parts: Sequence[Tree]) -> Tree:

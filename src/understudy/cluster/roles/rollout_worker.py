@@ -2,8 +2,8 @@
 
 | thread | takes from | blocks on | woken by |
 |---|---|---|---|
-| living | the stream at hand | its simulators, the policy; tickets | `exchange` |
-| Ray's, in `exchange` | rollouts that are over | the next of them, up to `wait_s` | the living thread |
+| `rollout` | the present stream | its simulators, the policy; tickets | `exchange` |
+| Ray's, in `exchange` | finished rollouts | the next one, up to `wait_s` | the rollout thread |
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.cluster.ray_session import Placed
-from understudy.cluster.roles.inference_worker import AskedPolicy, Copy
+from understudy.cluster.roles.inference_worker import PolicyCopy, RemotePolicy
+from understudy.cluster.roles.process import location
 from understudy.core import StepSpec, UnderstudyError
 from understudy.envs.suite import Suite, Task
 from understudy.policies import Sampling
@@ -34,19 +34,19 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutJob:
-    """All that a worker is made of."""
+    """What a rollout worker is made of."""
 
     config: OnPolicyConfig
     policy: Path  # the one that the run began with
     envs: int
     device: str
-    threads: int  # of torch: the same as the learner's, so that both find the same bits
-    ask: tuple[Any, ...] = ()  # inference workers; none: it has a copy of its own
+    threads: int  # of torch: the same as the learner's, so that both compute the same bits
+    remote_policy: bool  # inference workers run the policy, and this worker has no copy of it
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldFacts:
-    """What a world says of itself, to those who do not have it."""
+class WorldInfo:
+    """The world of a rollout worker, for those who do not have it."""
 
     step_spec: StepSpec
     suite: Suite
@@ -55,97 +55,102 @@ class WorldFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
-    """What came of an exchange. `rollouts` are packed."""
+class StreamRequest:
+    """More tickets of a stream; a new number begins a new stream, and the worker drops what is left of the old one."""
+
+    number: int
+    version: int  # of the policy
+    weights: tuple[Any, ...]  # the reference to that version's weights; inside a tuple, so that Ray does not fetch it
+    sampling: Sampling
+    tickets: tuple[Ticket, ...]
+    inference: tuple[Any, ...]  # handles of inference workers
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamReply:
+    """What a worker has finished. `rollouts` are serialized."""
 
     rollouts: tuple[Mapping[str, Any], Mapping[str, Array]]
     doing: str
-    idle_s: float  # since anything was got done
-    stack: str | None  # if that is long
-    error: str | None  # what ended the stream, if the workers or the world are to blame
-    refusal: UnderstudyError | None  # what ended it, and would again on any other machine
+    idle_s: float  # since the last progress
+    stack: str | None  # if that is longer than it may be
+    error: str | None  # that ended the stream; another worker may succeed
+    refusal: UnderstudyError | None  # that ended the stream, and would on any other worker
 
 
 @dataclass(eq=False)
 class _Stream:
-    """Tickets that are lived with one version of the policy."""
+    """Tickets that are run with one version of the policy."""
 
-    number: int
-    weights: Any
-    version: int
-    sampling: Sampling
+    request: StreamRequest  # the first
     tickets: deque[Ticket] = field(default_factory=deque)
-    over: deque[Rollout] = field(default_factory=deque)
+    finished: deque[Rollout] = field(default_factory=deque)
 
 
-class RolloutWorker(Placed):
-    """One Ray actor, with two threads of Ray's and one that lives."""
+class RolloutWorker:
+    """One Ray actor."""
 
     def __init__(self, job: RolloutJob):
         self._job = job
         self._streams: queue.SimpleQueue[_Stream] = queue.SimpleQueue()
+        self._policy: PolicyCopy | RemotePolicy | None = None
         self._changed = threading.Condition()  # guards all below
         self._stream: _Stream | None = None
-        self._facts: WorldFacts | None = None
-        self._doing, self._at = "starting", time.monotonic()
+        self._world: WorldInfo | None = None
+        self._doing, self._progress_at = "starting", time.monotonic()
         self._error: str | None = None
         self._refusal: UnderstudyError | None = None
-        self._thread = threading.Thread(target=self._live, name="living", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rollout", daemon=True)
 
-    # ---- what the learner calls
+    # ---- called by the learner
 
-    def open(self) -> WorldFacts:
-        """Start the simulators."""
+    def location(self) -> tuple[str, int]:
+        return location()
+
+    def open(self) -> WorldInfo:
+        """Start the simulators, and load the policy."""
         self._thread.start()
         with self._changed:
-            self._changed.wait_for(lambda: self._facts or self._refusal or self._error)
-            if self._facts is None:
+            self._changed.wait_for(lambda: self._world or self._refusal or self._error)
+            if self._world is None:
                 raise self._refusal or RuntimeError(self._error)
-            return self._facts
+            return self._world
 
-    def exchange(
-        self,
-        number: int,
-        version: int,
-        weights: Sequence[Any],
-        sampling: Sampling,
-        tickets: Sequence[Ticket],
-        *,
-        wait_s: float,
-        stuck_s: float,
-    ) -> Answer:
-        """Take more tickets of a stream, and give what is over; waits until there is something to give. With a new
-        number a new stream begins, and what is left of the one before is forgotten. `weights` holds their reference."""
+    def exchange(self, request: StreamRequest, *, wait_s: float, progress_timeout_s: float) -> StreamReply:
+        """Take more tickets of a stream, and return what has finished; waits until there is something to return."""
         with self._changed:
             stream = self._stream
-            if stream is None or stream.number != number:
-                stream = _Stream(number=number, weights=weights[0], version=version, sampling=sampling)
-                self._stream, self._error, self._refusal = stream, None, None
+            if stream is None or stream.request.number != request.number:
+                stream = self._stream = _Stream(request)
+                self._error, self._refusal = None, None
                 self._streams.put(stream)
-            stream.tickets += tickets
+            stream.tickets += request.tickets
             self._changed.notify_all()
-            self._changed.wait_for(lambda: stream.over or self._error or self._refusal, wait_s)
-            found = list(stream.over)
-            stream.over.clear()
-            idle_s = time.monotonic() - self._at
-            return Answer(
-                rollouts=serialize_rollouts(found),
+            self._changed.wait_for(lambda: stream.finished or self._error or self._refusal, wait_s)
+            finished = list(stream.finished)
+            stream.finished.clear()
+            idle_s = time.monotonic() - self._progress_at
+            return StreamReply(
+                rollouts=serialize_rollouts(finished),
                 doing=self._doing,
                 idle_s=idle_s,
-                stack=dump_stacks() if idle_s > stuck_s else None,
+                stack=dump_stacks() if idle_s > progress_timeout_s else None,
                 error=self._error,
                 refusal=self._refusal,
             )
 
-    # ---- the living thread
+    # ---- the rollout thread
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
             self._progress("starting the simulators")
             with self._open_collector() as collector:
-                self._make_policy(collector.step_spec)
+                if not self._job.remote_policy:
+                    self._progress("loading the policy")
+                    job = self._job
+                    self._policy = PolicyCopy(job.config, job.policy, collector.step_spec, device=job.device)
                 with self._changed:
-                    self._facts = WorldFacts(
+                    self._world = WorldInfo(
                         step_spec=collector.step_spec,
                         suite=collector.suite,
                         tasks=collector.tasks,
@@ -154,35 +159,37 @@ class RolloutWorker(Placed):
                     self._changed.notify_all()
                 while True:
                     self._progress("waiting for tickets")
-                    self._live_stream(collector, self._streams.get())
+                    self._run_stream(collector, self._streams.get())
         except UnderstudyError as error:
             self._fail(refusal=error)
-        except Exception as error:  # noqa: BLE001  # a thread has nobody above it; the learner hears of it
+        except Exception as error:  # noqa: BLE001  # a thread has no caller; `open` or `exchange` passes it on
             self._fail(error=f"{type(error).__name__}: {error}")
 
-    def _live_stream(self, collector: Collector, stream: _Stream) -> None:
+    def _run_stream(self, collector: Collector, stream: _Stream) -> None:
         if stream is not self._stream:
             return
-        self._policy.take(stream.version, stream.weights)
+        if self._policy is None:
+            self._policy = RemotePolicy(stream.request.inference)
+        self._policy.load(stream.request.version, stream.request.weights[0])
 
         def more(idle: bool) -> Sequence[Ticket] | None:
             with self._changed:
                 if idle:
                     self._doing = "waiting for tickets"
                     self._changed.wait_for(lambda: stream.tickets or stream is not self._stream)
-                    self._doing, self._at = "living", time.monotonic()
+                    self._doing, self._progress_at = "running episodes", time.monotonic()
                 if stream is not self._stream:
                     return None
                 given = list(stream.tickets)
                 stream.tickets.clear()
                 return given
 
-        for rollout in collector.stream([], self._policy, stream.sampling, more=more):
+        for rollout in collector.stream([], self._policy, stream.request.sampling, more=more):
             with self._changed:
                 if stream is not self._stream:
                     return
-                stream.over.append(rollout)
-                self._doing, self._at = "living", time.monotonic()
+                stream.finished.append(rollout)
+                self._doing, self._progress_at = "running episodes", time.monotonic()
                 self._changed.notify_all()
 
     def _open_collector(self) -> Collector:
@@ -197,17 +204,9 @@ class RolloutWorker(Placed):
             clip_actions=config.clip_actions,
         )
 
-    def _make_policy(self, spec: StepSpec) -> None:
-        job = self._job
-        if job.ask:
-            self._policy: Copy | AskedPolicy = AskedPolicy(job.ask)
-        else:
-            self._progress("loading the policy")
-            self._policy = Copy(job.config, job.policy, spec, device=job.device)
-
     def _progress(self, doing: str) -> None:
         with self._changed:
-            self._doing, self._at = doing, time.monotonic()
+            self._doing, self._progress_at = doing, time.monotonic()
 
     def _fail(self, *, error: str | None = None, refusal: UnderstudyError | None = None) -> None:
         with self._changed:

@@ -161,7 +161,7 @@ def overview(target: Target) -> dict[str, Any]:
         "course": store_stats.training_course(target) if has_store else [],
         "processes": [{name: process.get(name) for name in PROCESS_FIELDS} for process in alarms.processes(target)],
         "pending": len(edit_requests.pending_edits(target.store)),
-        "cluster": None if cluster is None else cluster.state,
+        "cluster": None if cluster is None else cluster.driver_state,
     }
     evaluations = metrics["evaluations"]
     by_task = evaluations[-1]["tasks"] if evaluations else {}

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-from understudy.cluster.status import NOW
+from understudy.cluster.status import STATUS_FILE
 from understudy.core import UnderstudyError
 from understudy.dashboard.api.targets import IDLE_S, Target
 from understudy.replay.format.paths import INBOX_DIRECTORY
@@ -101,7 +101,7 @@ def _cluster_stamp(target: Target) -> str | None:
     if not target.cluster.exists:
         return None
     cluster = target.cluster.read()
-    return f"{_file_stamp(target.path / NOW)} {cluster.state if cluster else target.cluster.problem}"
+    return f"{_file_stamp(target.path / STATUS_FILE)} {cluster.driver_state if cluster else target.cluster.problem}"
 
 
 def _process_states(directories: list[Path]) -> list[str]:

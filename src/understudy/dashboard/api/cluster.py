@@ -12,16 +12,16 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from understudy.cluster.status import EVENTS, NOW
-from understudy.dashboard.api.cluster_file import Cluster, Node, Role
+from understudy.cluster.status import EVENTS_FILE, STATUS_FILE, NodeStatus, RoleStatus
+from understudy.dashboard.api.cluster_file import Cluster
 from understudy.dashboard.api.targets import Target
 
 MAX_EVENTS = 100
 MAX_WORKERS = 200  # of a group, in one response
 MAX_UNHEALTHY = 20  # listed one by one
 WAITING_S = 60.0  # for free resources before it is an alarm: a node may just be joining
-BAD = ("lost", "stuck", "gone")
-STATES = (*BAD, "waiting for room", "starting", "up", "ended")
+BAD = ("lost", "stuck", "restarting")
+STATES = (*BAD, "pending placement", "starting", "running", "ended")
 ROLES = ("learner", "shard", "inference", "rollout", "actor", "evaluator")
 UNPLACED = ""  # the node of a worker that has none
 
@@ -35,7 +35,7 @@ def cluster_view(target: Target) -> dict[str, Any]:
     events, earlier = file.events(MAX_EVENTS)
     return {
         "driver": {
-            "state": cluster.state,
+            "state": cluster.driver_state,
             "silent_s": cluster.silent_s,
             "updated_s": cluster.updated_s,
             "pid": cluster.pid,
@@ -56,7 +56,7 @@ def cluster_view(target: Target) -> dict[str, Any]:
         "counts": asdict(cluster.counts),
         "events": [asdict(event) for event in events],
         "earlier": earlier,
-        "log": str(target.path / EVENTS),
+        "log": str(target.path / EVENTS_FILE),
     }
 
 
@@ -94,26 +94,26 @@ def host_of(cluster: Cluster, node: str | None) -> str | None:
 
 
 def _nodes(cluster: Cluster) -> list[dict[str, Any]]:
-    by_node: dict[str, list[Role]] = {}
+    by_node: dict[str, list[RoleStatus]] = {}
     for role in cluster.roles:
         by_node.setdefault(role.node or UNPLACED, []).append(role)
     known = list(cluster.nodes)
     missing = sorted(by_node.keys() - {node.id for node in known} - {UNPLACED})
-    known += [Node(id=name, host=name) for name in missing]  # lost, but workers still name it
+    known += [NodeStatus(id=name, host=name) for name in missing]  # lost, but workers still name it
     found = [{**asdict(node), "groups": _groups(by_node.get(node.id, []))} for node in known]
     if UNPLACED in by_node:
-        found.append({**asdict(Node()), "groups": _groups(by_node[UNPLACED])})
+        found.append({**asdict(NodeStatus()), "groups": _groups(by_node[UNPLACED])})
     return found
 
 
-def _groups(roles: Iterable[Role]) -> list[dict[str, Any]]:
-    by_role: dict[str, list[Role]] = {}
+def _groups(roles: Iterable[RoleStatus]) -> list[dict[str, Any]]:
+    by_role: dict[str, list[RoleStatus]] = {}
     for one in roles:
         by_role.setdefault(one.role, []).append(one)
     found = []
     for role, group in sorted(by_role.items(), key=lambda pair: (_rank(ROLES, pair[0]), pair[0])):
         states = Counter(one.state for one in group)
-        doing = Counter(re.sub(r"\d[\d.,]*", "…", one.doing) for one in group if one.doing and one.state == "up")
+        doing = Counter(re.sub(r"\d[\d.,]*", "…", one.doing) for one in group if one.doing and one.state == "running")
         found.append(
             {
                 "role": role,
@@ -127,7 +127,7 @@ def _groups(roles: Iterable[Role]) -> list[dict[str, Any]]:
     return found
 
 
-def _unhealthy(cluster: Cluster) -> list[Role]:
+def _unhealthy(cluster: Cluster) -> list[RoleStatus]:
     found = [one for one in cluster.roles if one.state in BAD]
     return sorted(found, key=lambda one: (_rank(ROLES, one.role), _rank(BAD, one.state), _natural(one.name)))
 
@@ -153,10 +153,10 @@ def cluster_alarms(target: Target) -> list[dict[str, Any]]:
         return (
             []
             if why is None
-            else [_alarm("warn", f"{NOW} is not valid", f"{why}; the driver replaces it every two seconds")]
+            else [_alarm("warn", f"{STATUS_FILE} is not valid", f"{why}; the driver replaces it every two seconds")]
         )
     found = _driver_alarms(target, cluster) + _shard_alarms(cluster)
-    if cluster.state in ("running", "silent"):
+    if cluster.driver_state in ("running", "silent"):
         found += _worker_alarms(cluster)
     return sorted(found, key=lambda one: one["level"] != "bad")
 
@@ -168,9 +168,9 @@ def _alarm(level: str, what: str, detail: str) -> dict[str, Any]:
 def _driver_alarms(target: Target, cluster: Cluster) -> list[dict[str, Any]]:
     resume = f"`understudy resume {target.path} --cluster ...` continues from the last checkpoint"
     who = f"process {cluster.pid} on {cluster.host}"
-    if cluster.state == "gone":
+    if cluster.driver_state == "gone":
         return [_alarm("bad", "the driver is gone", f"{who} was killed, and its workers with it; {resume}")]
-    if cluster.state == "silent":
+    if cluster.driver_state == "silent":
         return [
             _alarm(
                 "bad",
@@ -178,7 +178,7 @@ def _driver_alarms(target: Target, cluster: Cluster) -> list[dict[str, Any]]:
                 f"the data below is that old. Look at {who}: if it is dead, {resume}",
             )
         ]
-    if cluster.state == "failed":
+    if cluster.driver_state == "failed":
         return [_alarm("bad", "the run failed", f"{cluster.error or 'no reason was given'}; fix it, then {resume}")]
     return []
 
@@ -187,13 +187,13 @@ def _shard_alarms(cluster: Cluster) -> list[dict[str, Any]]:
     found = []
     for shard in cluster.shards:
         if shard.state == "lost" or shard.lost_steps:
-            replaced = "an empty shard replaces it" if shard.state == "up" else "it is not replaced"
+            replaced = "an empty shard replaces it" if shard.state == "running" else "it is not replaced"
             say = (
                 f"{shard.lost_steps:,} acknowledged steps were in {shard.path} on a disk that no node has any more; "
                 f"{replaced}. When that disk is back, serve them with `understudy serve {shard.path}` there"
             )
             found.append(_alarm("bad", f"{shard.name} {'is' if shard.state == 'lost' else 'was'} lost", say))
-        if shard.state == "gone" and cluster.state == "running":
+        if shard.state == "restarting" and cluster.driver_state == "running":
             where = f"{shard.path} on {host_of(cluster, shard.node) or 'no node yet'}"
             say = f"it restarts ({where}); writers keep their steps in the spool until then"
             found.append(_alarm("warn", f"{shard.name} is restarting", say))
@@ -213,9 +213,9 @@ def _worker_alarms(cluster: Cluster) -> list[dict[str, Any]]:
             if role == "shard" or not group:  # shards have alarms of their own
                 continue
             names = f"{group[0].name} is" if len(group) == 1 else f"{len(group):,} {role}s are"
-            level = "warn" if state == "gone" or role in ("rollout", "actor") else "bad"
+            level = "warn" if state == "restarting" or role in ("rollout", "actor") else "bad"
             found.append(_alarm(level, f"{names} {state}", _first(cluster, group)))
-    waiting = [one for one in cluster.roles if one.state == "waiting for room"]
+    waiting = [one for one in cluster.roles if one.state == "pending placement"]
     long = [one for one in waiting if cluster.updated_s - one.since_s > WAITING_S]
     if long:
         names = f"{long[0].name} waits" if len(long) == 1 else f"{len(long):,} workers wait"
@@ -224,7 +224,7 @@ def _worker_alarms(cluster: Cluster) -> list[dict[str, Any]]:
     return found
 
 
-def _first(cluster: Cluster, group: list[Role]) -> str:
+def _first(cluster: Cluster, group: list[RoleStatus]) -> str:
     one = group[0]
     where = f" on {host_of(cluster, one.node)}" if one.node else ""
     what = one.error or one.doing or "no reason was given"

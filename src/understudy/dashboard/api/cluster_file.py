@@ -1,8 +1,8 @@
-"""Cluster file: what the driver of a run on many machines writes, read without trust in a single field of it.
+"""Cluster file: the status that the driver of a run on a cluster writes, read without trust in any field of it.
 
-`cluster.json` is replaced as a whole every two seconds, `cluster.jsonl` grows by a line an event. Either may be
-missing, damaged, cut off, of another version, or left behind by a driver that is gone: what makes no sense gets its
-default, and what is no entry at all is left out.
+The driver replaces `cluster.json` every two seconds and appends a line to `cluster.jsonl` for each event. Either file
+may be missing, damaged, cut off, of another version, or left behind by a driver that is gone. A field that is missing
+or of a wrong type gets its default, and an entry that is no object is left out.
 """
 
 from __future__ import annotations
@@ -12,121 +12,45 @@ import os
 import platform
 import threading
 import time
+import types
+import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from understudy.cluster.status import EVENTS, NOW
+from understudy.cluster.status import EVENTS_FILE, STATUS_FILE, ClusterStatus, Event
 from understudy.training.runs.health import HEARTBEAT_TIMEOUT_S
 
 MAX_BYTES = 64 * 2**20  # a thousand stacks
 TAIL_BYTES = 2**20  # of the events, from the end
-MAX_STACK = 50_000  # characters
+MAX_TEXT = 50_000  # characters, as of a stack
 
-Made = TypeVar("Made", "Node", "Role", "Shard", "Counts", "Event", "_Top")
-State: TypeAlias = Literal["running", "silent", "gone", "ended", "failed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """A machine."""
-
-    id: str = ""
-    host: str = ""
-    address: str = ""
-    alive: bool = False
-    cpus: float = 0.0
-    free_cpus: float = 0.0
-    gpus: float = 0.0
-    free_gpus: float = 0.0
-    memory_bytes: int = 0
-    seen_s: float = 0.0
+Entry = TypeVar("Entry")
+DriverState: TypeAlias = Literal["running", "silent", "gone", "ended", "failed"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role:
-    """A process that has something to do: a learner, a rollout worker, a shard."""
-
-    role: str = ""
-    name: str = ""
-    node: str | None = None
-    pid: int | None = None
-    state: str = "starting"
-    doing: str = ""
-    since_s: float = 0.0
-    restarts: int = 0
-    error: str | None = None
-    stack: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shard:
-    """A store of the run."""
-
-    name: str = ""
-    node: str | None = None
-    address: str = ""
-    path: str = ""
-    state: str = "gone"
-    steps: int = 0
-    commit: int = 0
-    lost_steps: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Counts:
-    """What went wrong and was mended, since the run began."""
-
-    restarts: int = 0
-    reissued: int = 0
-    fenced: int = 0
-    nodes_lost: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Event:
-    """A line of the log."""
-
-    time_s: float = 0.0
-    what: str = ""
-    name: str = ""
-    text: str = ""
-    stack: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Cluster:
-    """All of it, as the driver saw it last."""
-
-    updated_s: float
-    pid: int | None
-    host: str
-    address: str
-    said: str  # by the driver: running, ended or failed
-    error: str | None
-    config: Mapping[str, Any]
-    nodes: tuple[Node, ...]
-    roles: tuple[Role, ...]
-    shards: tuple[Shard, ...]
-    counts: Counts
+class Cluster(ClusterStatus):
+    """The status that the driver wrote last, and whether the driver still lives."""
 
     @property
     def silent_s(self) -> float:
-        """Since the driver wrote it."""
+        """Seconds since the driver wrote it."""
         return max(time.time() - self.updated_s, 0.0)
 
     @property
-    def state(self) -> State:
-        """How the driver is: a process of this machine that is not there is gone, one that writes no more is silent."""
-        if self.said in ("ended", "failed"):
-            return "failed" if self.said == "failed" else "ended"
-        if self.pid is not None and self.host == platform.node() and not _is_there(self.pid):
+    def driver_state(self) -> DriverState:
+        """A driver is gone if its process is not on this machine any more, and silent if it has stopped to write."""
+        if self.state in ("ended", "failed"):
+            return "failed" if self.state == "failed" else "ended"
+        if self.pid is not None and self.host == platform.node() and not _is_alive(self.pid):
             return "gone"
         return "silent" if self.silent_s > HEARTBEAT_TIMEOUT_S else "running"
 
 
-def _is_there(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -137,26 +61,26 @@ def _is_there(pid: int) -> bool:
 
 
 class ClusterFile:
-    """The file of a run; parsed again only when it has changed."""
+    """The status file of a run; parsed again only when it has changed."""
 
     def __init__(self, run: Path):
-        self._path, self._events = run / NOW, run / EVENTS
+        self._path, self._events = run / STATUS_FILE, run / EVENTS_FILE
         self._lock = threading.Lock()
         self._stamp: tuple[int, int, int] | None = None
         self._found: Cluster | None = None
-        self.problem: str | None = None  # why there is nothing, though there is a file
+        self.problem: str | None = None  # why a file that exists cannot be used
 
     @property
     def exists(self) -> bool:
         return self._path.is_file()
 
     def read(self) -> Cluster | None:
-        """The cluster; None if there is no file, or none that makes sense."""
+        """The status; None if there is no file, or none that can be used."""
         with self._lock:
             try:
                 with self._path.open("rb") as file:
-                    said = os.fstat(file.fileno())
-                    stamp = said.st_ino, said.st_size, said.st_mtime_ns
+                    stat = os.fstat(file.fileno())
+                    stamp = stat.st_ino, stat.st_size, stat.st_mtime_ns
                     if stamp != self._stamp:
                         self._found, self.problem = _parse(file.read(MAX_BYTES + 1))
                         self._stamp = stamp
@@ -167,7 +91,7 @@ class ClusterFile:
             return self._found
 
     def events(self, most: int) -> tuple[list[Event], bool]:
-        """The newest, newest first; and whether there are older ones."""
+        """The newest events, newest first; and whether there are older ones."""
         try:
             with self._events.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -182,7 +106,7 @@ class ClusterFile:
 
 def _event(line: bytes) -> Event | None:
     try:
-        return make(Event, json.loads(line))
+        return read_untrusted(Event, json.loads(line))
     except (ValueError, RecursionError):
         return None
 
@@ -191,51 +115,47 @@ def _parse(data: bytes) -> tuple[Cluster | None, str | None]:
     if len(data) > MAX_BYTES:
         return None, f"it has more than {MAX_BYTES // 2**20} MB"
     try:
-        said = json.loads(data)
+        found = read_untrusted(Cluster, json.loads(data))
     except (ValueError, RecursionError):
         return None, "it is not JSON: damaged, or not written by this program"
-    if not isinstance(said, Mapping):
-        return None, "it is JSON, but not an object"
-    top = make(_Top, said)
-    assert top is not None
-    found = Cluster(
-        updated_s=top.updated_s,
-        pid=top.pid,
-        host=top.host,
-        address=top.address,
-        said=top.state,
-        error=top.error,
-        config=said["config"] if isinstance(said.get("config"), Mapping) else {},
-        nodes=_all(Node, said, "nodes"),
-        roles=_all(Role, said, "roles"),
-        shards=_all(Shard, said, "shards"),
-        counts=make(Counts, said.get("counts")) or Counts(),
-    )
-    return found, None
+    return found, "it is JSON, but not an object" if found is None else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Top:
-    updated_s: float = 0.0
-    pid: int | None = None
-    host: str = ""
-    address: str = ""
-    state: str = "running"
-    error: str | None = None
+# ---- values of a file that may hold anything
 
 
-def _all(kind: type[Made], said: Mapping[str, Any], name: str) -> tuple[Made, ...]:
-    there = said.get(name)
-    if not isinstance(there, list):
-        return ()
-    return tuple(made for one in there if (made := make(kind, one)) is not None)
+def read_untrusted(kind: type[Entry], value: object) -> Entry | None:
+    """A dataclass from parsed JSON; None if that is no object. A field that does not fit gets its default."""
+    if not isinstance(value, Mapping):
+        return None
+    readers = _readers(typing.cast(Any, kind))
+    found = {name: read(value.get(name)) for name, read in readers.items()}
+    return kind(**{name: field for name, field in found.items() if field is not None})
 
 
-def _text(value: Any) -> str | None:
-    return value[:MAX_STACK] if isinstance(value, str) else None
+@cache
+def _readers(kind: type) -> dict[str, Callable[[Any], Any]]:
+    return {name: _reader(hint) for name, hint in typing.get_type_hints(kind).items()}
 
 
-def _whole(value: Any) -> int | None:
+def _reader(hint: Any) -> Callable[[Any], Any]:
+    """A function from a parsed value to a field of this type, or None if the value does not fit."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:  # X | None
+        return _reader(inner[0])
+    if origin is tuple:
+        return lambda value: _entries(inner[0], value)
+    if is_dataclass(hint):
+        return lambda value: read_untrusted(typing.cast(type, hint), value)
+    return _SCALARS[origin or hint]
+
+
+def _entries(kind: type[Entry], value: object) -> tuple[Entry, ...]:
+    found = value if isinstance(value, list) else []
+    return tuple(entry for one in found if (entry := read_untrusted(kind, one)) is not None)
+
+
+def _integer(value: Any) -> int | None:
     found = _number(value)
     return None if found is None or not found.is_integer() else int(value)
 
@@ -245,17 +165,10 @@ def _number(value: Any) -> float | None:
     return float(value) if fits else None
 
 
-_FITS: dict[str, Callable[[Any], Any]] = {
-    "str": _text,
-    "int": _whole,
-    "float": _number,
-    "bool": lambda value: value if isinstance(value, bool) else None,
+_SCALARS: dict[Any, Callable[[Any], Any]] = {
+    str: lambda value: value[:MAX_TEXT] if isinstance(value, str) else None,
+    int: _integer,
+    float: _number,
+    bool: lambda value: value if isinstance(value, bool) else None,
+    Mapping: lambda value: value if isinstance(value, Mapping) else None,
 }
-
-
-def make(kind: type[Made], said: Any) -> Made | None:
-    """One entry from what was said; a field that is missing or does not fit has its default."""
-    if not isinstance(said, Mapping):
-        return None
-    found = {one.name: _FITS[str(one.type).removesuffix(" | None")](said.get(one.name)) for one in fields(kind)}
-    return kind(**{name: value for name, value in found.items() if value is not None})

@@ -85,7 +85,7 @@ class RunData:
 
     @property
     def is_running(self) -> bool:
-        if self.cluster is not None and self.cluster.state == "running":
+        if self.cluster is not None and self.cluster.driver_state == "running":
             return True
         return any(seen.state in ("running", "stuck") and seen.content["role"] != "server" for seen in self.processes)
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.dashboard.clusters import STACK, break_some, change, make_journal, node_id
+from tests.unit.dashboard.clusters import STACK, break_some, change, make_status, node_id
 
-from understudy.cluster.status import EVENTS, NOW, Event
+from understudy.cluster.status import EVENTS_FILE, STATUS_FILE, Event
 from understudy.dashboard.api import cluster, cluster_file
 from understudy.dashboard.api.app import overview
 from understudy.dashboard.api.change_events import change_stamp
@@ -30,9 +30,9 @@ def run(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def broken(run: Path) -> Target:
-    journal = make_journal(run)
-    break_some(journal)
-    journal.write()
+    status = make_status(run)
+    break_some(status)
+    status.write()
     return Target(run, "press")
 
 
@@ -50,15 +50,15 @@ def named(target: Target, *words: str) -> list[dict[str, Any]]:
 
 
 def test_a_healthy_cluster_is_shown_in_groups(run: Path) -> None:
-    make_journal(run).write()
+    make_status(run).write()
     target = Target(run, "press")
     view = cluster_view(target)
     assert (view["driver"]["state"], view["driver"]["pid"], view["alarms"]) == ("running", os.getpid(), [])
     assert [node["host"] for node in view["nodes"]] == ["gpu-a", "gpu-b", "sim-c"]
     assert [group["role"] for group in view["nodes"][0]["groups"]] == ["learner", "shard", "rollout"]
     rollout = view["nodes"][0]["groups"][2]
-    assert (rollout["total"], rollout["states"], rollout["restarts"]) == (334, [("up", 334)], 2)
-    assert rollout["doing"] == [("living ticket …", 222), ("waiting for tickets", 112)]
+    assert (rollout["total"], rollout["states"], rollout["restarts"]) == (334, [("running", 334)], 2)
+    assert rollout["doing"] == [("running ticket …", 222), ("waiting for tickets", 112)]
     assert view["totals"] == {
         "nodes": 3,
         "alive": 3,
@@ -75,14 +75,12 @@ def test_a_healthy_cluster_is_shown_in_groups(run: Path) -> None:
 
 
 def test_a_group_unfolds(run: Path) -> None:
-    journal = make_journal(run)
-    at = next(
-        index for index, role in enumerate(journal.roles) if role.name == "rollout-1-5" and role.role == "rollout"
-    )
-    journal.roles[at] = replace(journal.roles[at], state="stuck", stack=STACK)
-    journal.write()
+    status = make_status(run)
+    at = next(index for index, role in enumerate(status.roles) if role.name == "rollout-1-5" and role.role == "rollout")
+    status.roles[at] = replace(status.roles[at], state="stuck", stack=STACK)
+    status.write()
     target = Target(run, "press")
-    node = journal.roles[at].node or ""
+    node = status.roles[at].node or ""
     found = workers(target, node, "rollout", 0)
     assert (found["total"], len(found["rows"])) == (333, 200)
     assert (found["rows"][0]["name"], found["rows"][0]["stack"]) == ("rollout-1-5", STACK)  # trouble first
@@ -107,15 +105,15 @@ def test_what_is_wrong_is_said_with_what_to_do(broken: Target) -> None:
     view = cluster_view(broken)
     assert [one["name"] for one in view["unhealthy"]] == ["shard-2", "rollout-0-9"]
     assert view["nodes"][-1]["id"] == ""  # those without a machine
-    assert view["nodes"][-1]["groups"][0]["states"] == [("waiting for room", 333)]
+    assert view["nodes"][-1]["groups"][0]["states"] == [("pending placement", 333)]
     assert (view["totals"]["alive"], view["totals"]["cpus"], view["totals"]["lost_steps"]) == (2, 1024.0, 250_002)
 
 
 def test_a_shard_that_was_replaced_is_not_forgotten(run: Path) -> None:
-    journal = make_journal(run, num_workers=8)
-    journal.shards[1] = replace(journal.shards[1], lost_steps=77, steps=5)
-    journal.shards[3] = replace(journal.shards[3], state="gone", node="")
-    journal.write()
+    status = make_status(run, num_workers=8)
+    status.shards[1] = replace(status.shards[1], lost_steps=77, steps=5)
+    status.shards[3] = replace(status.shards[3], state="restarting", node=None)
+    status.write()
     target = Target(run, "press")
     assert named(target, "shard-1 was lost", "77 acknowledged steps", "an empty shard replaces it")[0]["level"] == "bad"
     assert named(target, "shard-3 is restarting", "no node yet", "it restarts")[0]["level"] == "warn"
@@ -123,18 +121,18 @@ def test_a_shard_that_was_replaced_is_not_forgotten(run: Path) -> None:
 
 
 def test_waiting_for_a_moment_is_no_alarm(run: Path) -> None:
-    journal = make_journal(run, num_workers=8)
-    journal.roles[-1] = replace(journal.roles[-1], state="waiting for room", node=None, since_s=time.time() - 5)
-    journal.write()
+    status = make_status(run, num_workers=8)
+    status.roles[-1] = replace(status.roles[-1], state="pending placement", node=None, since_s=time.time() - 5)
+    status.write()
     assert cluster_alarms(Target(run, "press")) == []
 
 
 def test_a_learner_is_worse_than_a_worker(run: Path) -> None:
-    journal = make_journal(run, num_workers=8)
-    journal.roles[0] = replace(journal.roles[0], state="stuck", error="no progress for 300 s\nand more")
+    status = make_status(run, num_workers=8)
+    status.roles[0] = replace(status.roles[0], state="stuck", error="no progress for 300 s\nand more")
     for index in (-1, -2):
-        journal.roles[index] = replace(journal.roles[index], state="stuck", error="hangs")
-    journal.write()
+        status.roles[index] = replace(status.roles[index], state="stuck", error="hangs")
+    status.write()
     target = Target(run, "press")
     assert named(target, "rank-0 is stuck", "no progress for 300 s")[0]["level"] == "bad"
     assert named(target, "2 rollouts are stuck", "hangs")[0]["level"] == "warn"
@@ -144,34 +142,34 @@ def test_a_learner_is_worse_than_a_worker(run: Path) -> None:
 
 
 def test_a_driver_that_was_killed_is_gone(run: Path) -> None:
-    make_journal(run, num_workers=2).write()
+    make_status(run, num_workers=2).write()
     target = Target(run, "press")
     before = change_stamp(target)["cluster"]
     ended = subprocess.Popen([sys.executable, "-c", ""])
     ended.wait()
     change(run, pid=ended.pid)
-    assert read(run).state == "gone"
+    assert read(run).driver_state == "gone"
     assert change_stamp(target)["cluster"] != before
     assert named(target, "the driver is gone", f"process {ended.pid}", f"`understudy resume {run} --cluster ...`")
 
 
 def test_a_driver_elsewhere_that_says_nothing_is_silent(run: Path) -> None:
-    make_journal(run, num_workers=2).write()
+    make_status(run, num_workers=2).write()
     target = Target(run, "press")
     change(run, host="another", updated_s=time.time() - 5)
-    assert read(run).state == "running"
+    assert read(run).driver_state == "running"
     change(run, host="another", updated_s=time.time() - 3 * 60)
-    assert read(run).state == "silent"
+    assert read(run).driver_state == "silent"
     assert named(target, "no heartbeat from the driver for 3 min", "on another", "understudy resume")
     change(run, state="ended")
-    assert (read(run).state, cluster_alarms(target)) == ("ended", [])
+    assert (read(run).driver_state, cluster_alarms(target)) == ("ended", [])
     change(run, state="failed", error="ClusterError: no room")
     assert named(target, "the run failed", "ClusterError: no room; fix it")
 
 
 def test_a_page_hears_of_a_driver_that_falls_silent(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though no file changes then."""
-    make_journal(run, num_workers=2).write()
+    make_status(run, num_workers=2).write()
     target = Target(run, "press")
     before = change_stamp(target)["cluster"]
     assert change_stamp(target)["cluster"] == before
@@ -183,7 +181,7 @@ def test_the_overview_has_it_too(broken: Target) -> None:
     view = overview(broken)
     assert view["cluster"] == "running"
     assert any(alarm["view"] == "cluster" and "shard-2" in alarm["what"] for alarm in view["alarms"])
-    (broken.path / NOW).unlink()
+    (broken.path / STATUS_FILE).unlink()
     assert overview(broken)["cluster"] is None
     assert change_stamp(broken)["cluster"] is None
 
@@ -192,11 +190,11 @@ def test_the_overview_has_it_too(broken: Target) -> None:
 
 
 def test_events_come_newest_first_and_are_bounded(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    journal = make_journal(run, num_workers=2)
-    journal.tell(
+    status = make_status(run, num_workers=2)
+    status.append(
         [Event(what="worker lost", name=f"w{index}", text=f"event {index}", time_s=index) for index in range(300)]
     )
-    with (run / EVENTS).open("a") as file:
+    with (run / EVENTS_FILE).open("a") as file:
         file.write('{"time_s": 5, "what": "stuck", "na')  # being written just now
     found, earlier = ClusterFile(run).events(100)
     assert ([event.name for event in found][:2], len(found), earlier) == (["w299", "w298"], 100, True)
@@ -214,8 +212,8 @@ def test_events_come_newest_first_and_are_bounded(run: Path, monkeypatch: pytest
 @pytest.mark.parametrize("text", ["", "{", "[1, 2]", "null", '"text"', "\x00\xff", "[" * 100_000, '{"a": ' * 50_000])
 def test_a_damaged_file_is_said_and_nothing_else_breaks(run: Path, text: str) -> None:
     run.mkdir()
-    (run / NOW).write_text(text)
-    (run / EVENTS).write_text(text + "\n" + text)
+    (run / STATUS_FILE).write_text(text)
+    (run / EVENTS_FILE).write_text(text + "\n" + text)
     target = Target(run, "press")
     view = cluster_view(target)
     assert view["absent"] is True
@@ -223,7 +221,7 @@ def test_a_damaged_file_is_said_and_nothing_else_breaks(run: Path, text: str) ->
     assert named(target, "cluster.json is not valid")[0]["level"] == "warn"
     assert change_stamp(target)["cluster"]
     assert workers(target, "", "rollout", 0)["rows"] == []
-    make_journal(run, num_workers=2).write()
+    make_status(run, num_workers=2).write()
     assert "absent" not in cluster_view(target)  # whole again, and seen to be
 
 
@@ -231,7 +229,7 @@ def test_no_file_is_no_cluster(run: Path) -> None:
     target = Target(run, "press")
     assert cluster_view(target) == {"absent": True, "problem": None}
     assert cluster_alarms(target) == []
-    (run / NOW).mkdir(parents=True)
+    (run / STATUS_FILE).mkdir(parents=True)
     assert cluster_view(target)["absent"] is True
 
 
@@ -255,9 +253,9 @@ def test_no_file_is_no_cluster(run: Path) -> None:
     ],
 )
 def test_every_field_may_be_anything(run: Path, name: str, value: Any) -> None:
-    journal = make_journal(run, num_workers=4)
-    break_one(journal)
-    journal.write()
+    status = make_status(run, num_workers=4)
+    break_one(status)
+    status.write()
     change(run, **{name: value})
     target = Target(run, "press")
     json.dumps(cluster_view(target))
@@ -266,15 +264,15 @@ def test_every_field_may_be_anything(run: Path, name: str, value: Any) -> None:
     assert isinstance(summary_line(read(run)), str)
 
 
-def break_one(journal: Any) -> None:
-    journal.roles[-1] = replace(journal.roles[-1], state="stuck", stack=STACK, node=None)
+def break_one(status: Any) -> None:
+    status.roles[-1] = replace(status.roles[-1], state="stuck", stack=STACK, node=None)
 
 
 @pytest.mark.parametrize("part", ["nodes", "roles", "shards", "counts"])
 @pytest.mark.parametrize("value", [None, -1, 1e400, 2**80, "x" * 100, [1], {"a": 1}, False])
 def test_every_field_of_an_entry_may_be_anything(run: Path, part: str, value: Any) -> None:
-    make_journal(run, num_workers=2).write()
-    view = json.loads((run / NOW).read_text())
+    make_status(run, num_workers=2).write()
+    view = json.loads((run / STATUS_FILE).read_text())
     entries = view[part] if isinstance(view[part], list) else [view[part]]
     for name in list(entries[0]):
         was = entries[0][name]
@@ -290,16 +288,16 @@ def test_every_field_of_an_entry_may_be_anything(run: Path, part: str, value: An
 
 
 def test_a_role_on_a_node_that_is_not_listed_is_shown(run: Path) -> None:
-    journal = make_journal(run, num_workers=3)
-    del journal.nodes[1]
-    journal.write()
+    status = make_status(run, num_workers=3)
+    del status.nodes[1]
+    status.write()
     view = cluster_view(Target(run, "press"))
     assert [node["id"] for node in view["nodes"]] == [node_id(0), node_id(2), node_id(1)]
     assert view["nodes"][-1]["alive"] is False
 
 
 def test_a_file_that_is_too_large_is_not_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_journal(run, num_workers=100).write()
+    make_status(run, num_workers=100).write()
     monkeypatch.setattr(cluster_file, "MAX_BYTES", 1000)
     assert "more than" in str(cluster_view(Target(run, "press"))["problem"])
 
@@ -308,14 +306,14 @@ def test_a_file_that_is_too_large_is_not_read(run: Path, monkeypatch: pytest.Mon
 
 
 def test_a_report_has_a_line(run: Path) -> None:
-    journal = make_journal(run)
-    journal.write()
+    status = make_status(run)
+    status.write()
     assert summary_line(read(run)) == "3 nodes: 8 learners, 4 shards, 1,000 rollout workers; 4 restarts"
-    journal.counts.reissued, journal.counts.nodes_lost = 12, 1
-    journal.write()
+    status.counts = replace(status.counts, reissued=12, nodes_lost=1)
+    status.write()
     assert summary_line(read(run)).endswith("4 restarts, 12 episodes reissued, 1 node lost")
-    journal.roles, journal.nodes, journal.counts = [], journal.nodes[:1], type(journal.counts)()
-    journal.write()
+    status.roles, status.nodes, status.counts = [], status.nodes[:1], type(status.counts)()
+    status.write()
     assert summary_line(read(run)) == "1 node: no workers; no failures"
 
 

@@ -17,7 +17,7 @@ import torch
 import tyro
 from PIL import Image
 from tests.system.train_process import small_config
-from tests.unit.dashboard.clusters import break_some, make_journal
+from tests.unit.dashboard.clusters import break_some, make_status
 from tests.unit.dashboard.stores import copy_of
 
 from understudy.cli import main
@@ -244,12 +244,12 @@ def test_a_run_on_a_cluster_says_who_worked_and_what_is_lost(finished: Path, tmp
     run = copy_of(finished, tmp_path / "touch")
     text = write_report(run, tmp_path / "alone").html.read_text()
     assert "<dt>cluster</dt>" not in text
-    journal = make_journal(run)
-    break_some(journal)
-    journal.write("ended")
+    status = make_status(run)
+    break_some(status)
+    status.write("ended")
     text = write_report(run, tmp_path / "many").html.read_text()
     assert "<dt>cluster</dt><dd>3 nodes: 8 learners, 4 shards, 1,000 rollout workers; 4 restarts, 301 " in text
     assert "250,002 steps of shard-2: the disk with <code>/data/understudy/press/shard-2</code> was lost" in text
     assert "<span class='state'>not at work</span>" in text
-    journal.write()
+    status.write()
     assert read_run(run).is_running

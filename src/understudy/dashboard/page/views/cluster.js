@@ -5,8 +5,8 @@ import { card, empty, fill, h, throttle, tile } from "../dom.js";
 import { ago, bytes, clock, count, NONE, percent, plural, short, span } from "../format.js";
 
 const DRIVER = { running: ["good", "running"], silent: ["bad", "silent"], gone: ["bad", "killed"], failed: ["bad", "failed"], ended: ["calm", "ended"] };
-const KIND = { up: "good", starting: "now", "waiting for room": "now", stuck: "bad", gone: "bad", lost: "bad", ended: "calm" };
-const COLOR = { up: "var(--good)", starting: "var(--script)", "waiting for room": "var(--warn)", stuck: "var(--bad)", gone: "var(--bad)", lost: "var(--bad)", ended: "var(--policy)" };
+const KIND = { running: "good", starting: "now", "pending placement": "now", stuck: "bad", restarting: "bad", lost: "bad", ended: "calm" };
+const COLOR = { running: "var(--good)", starting: "var(--script)", "pending placement": "var(--warn)", stuck: "var(--bad)", restarting: "var(--bad)", lost: "var(--bad)", ended: "var(--policy)" };
 const BAD = new Set(["worker lost", "stuck", "node lost", "shard lost"]);
 const MANY = { inference: "inference workers", rollout: "rollout workers" };
 
@@ -182,7 +182,7 @@ function heading(driver) {
 function numbers([totals, counts, groups]) {
   const up = (role) => {
     const found = groups.find((group) => group.role === role);
-    return found ? tile(MANY[role] ?? `${role}s`, count(found.states.find(([state]) => state === "up")?.[1] ?? 0), `up, of ${count(found.total)}`) : null;
+    return found ? tile(MANY[role] ?? `${role}s`, count(found.states.find(([state]) => state === "running")?.[1] ?? 0), `running, of ${count(found.total)}`) : null;
   };
   return [
     tile("nodes", count(totals.alive), totals.alive < totals.nodes ? `alive, of ${count(totals.nodes)}` : "all alive", totals.alive < totals.nodes ? "bad" : ""),
