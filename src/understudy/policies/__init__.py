@@ -1,12 +1,19 @@
-"""Policies: what acts, what judges success, and the one file each is kept in. Needs torch."""
+"""Policies: networks that choose actions or recognize success, and the one file each is saved in.
 
-from understudy.policies.actor import ActorConfig, ActorPolicy
-from understudy.policies.classifier import ClassifierConfig, SuccessClassifier
-from understudy.policies.encoder import EncoderConfig
-from understudy.policies.gripper import Gripper
-from understudy.policies.inputs import Inputs
-from understudy.policies.protocol import Acted, BlockPolicy, Evaluated, Policy, PolicyError, Sampling
-from understudy.policies.stats import Stats
+Names are imported when they are first used: configs and protocols need no torch, everything else does.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from understudy.policies.actor import ActorPolicy
+    from understudy.policies.classifier import SuccessClassifier
+    from understudy.policies.config import ActorConfig, ClassifierConfig, EncoderConfig, LoraConfig
+    from understudy.policies.gripper import Gripper
+    from understudy.policies.inputs import Inputs
+    from understudy.policies.protocol import Acted, BlockPolicy, Evaluated, Policy, PolicyError, Sampling
+    from understudy.policies.stats import Stats
 
 __all__ = [
     "Acted",
@@ -18,9 +25,27 @@ __all__ = [
     "Evaluated",
     "Gripper",
     "Inputs",
+    "LoraConfig",
     "Policy",
     "PolicyError",
     "Sampling",
     "Stats",
     "SuccessClassifier",
 ]
+
+_MODULES = {
+    "actor": ("ActorPolicy",),
+    "classifier": ("SuccessClassifier",),
+    "config": ("ActorConfig", "ClassifierConfig", "EncoderConfig", "LoraConfig"),
+    "gripper": ("Gripper",),
+    "inputs": ("Inputs",),
+    "protocol": ("Acted", "BlockPolicy", "Evaluated", "Policy", "PolicyError", "Sampling"),
+    "stats": ("Stats",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

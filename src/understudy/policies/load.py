@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy.core import StepSpec
-from understudy.policies import policy_file as artefact
+from understudy.policies import policy_file
 from understudy.policies.actor import KIND as ACTOR
 from understudy.policies.protocol import PolicyError
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def is_actor(path: Path) -> bool:
     """Whether it is a policy that decides step by step, and not one that is told what to do."""
-    return not path.is_dir() and artefact.kind_of(path) == ACTOR
+    return not path.is_dir() and policy_file.kind_of(path) == ACTOR
 
 
 def load_block_policy(

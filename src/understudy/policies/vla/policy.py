@@ -18,7 +18,7 @@ from torch import Tensor
 
 from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
-from understudy.policies import policy_file as artefact
+from understudy.policies import policy_file
 from understudy.policies.actions import Actions
 from understudy.policies.inputs import Inputs, is_camera, to_tensor
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
@@ -187,7 +187,7 @@ class VLAPolicy(TokenPolicy):
 
     def with_parameters(self, parameters: Tree, *, version: int) -> VLAPolicy:
         """The policy with newer arrays of the same shapes; this one stays as it is."""
-        weights, stats = artefact.unpack(parameters)
+        weights, stats = policy_file.unpack(parameters)
         model = copy.deepcopy(self.model)
         _fill(model, weights)
         return VLAPolicy(self.config, self.spec, self.words, stats, model, version=version, device=self.device)
@@ -211,7 +211,7 @@ class VLAPolicy(TokenPolicy):
         )
         config = VLAConfig.from_json(description["config"])
         words = Words(description["words"], max_words=config.max_words)
-        weights, stats = artefact.unpack(parameters)
+        weights, stats = policy_file.unpack(parameters)
         with torch.random.fork_rng(devices=[]):  # what it draws is thrown away
             model = _model(config, spec, words)
         _fill(model, weights)
@@ -219,12 +219,12 @@ class VLAPolicy(TokenPolicy):
 
     def save(self, path: str | Path, weights: Mapping[str, Array] | None = None) -> None:
         """Into one safetensors file; a crash leaves the old file or the new one. `weights`: see `parameters`."""
-        artefact.write(path, self.description(), self.parameters(weights))
+        policy_file.write(path, self.description(), self.parameters(weights))
 
     @staticmethod
     def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> VLAPolicy:
         """From a file; with the Spec of the world it is to act in, refuse another than it was made for."""
-        return artefact.load(
+        return policy_file.load(
             path,
             KIND,
             lambda parameters, description: VLAPolicy.of(parameters, description, device=device),
@@ -233,7 +233,7 @@ class VLAPolicy(TokenPolicy):
 
     def check_world(self, spec: StepSpec) -> None:
         """Refuse a world that this policy cannot act in."""
-        artefact.check_world(self.spec, spec)
+        policy_file.check_world(self.spec, spec)
 
 
 def resolved(config: VLAConfig, observation: Spec) -> VLAConfig:
@@ -284,7 +284,7 @@ def _model(config: VLAConfig, spec: StepSpec, words: Words) -> VLAModel:
 def _fill(model: VLAModel, weights: Mapping[str, Tensor]) -> None:
     """Give a model these weights, if they are its."""
     own = model.state_dict()
-    artefact.check_weights(weights, {name.replace(".", "/"): weight for name, weight in own.items()})
+    policy_file.check_weights(weights, {name.replace(".", "/"): weight for name, weight in own.items()})
     model.load_state_dict({name: weights[name.replace(".", "/")] for name in own})
 
 

@@ -1,0 +1,50 @@
+"""Optimizers: torch's fused Adam with its moments in place from the start, so that a state is complete at any time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from understudy.algorithms.algorithm import AlgorithmError
+
+
+def new_adam(parameters: Iterable[Tensor], *, learning_rate: float) -> torch.optim.Adam:
+    """Adam over all parameters that take gradients."""
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    optimizer = torch.optim.Adam(trained, learning_rate, fused=True)
+    init_moments(optimizer)
+    return optimizer
+
+
+def init_moments(optimizer: Optimizer) -> None:
+    """Give every parameter the zero moments that torch would only make at the first step."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
+
+
+def descend(optimizer: Optimizer, loss: Tensor) -> None:
+    """One step down the gradient of a loss that depends on every parameter of the optimizer, and on others maybe.
+
+    Others get no gradient. It stays in `grad` until the next call.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        parameter.grad = gradient
+    optimizer.step()
+
+
+def gradient_norm(optimizer: Optimizer) -> Tensor:
+    """Euclidean norm of the last step's gradient over all parameters."""
+    gradients = [parameter.grad for group in optimizer.param_groups for parameter in group["params"]]
+    if None in gradients:
+        raise AlgorithmError("gradient: expected a step before its norm is asked for; call descend() first")
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm
