@@ -33,11 +33,15 @@ def init_moments(optimizer: Optimizer) -> None:
 def descend(optimizer: Optimizer, loss: Tensor) -> None:
     """One step down the gradient of a loss that depends on every parameter of the optimizer, and on others maybe.
 
-    Others get no gradient. It stays in `grad` until the next call.
+    Others get no gradient. The gradient stays in `grad` until the next call.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    for parameter, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
-        parameter.grad = gradient
+    for parameter in parameters:
+        parameter.grad = None
+    # Not autograd.grad: only backward lays a gradient out as its parameter, and fused Adam pairs them by memory.
+    torch.autograd.backward(loss, inputs=parameters)
+    if any(parameter.grad is None for parameter in parameters):
+        raise AlgorithmError("loss: expected it to depend on every parameter of the optimizer; leave the others out")
     optimizer.step()
 
 

@@ -108,8 +108,8 @@ def _restore(parts: StateParts, state: Mapping[str, Any]) -> tuple[Stats, int]:
         )
     if _item(state, "encoder_digest") != (parts.encoder_digest or ""):
         raise AlgorithmError(
-            f"encoder_digest: the state was saved with the frozen encoder {state['encoder_digest'] or 'none'}, this run "
-            f"has {parts.encoder_digest or 'none'}; put the same checkpoint at encoder.pretrained"
+            f"encoder_digest: the state was saved with the frozen encoder {state['encoder_digest'] or 'none'}, "
+            f"this run has {parts.encoder_digest or 'none'}; put the same checkpoint at encoder.pretrained"
         )
     tensors = parts.tensors()
     generator = parts.generator.get_state()

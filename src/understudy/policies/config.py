@@ -72,7 +72,7 @@ class EncoderConfig:
 class ActorConfig:
     """The network of an actor."""
 
-    encoder: EncoderConfig = EncoderConfig()  # noqa: RUF009 (a frozen value)
+    encoder: EncoderConfig = EncoderConfig()
     hidden: tuple[int, ...] = (256, 256)
     """Number of units of each hidden layer."""
     log_std: tuple[float, float] = (-5.0, 2.0)
@@ -104,7 +104,7 @@ class ActorConfig:
 class ClassifierConfig:
     """The network of a success classifier."""
 
-    encoder: EncoderConfig = EncoderConfig()  # noqa: RUF009 (a frozen value)
+    encoder: EncoderConfig = EncoderConfig()
     hidden: tuple[int, ...] = (256,)
     """Number of units of each hidden layer."""
 

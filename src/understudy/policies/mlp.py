@@ -28,11 +28,11 @@ class MLP(nn.ModuleList):
             init_linear(layer, generator, gain=self.last_gain if number == len(self) - 1 else math.sqrt(6))
 
     def forward(self, x: Tensor) -> Tensor:
-        *hidden, last = self._modules.values()
+        *hidden, last = self
         for layer in hidden:
-            x = torch.relu(layer(x))  # type: ignore[misc]
-        x = last(x)  # type: ignore[misc]
-        return x
+            x = torch.relu(layer(x))
+        y: Tensor = last(x)
+        return y
 
 
 def new_linear(num_in: int, num_out: int) -> nn.Linear:

@@ -3,7 +3,7 @@
 | in the file | |
 |---|---|
 | tensors `weights/...`, `stats/mean/observation/...`, `stats/std/observation/...` | float32 |
-| metadata `understudy` | JSON: format, kind, version, config, observation, action of a policy, and encoder_digest if it has a frozen encoder |
+| metadata `understudy` | JSON: format, kind, version, config, observation; action of a policy; encoder_digest |
 """
 
 from __future__ import annotations
@@ -53,7 +53,9 @@ def replace(path: Path, content: bytes) -> None:
         finally:
             os.close(directory)
     except OSError as error:
-        raise PolicyError(f"{path}: writing failed: {error.strerror}; choose another directory and save again") from error
+        raise PolicyError(
+            f"{path}: writing failed: {error.strerror}; choose another directory and save again"
+        ) from error
 
 
 def kind_of(path: str | Path) -> str:

@@ -75,7 +75,9 @@ class ClassifierTraining(Resumable):
         """One step towards the labels; `Frames.of` labels a batch of transitions."""
         frames = Frames.of(batch) if isinstance(batch, TransitionBatch) else batch
         if np.ndim(frames.label) != 1 or np.asarray(frames.label).dtype != bool:
-            raise AlgorithmError(f"label: expected bool [B], got {describe(frames.label)}; True where the frame shows success")
+            raise AlgorithmError(
+                f"label: expected bool [B], got {describe(frames.label)}; True where the frame shows success"
+            )
         label = to_tensor(np.asarray(frames.label, np.float32), self.device)
         inputs = self.network.encoder.inputs
         observation = inputs.tensors(frames.observation, self.device)

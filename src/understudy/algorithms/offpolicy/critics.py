@@ -52,10 +52,10 @@ class CriticEnsemble(nn.ModuleList):
 
         LayerNorm has no scale and shift, which would cost 40 % of a layer's time.
         """
-        *hidden, last = self._modules.values()
+        *hidden, last = self
         x = x.expand(self.num if chosen is None else len(chosen), *x.shape)
         for layer in hidden:
-            x = layer(x, chosen)  # type: ignore[misc]
+            x = layer(x, chosen)
             x = torch.relu(functional.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
-        q: Tensor = last(x, chosen).squeeze(-1)  # type: ignore[misc]
+        q: Tensor = last(x, chosen).squeeze(-1)
         return q

@@ -50,7 +50,7 @@ class SAC(Resumable):
         self.actor.init_parameters(init)
         self.critic.init_parameters(init)
         self.critic.to(self.device)
-        # The encoder has no target network. The heads with one are the gripper's critic, if there is one, and the critics.
+        # The critics and the gripper's critic have target networks; the encoder has none.
         heads = [self.critic] if self.actor.gripper is None else [self.actor.gripper, self.critic]
         self._heads = [parameter for head in heads for parameter in head.parameters()]
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
@@ -146,9 +146,7 @@ class SAC(Resumable):
         """Double Q-learning over the gripper's values; the arm counts as a part of the world."""
         assert self.target_gripper is not None
         with torch.no_grad():
-            next_value = losses.double_q(
-                self.actor.gripper_values(next_features), self.target_gripper(next_features)
-            )
+            next_value = losses.double_q(self.actor.gripper_values(next_features), self.target_gripper(next_features))
             reward = part.reward if part.penalty is None else part.reward + part.penalty
             target = self._target_of(part, reward, next_value)
         values = self.actor.gripper_values(features)
@@ -176,9 +174,7 @@ class SAC(Resumable):
                 metrics["bc_mse"] = distance / part.demonstrated.mean().clamp(min=1e-6)
         descend(self._actor_adam, loss)
         arm, log_prob = arm.detach(), log_prob.detach()
-        descend(
-            self._temperature_adam, losses.temperature_loss(self.log_temperature, log_prob, self.target_entropy)
-        )
+        descend(self._temperature_adam, losses.temperature_loss(self.log_temperature, log_prob, self.target_entropy))
         if metrics is not None:
             metrics |= {
                 "actor_loss": loss,

@@ -1,7 +1,7 @@
 """A vision encoder of transformers from a local directory, shared by all cameras, with a pooling head for each.
 
-Nothing is downloaded, no code of the checkpoint is run, and weights are read from safetensors alone. A frozen encoder is
-no part of the published parameters or of the optimizer; a digest of its files stands for it, and every process loads
+Nothing is downloaded, no code of the checkpoint is run, and weights are read from safetensors alone. A frozen encoder
+is no part of the published parameters or of the optimizer: a digest of its files stands for it, and every process loads
 the same directory. A trained one is published like any other weights.
 """
 

@@ -32,8 +32,8 @@ class SmallCNN(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """[B, latent] of uint8 [B, H, W, C]."""
-        *convs, latent = self._modules.values()
+        *convs, latent = self.children()
         x = images.float().mul_(1 / 255).sub_(0.5).permute(0, 3, 1, 2)  # stays as it lies in memory: channels last
         for conv in convs:
-            x = torch.relu(conv(x))  # type: ignore[misc]
-        return bottleneck(latent(x.flatten(1)))  # type: ignore[misc]
+            x = torch.relu(conv(x))
+        return bottleneck(latent(x.flatten(1)))

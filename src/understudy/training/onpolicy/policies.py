@@ -58,7 +58,8 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
     if judging and not policy.has_value:
         policy = policy.judging(seed=config.seed)
     if adapted and config.lora.rank:
-        from understudy.policies.lora import ALL_LINEAR, LoraConfig, add_lora  # only now: it needs peft
+        from understudy.policies.config import ALL_LINEAR, LoraConfig
+        from understudy.policies.lora import add_lora  # only now: it needs peft
 
         chosen = LoraConfig(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR)
         add_lora(policy.model, chosen, seed=config.seed)

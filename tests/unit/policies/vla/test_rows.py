@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from tests.unit.policies.test_vla import INSTRUCTIONS, SAMPLED, TINY, act, observations, policy_of, told
+from tests.unit.policies.vla.test_policy import INSTRUCTIONS, SAMPLED, TINY, act, observations, policy_of, told
 
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.core import tree as trees

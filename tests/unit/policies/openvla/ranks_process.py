@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 import torch
-from tests.unit.policies.openvla_checkpoint import KEY, SPEC, instructions, observations, rngs
+from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions, observations, rngs
 
 from understudy.policies import Sampling
 from understudy.policies.lora import LoraConfig, add_lora

@@ -15,20 +15,20 @@ from understudy.algorithms.onpolicy.minibatches import MiniBatch
 
 
 def test_every_row_is_in_one_mini_batch_of_each_pass() -> None:
-    found = minibatches.mini_batches(130, 64, 3, True, 7)
+    found = minibatches.mini_batches(130, 64, 3, shuffle=True, seed=7)
     assert [len(one) for one in found] == [44, 43, 43] * 3  # 64, 64 and 2 would be a noisy step
     for epoch in range(3):
         assert sorted(np.concatenate(found[3 * epoch : 3 * epoch + 3])) == list(range(130))
-    assert [len(one) for one in minibatches.mini_batches(128, 64, 1, True, 7)] == [64, 64]
-    assert [len(one) for one in minibatches.mini_batches(5, 64, 2, True, 7)] == [5, 5]
+    assert [len(one) for one in minibatches.mini_batches(128, 64, 1, shuffle=True, seed=7)] == [64, 64]
+    assert [len(one) for one in minibatches.mini_batches(5, 64, 2, shuffle=True, seed=7)] == [5, 5]
 
 
 def test_order_is_of_the_seed_and_the_pass() -> None:
-    once, again, other = (minibatches.mini_batches(50, 50, 2, True, seed) for seed in (3, 3, 4))
+    once, again, other = (minibatches.mini_batches(50, 50, 2, shuffle=True, seed=seed) for seed in (3, 3, 4))
     assert np.array_equal(once, again)
     assert not np.array_equal(once[0], once[1])
     assert not np.array_equal(once[0], other[0])
-    plain = minibatches.mini_batches(6, 3, 2, False, 3)
+    plain = minibatches.mini_batches(6, 3, 2, shuffle=False, seed=3)
     assert [one.tolist() for one in plain] == [[0, 1, 2], [3, 4, 5]] * 2
 
 

@@ -1,28 +1,29 @@
-"""SFT: supervised fine-tuning of a policy that gives blocks of tokens: say in each observation what was done there.
+"""SFT: supervised fine-tuning of a VLA that decides on blocks of action tokens, from demonstrations.
 
-A demonstrated number lies between two bins. Its target is a bell over the bins around it, so that the network learns
-that neighbours are near: with some ten demonstrations a task, exact bins are too few to learn from.
+A demonstrated number lies between two bins. Its target is a normal distribution over the bins around it, so that the
+network learns that neighbouring bins are close: ten demonstrations of a task are too few to learn exact bins.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from understudy.algorithms import state_dict as saved
 from understudy.algorithms.algorithm import AlgorithmError
 from understudy.algorithms.offpolicy.augment import shifted
 from understudy.algorithms.offpolicy.transitions import numbers
+from understudy.algorithms.optimizers import init_moments
+from understudy.algorithms.sft.config import SFTUpdateConfig
+from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, SpecError, Tree
 from understudy.core import tree as trees
-from understudy.policies import Stats
 from understudy.policies.inputs import to_tensor
 from understudy.policies.protocol import Array
+from understudy.policies.stats import Stats
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.policies.vla.bins import to_position
 from understudy.policies.vla.model import image
@@ -30,36 +31,11 @@ from understudy.policies.vla.model import image
 KIND = "sft"
 
 
-@dataclass(frozen=True, kw_only=True)
-class SFTUpdateConfig:
-    """The options of an update."""
-
-    learning_rate: float = 1e-3  # the highest
-    warmup_updates: int = 20  # over which it rises
-    least_learning_rate: float = 0.0  # at the end of the cosine, as a share of the highest
-    weight_decay: float = 0.01  # of matrices
-    clip_norm: float | None = 1.0  # of the gradient; None: as it comes
-    sigma: float = 2.0  # of targets, in bins; 0: the nearest bin alone
-    shift_pixels: int = 0  # of the pictures, at most; 0: none
-    checkpoint_gradients: bool = False  # less memory, more time
-
-    def __post_init__(self) -> None:
-        for name in ("warmup_updates", "weight_decay", "sigma", "shift_pixels"):
-            if getattr(self, name) < 0:
-                raise AlgorithmError(f"{name}: expected 0 or more, got {getattr(self, name)}")
-        if not self.learning_rate > 0 or (self.clip_norm is not None and not self.clip_norm > 0):
-            raise AlgorithmError(
-                f"learning_rate, clip_norm: expected more than 0, got {self.learning_rate} and {self.clip_norm}"
-            )
-        if not 0 <= self.least_learning_rate <= 1:
-            raise AlgorithmError(f"least_learning_rate: expected a share from 0 to 1, got {self.least_learning_rate}")
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Blocks:
     """B demonstrated blocks of H actions."""
 
-    observation: Tree  # [B, ...]: what the first of the actions was done on
+    observation: Tree  # [B, ...]: before the first action of each block
     instruction: tuple[str, ...]  # B
     action: Tree  # [B, H, ...]
     weight: Array  # [B, H] float32: 0 behind the end of an episode
@@ -83,16 +59,16 @@ def soft_cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor) -> Tenso
 
 
 def weighted_mean(each: Tensor, weight: Tensor) -> Tensor:
-    """Of what there is one number an action of, both [B, H]; 0 where nothing weighs."""
+    """Mean of numbers [B, H] with weights [B, H]; 0 if all weights are 0."""
     return (weight * each).sum() / weight.sum().clamp(min=1e-6)
 
 
-def cosine(number: int, *, total: int, warmup: int, least: float) -> float:
-    """The share of the highest learning rate in update `number` of `total`, from 0: up a line, then down a cosine."""
+def cosine(number: int, *, total: int, warmup: int, min_ratio: float) -> float:
+    """Learning rate of update `number` (from 0) of `total` over the highest: linear warm-up, then a cosine."""
     if number < warmup:
         return (number + 1) / warmup
     way = min(1.0, (number - warmup) / max(1, total - warmup))
-    return least + (1.0 - least) * 0.5 * (1.0 + math.cos(math.pi * way))
+    return min_ratio + (1.0 - min_ratio) * 0.5 * (1.0 + math.cos(math.pi * way))
 
 
 # ---- the algorithm
@@ -100,7 +76,7 @@ def cosine(number: int, *, total: int, warmup: int, least: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
-    """All that a saved state must have been made with."""
+    """Everything that must be equal between a saved state and the run that resumes it."""
 
     update: SFTUpdateConfig
     vla: VLAConfig
@@ -108,8 +84,8 @@ class _Settings:
     total_updates: int
 
 
-class SFT(saved.Saves):
-    """An update rule over blocks. The policy that is given is trained in place."""
+class SFT(Resumable):
+    """An update rule over blocks. It trains the given policy in place."""
 
     def __init__(self, config: SFTUpdateConfig, policy: VLAPolicy, *, total_updates: int, seed: int):
         """The learning rate falls over `total_updates`."""
@@ -126,12 +102,7 @@ class SFT(saved.Saves):
         others = [weight for weight in self._named.values() if weight.ndim <= 1]
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
         self._adam = torch.optim.AdamW(groups, config.learning_rate, weight_decay=config.weight_decay, fused=True)
-        for weight in self._named.values():  # now, and not at the first step: a state is complete from the beginning
-            self._adam.state[weight] = {
-                "step": torch.zeros((), device=self.device),
-                "exp_avg": torch.zeros_like(weight, memory_format=torch.preserve_format),
-                "exp_avg_sq": torch.zeros_like(weight, memory_format=torch.preserve_format),
-            }
+        init_moments(self._adam)
         self._generator = torch.Generator(self.device).manual_seed(seed)
 
     def update(self, batch: Blocks, *, report: bool = True) -> dict[str, float]:
@@ -145,15 +116,15 @@ class SFT(saved.Saves):
         position = to_position(unit, num_bins)
         logits, _ = policy.model(tensors)
         loss = soft_cross_entropy(logits, soft_targets(position, num_bins, config.sigma), weight)
-        share = cosine(
-            self.num_updates, total=self.total_updates, warmup=config.warmup_updates, least=config.least_learning_rate
+        scale = cosine(
+            self.num_updates, total=self.total_updates, warmup=config.warmup_updates, min_ratio=config.min_lr_ratio
         )
         for group in self._adam.param_groups:
-            group["lr"] = config.learning_rate * share
+            group["lr"] = config.learning_rate * scale
         self._adam.zero_grad()
         torch.autograd.backward(loss)
         most = math.inf if config.clip_norm is None else config.clip_norm
-        trained = [weight for weight in self._named.values() if weight.grad is not None]  # not the head for values
+        trained = [weight for weight in self._named.values() if weight.grad is not None]  # not the value head
         gradient = torch.nn.utils.clip_grad_norm_(trained, most)
         self._adam.step()
         self.num_updates += 1
@@ -171,7 +142,7 @@ class SFT(saved.Saves):
                     "entropy": weighted_mean(entropy.mean(dim=-1), weight),
                 }
             ),
-            "learning_rate": config.learning_rate * share,
+            "learning_rate": config.learning_rate * scale,
         }
 
     def policy(self, *, version: int = NO_VERSION) -> VLAPolicy:
@@ -199,30 +170,23 @@ class SFT(saved.Saves):
 
     # ---- state
 
-    def _use(self, stats: Stats) -> None:
+    def _set_stats(self, stats: Stats) -> None:
         policy = self._policy
         self._policy = VLAPolicy(
             policy.config, policy.spec, policy.words, stats, policy.model, version=policy.version, device=policy.device
         )
 
-    def _parts(self) -> saved.Parts:
+    def _state_parts(self) -> StateParts:
         policy = self._policy
         settings = _Settings(
             update=self.config, vla=policy.config, words=policy.words.known, total_updates=self.total_updates
         )
-        tensors = {f"weights/{name}": weight.detach() for name, weight in self._named.items()}
-        for name, weight in self._named.items():
-            tensors |= {f"adam/{kind}/{name}": tensor for kind, tensor in self._moments(weight).items()}
-        return saved.Parts(
+        return StateParts(
             kind=KIND,
             config=settings,
             spec=policy.spec,
             stats=policy.stats,
             generator=self._generator,
-            trained={},
-            tensors=tensors,
+            modules={"policy": policy.model},
+            optimizers={"policy": self._adam},
         )
-
-    def _moments(self, weight: Tensor) -> Mapping[str, Tensor]:
-        moments: Mapping[str, Tensor] = self._adam.state[weight]
-        return moments

@@ -16,7 +16,7 @@ from tests.unit.algorithms.blocks import LENGTHS, D, H, N, Network, blocks, of, 
 
 from understudy.algorithms import AlgorithmError
 from understudy.algorithms.onpolicy import advantages
-from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig, rows
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig, loss_inputs
 
 # ---- options
 
@@ -61,7 +61,7 @@ def lived(**options: Any) -> tuple[list[float], list[int]]:
         for mini_batch in algorithm.mini_batches(prepared, seed=seed):
             optimizer.zero_grad()
             for part in algorithm.micro_batches(mini_batch, lengths=np.arange(10, 10 + N)):
-                algorithm.loss(network(batch, part.rows), rows(prepared, part))[0].backward()
+                algorithm.loss(network(batch, part.rows), loss_inputs(prepared, part))[0].backward()
                 sizes.append(len(part))
             optimizer.step()
     return torch.cat([one.detach().flatten() for one in network.parameters()]).tolist(), sizes
@@ -213,11 +213,11 @@ def test_other_things_that_do_not_fit() -> None:
     with pytest.raises(
         AlgorithmError, match=r"log_prob: expected shape \[14, 3, 2\], got \[13, 3, 2\]; evaluate the same"
     ):
-        algorithm.loss(Network()(batch, np.arange(N - 1)), rows(prepared, mini_batch))
+        algorithm.loss(Network()(batch, np.arange(N - 1)), loss_inputs(prepared, mini_batch))
     with pytest.raises(
         AlgorithmError, match=r"value: adv_estimator 'gae' needs a policy that judges states, got no values"
     ):
-        algorithm.loss(replace(now, value=None), rows(prepared, mini_batch))
+        algorithm.loss(replace(now, value=None), loss_inputs(prepared, mini_batch))
     with pytest.raises(AlgorithmError, match=r"lengths: max_tokens needs the number of tokens of each row, got none"):
         of(ppo_micro_batch_size=None, max_tokens=9).micro_batches(mini_batch)
     with pytest.raises(AlgorithmError, match=r"rank: expected from 0 to world_size - 1 \(1\), got -1"):
@@ -246,7 +246,7 @@ def test_the_page_explains_every_option_and_every_metric() -> None:
     algorithm = of(adv_estimator="gae", clip_ratio_c=3.0, value_clip=0.1, kl_in="loss")
     prepared = algorithm.prepare(batch, reference_log_prob=reference(batch))
     part = algorithm.mini_batches(prepared, seed=0)[0]
-    _, sums = algorithm.loss(Network()(batch, part.rows), rows(prepared, part))
+    _, sums = algorithm.loss(Network()(batch, part.rows), loss_inputs(prepared, part))
     metrics = {**prepared.metrics, **algorithm.finish_metrics(sums)}
     for name in (*(field.name for field in fields(PolicyGradientConfig)), *metrics):
         assert re.search(rf"^\|[^|]*`{name}`[^|]*\|", page, re.MULTILINE), name

@@ -1,4 +1,4 @@
-"""Prepared: a batch of blocks with all that is to be learned from it, in numpy, and parts of it as tensors."""
+"""PreparedBatch: a batch of blocks with its advantages, in numpy. LossInputs: rows of it as tensors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Prepared:
-    """A batch of N blocks, ready to be learned from."""
+class PreparedBatch:
+    """A batch of N blocks with everything that the loss needs."""
 
     advantage: Array  # [N] float32
     returns: Array | None  # [N] float32: what the values should have been, with gae
@@ -27,7 +27,7 @@ class Prepared:
     reference_log_prob: Array | None  # [N, H, D] float32, where the loss needs it
     executed: Array  # [N, H] bool
     episode_steps: Array  # [N] int64: how many steps the episode of each block has
-    kl_coef: float  # the price of this batch
+    kl_coef: float  # the cost of KL divergence in this batch
     metrics: dict[str, float]
 
     def __len__(self) -> int:
@@ -35,8 +35,8 @@ class Prepared:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
-    """What the loss needs of B blocks beside what the policy thinks of them, as tensors."""
+class LossInputs:
+    """What the loss needs of B blocks, besides the policy's evaluation of them, as tensors."""
 
     old_log_prob: Tensor  # [B, H, D]
     reference_log_prob: Tensor | None  # [B, H, D]
@@ -48,7 +48,7 @@ class Rows:
     kl_coef: float
 
 
-def rows(prepared: Prepared, part: MiniBatch, device: str | torch.device = "cpu") -> Rows:
+def loss_inputs(prepared: PreparedBatch, part: MiniBatch, device: str | torch.device = "cpu") -> LossInputs:
     """The rows of a mini batch, or of a part of one, on the device; padding weighs 0."""
 
     def at(array: Array) -> Tensor:
@@ -57,7 +57,7 @@ def rows(prepared: Prepared, part: MiniBatch, device: str | torch.device = "cpu"
     def at_or_none(array: Array | None) -> Tensor | None:
         return None if array is None else at(array)
 
-    return Rows(
+    return LossInputs(
         old_log_prob=at(prepared.old_log_prob),
         reference_log_prob=at_or_none(prepared.reference_log_prob),
         advantage=at(prepared.advantage),
@@ -73,7 +73,7 @@ def check(batch: BlockBatch, reference_log_prob: Array | None, *, needs_value: b
     """Refuse a batch that cannot be learned from, before anything is computed."""
     if not len(batch):
         raise AlgorithmError("batch: expected at least one block, got none; collect before you learn")
-    known = (batch.episode >= 0) & (batch.episode < len(batch.group))  # one of which nothing was lived has no blocks
+    known = (batch.episode >= 0) & (batch.episode < len(batch.group))  # an episode without steps has no blocks
     if not known.all() or (np.diff(batch.episode) < 0).any():
         raise AlgorithmError(
             f"episode: expected 0 to {len(batch.group) - 1} in order, one after another; sort the blocks by episode"
@@ -83,7 +83,7 @@ def check(batch: BlockBatch, reference_log_prob: Array | None, *, needs_value: b
         raise AlgorithmError(f"executed: nothing of block {row} was executed; leave such blocks out of the batch")
     if needs_value and (batch.value is None or batch.next_value is None):
         raise AlgorithmError(
-            "value: adv_estimator 'gae' needs a policy that judges states, got no values; "
+            "value: adv_estimator 'gae' needs a policy with a value head, got no values; "
             "give the policy a value head, or take 'grpo', 'rloo' or 'reinforce_plus_plus'"
         )
     if needs_reference and reference_log_prob is None:

@@ -16,26 +16,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.contracts import block_policy as contract
 from tests.processes import alive, dies
-from tests.unit.policies import block_contract as contract
 
 import understudy
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.core import tree as trees
 from understudy.policies import PolicyError, Sampling
 from understudy.policies.subprocess import (
-    ElsewherePolicy,
     Limits,
+    PolicyFactory,
     PolicyProcessDied,
     PolicyProcessGarbage,
     PolicyProcessHung,
     PolicyProcessRaised,
-    PolicySource,
+    SubprocessPolicy,
 )
 from understudy.policies.subprocess.child_main import generator_of, generator_state
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[2]
+ROOT = HERE.parents[3]
 SPEC = StepSpec(
     observation=Spec(
         {
@@ -62,13 +62,13 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     return found
 
 
-def source(python: str | None, factory: str = "plain_policy:PlainTokens", **options: Any) -> PolicySource:
-    return PolicySource(factory=factory, options=options, python=python, env={"PYTHONPATH": str(HERE)})
+def factory(python: str | None, name: str = "plain_policy:PlainTokens", **options: Any) -> PolicyFactory:
+    return PolicyFactory(factory=name, options=options, python=python, env={"PYTHONPATH": str(HERE)})
 
 
 @pytest.fixture
-def policy(python: str) -> Iterator[ElsewherePolicy]:
-    with ElsewherePolicy(source(python), SPEC) as made:
+def policy(python: str) -> Iterator[SubprocessPolicy]:
+    with SubprocessPolicy(factory(python), SPEC) as made:
         yield made
 
 
@@ -80,28 +80,23 @@ def observations(num: int) -> Any:
     }
 
 
-def act(policy: ElsewherePolicy, *said: str, seed: int = 0) -> Any:
+def act(policy: SubprocessPolicy, *said: str, seed: int = 0) -> Any:
     return policy.act(observations(len(said)), said, rngs=contract.rngs(len(said), seed), sampling=Sampling())
 
 
-def evaluate(policy: ElsewherePolicy, *said: str) -> Any:
+def evaluate(policy: SubprocessPolicy, *said: str) -> Any:
     tokens = {"tokens": np.zeros((len(said), 2, 3), np.int32)}
     return policy.evaluate(observations(len(said)), said, tokens, sampling=Sampling())
 
 
-def test_the_contract(policy: ElsewherePolicy) -> None:
+def test_the_contract(policy: SubprocessPolicy) -> None:
     contract.check_all(policy, observations(5), SAID, SPEC.action, "close")
     assert policy.num_starts == 1
 
 
-def test_without_a_value_and_in_this_interpreter() -> None:
-    with ElsewherePolicy(source(None, has_value=False), SPEC) as policy:
-        contract.check_all(policy, observations(5), SAID, SPEC.action, "close")
-
-
-def test_it_equals_the_same_code_here(policy: ElsewherePolicy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_equals_the_same_code_here(policy: SubprocessPolicy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")  # it refuses to live beside it
-    from tests.unit.policies.plain_policy import PlainTokens
+    from tests.unit.policies.subprocess.plain_policy import PlainTokens
 
     here = PlainTokens().act(trees.flatten(observations(5)), SAID, rngs=contract.rngs(5), temperature=1.0, greedy=False)
     there = act(policy, *SAID)
@@ -110,7 +105,7 @@ def test_it_equals_the_same_code_here(policy: ElsewherePolicy, monkeypatch: pyte
 
 
 def test_the_interpreter_options_and_variables_are_those_named(
-    policy: ElsewherePolicy, python: str, monkeypatch: pytest.MonkeyPatch
+    policy: SubprocessPolicy, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(PolicyProcessRaised, match="RuntimeError: /") as raised:
         act(policy, "interpreter")
@@ -120,14 +115,14 @@ def test_the_interpreter_options_and_variables_are_those_named(
     assert repr(str(Path(understudy.__file__).parents[1])) not in str(raised.value)  # on the path
     with pytest.raises(PolicyProcessRaised, match="No module named 'torch'"):
         act(policy, "torch")
-    with ElsewherePolicy(source(python, seed=1), SPEC) as other:
+    with SubprocessPolicy(factory(python, seed=1), SPEC) as other:
         assert not np.array_equal(act(other, *SAID).log_prob, act(policy, *SAID).log_prob)
     monkeypatch.setenv("PYTHONPATH", str(HERE))  # is for this interpreter, and not for another
     with pytest.raises(PolicyProcessRaised, match="No module named 'plain_policy'"):
-        ElsewherePolicy(PolicySource(factory="plain_policy:PlainTokens", python=python), SPEC)
+        SubprocessPolicy(PolicyFactory(factory="plain_policy:PlainTokens", python=python), SPEC)
 
 
-def test_generators_go_on_from_where_they_were_left(policy: ElsewherePolicy) -> None:
+def test_generators_go_on_from_where_they_were_left(policy: SubprocessPolicy) -> None:
     for kind in (np.random.PCG64, np.random.Philox, np.random.MT19937, np.random.SFC64):
         used, beside = np.random.Generator(kind(3)), np.random.Generator(kind(3))
         first = policy.act(observations(1), ["pick"], rngs=[used], sampling=Sampling())
@@ -148,7 +143,7 @@ def some_weights(scale: float) -> dict[str, Any]:
 
 
 def test_weights_by_arrays_and_by_path(
-    policy: ElsewherePolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: SubprocessPolicy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = act(policy, *SAID)
     assert policy.with_parameters(some_weights(1.0), version=4) is policy
@@ -164,7 +159,7 @@ def test_weights_by_arrays_and_by_path(
     assert not np.array_equal(by_path.log_prob, arrays.log_prob)
 
 
-def test_weights_that_do_not_fit_leave_the_old_ones(policy: ElsewherePolicy) -> None:
+def test_weights_that_do_not_fit_leave_the_old_ones(policy: SubprocessPolicy) -> None:
     policy.with_parameters(some_weights(1.0), version=4)
     before = act(policy, *SAID)
     with pytest.raises(PolicyProcessRaised, match=r"load raised ValueError: logits: expected \(12, 96\), got \(3,\)"):
@@ -174,7 +169,7 @@ def test_weights_that_do_not_fit_leave_the_old_ones(policy: ElsewherePolicy) -> 
     assert (after.version, policy.num_starts) == (4, 2)
 
 
-def test_a_new_process_gets_the_newest_weights(policy: ElsewherePolicy) -> None:
+def test_a_new_process_gets_the_newest_weights(policy: SubprocessPolicy) -> None:
     policy.with_parameters(some_weights(1.0), version=4)
     before = act(policy, *SAID)
     with pytest.raises(PolicyProcessDied):
@@ -189,7 +184,7 @@ def test_a_new_process_gets_the_newest_weights(policy: ElsewherePolicy) -> None:
 # ---- failures
 
 
-def test_what_raises_there_raises_here_and_goes_on(policy: ElsewherePolicy) -> None:
+def test_what_raises_there_raises_here_and_goes_on(policy: SubprocessPolicy) -> None:
     for method, call in (("act", act), ("evaluate", evaluate)):
         with pytest.raises(PolicyProcessRaised, match=f"PlainTokens: {method} raised ValueError: no such") as raised:
             call(policy, "raise")
@@ -198,7 +193,7 @@ def test_what_raises_there_raises_here_and_goes_on(policy: ElsewherePolicy) -> N
     assert policy.num_starts == 1
 
 
-def test_a_dead_process_says_how_it_died(policy: ElsewherePolicy) -> None:
+def test_a_dead_process_says_how_it_died(policy: SubprocessPolicy) -> None:
     with pytest.raises(PolicyProcessDied, match="ended with exit code 3 during act") as died:
         act(policy, "exit")
     assert "out of cheese" in str(died.value)
@@ -217,7 +212,7 @@ def test_a_dead_process_says_how_it_died(policy: ElsewherePolicy) -> None:
 
 
 def test_a_hung_process_says_where_it_hangs(python: str) -> None:
-    with ElsewherePolicy(source(python), SPEC, limits=Limits(act_s=0.5)) as policy:
+    with SubprocessPolicy(factory(python), SPEC, limits=Limits(act_s=0.5)) as policy:
         pid = policy.pid
         with pytest.raises(PolicyProcessHung, match=r"act took longer than 0\.5 s and was killed") as hung:
             act(policy, "hang")
@@ -228,8 +223,8 @@ def test_a_hung_process_says_where_it_hangs(python: str) -> None:
 
 def test_each_limit_is_kept(python: str, tmp_path: Path) -> None:
     with pytest.raises(PolicyProcessHung, match=r"build took longer than 0\.4 s"):
-        ElsewherePolicy(source(python, sleep_s=60), SPEC, limits=Limits(build_s=0.4))
-    with ElsewherePolicy(source(python), SPEC, limits=Limits(evaluate_s=0.4, load_s=0.4)) as policy:
+        SubprocessPolicy(factory(python, sleep_s=60), SPEC, limits=Limits(build_s=0.4))
+    with SubprocessPolicy(factory(python), SPEC, limits=Limits(evaluate_s=0.4, load_s=0.4)) as policy:
         with pytest.raises(PolicyProcessHung, match=r"evaluate took longer than 0\.4 s"):
             evaluate(policy, "hang")
         os.mkfifo(tmp_path / "pipe")  # whoever reads it waits for ever
@@ -252,7 +247,7 @@ def test_each_limit_is_kept(python: str, tmp_path: Path) -> None:
         ("hang up", "it closed its channel and goes on running"),
     ],
 )
-def test_answers_that_make_no_sense(policy: ElsewherePolicy, word: str, problem: str) -> None:
+def test_answers_that_make_no_sense(policy: SubprocessPolicy, word: str, problem: str) -> None:
     with pytest.raises(PolicyProcessGarbage, match=f"act gave no valid answer: .*{problem}"):
         act(policy, word)
     assert policy.pid is None
@@ -260,7 +255,7 @@ def test_answers_that_make_no_sense(policy: ElsewherePolicy, word: str, problem:
     assert policy.num_starts == 2
 
 
-def test_arrays_of_other_things_do_not_cross(policy: ElsewherePolicy) -> None:
+def test_arrays_of_other_things_do_not_cross(policy: SubprocessPolicy) -> None:
     with pytest.raises(PolicyProcessRaised, match="expected numbers or truth values, got <U1"):
         act(policy, "type")
     with pytest.raises(PolicyError, match="act: what was given cannot be sent: observation/hand: expected numbers"):
@@ -270,19 +265,19 @@ def test_arrays_of_other_things_do_not_cross(policy: ElsewherePolicy) -> None:
 
 def test_a_policy_that_cannot_be_built(python: str) -> None:
     with pytest.raises(PolicyProcessRaised, match=r"build raised TypeError: .*unexpected keyword argument 'sead'"):
-        ElsewherePolicy(source(python, sead=1), SPEC)
+        SubprocessPolicy(factory(python, sead=1), SPEC)
     with pytest.raises(PolicyProcessRaised, match=r"build raised AttributeError: .*no attribute 'Nobody'"):
-        ElsewherePolicy(source(python, "plain_policy:Nobody"), SPEC)
+        SubprocessPolicy(factory(python, "plain_policy:Nobody"), SPEC)
     with pytest.raises(PolicyProcessRaised, match="has no attribute 'replay_spec'"):
-        ElsewherePolicy(source(python, "plain_policy:not_a_policy"), SPEC)
+        SubprocessPolicy(factory(python, "plain_policy:not_a_policy"), SPEC)
     with pytest.raises(PolicyProcessDied, match="ended with exit code 7 during build") as died:
-        ElsewherePolicy(source(python, shout=True), SPEC)
+        SubprocessPolicy(factory(python, shout=True), SPEC)
     assert "a last word of the policy" in str(died.value)
     with pytest.raises(PolicyError, match="python: expected an interpreter, got '/nowhere/python'"):
-        ElsewherePolicy(source("/nowhere/python"), SPEC)
+        SubprocessPolicy(factory("/nowhere/python"), SPEC)
 
 
-def test_calls_that_make_no_sense(policy: ElsewherePolicy) -> None:
+def test_calls_that_make_no_sense(policy: SubprocessPolicy) -> None:
     with pytest.raises(PolicyError, match="rngs: expected 2 generators, one for each instruction, got 1"):
         policy.act(observations(2), ["a", "b"], rngs=contract.rngs(1), sampling=Sampling())
     policy.close()
@@ -290,7 +285,7 @@ def test_calls_that_make_no_sense(policy: ElsewherePolicy) -> None:
         act(policy, "pick")
 
 
-def test_what_it_prints_is_kept_within_bounds(policy: ElsewherePolicy) -> None:
+def test_what_it_prints_is_kept_within_bounds(policy: SubprocessPolicy) -> None:
     for _ in range(3):
         act(policy, "noise")
     assert policy._child is not None
@@ -301,7 +296,7 @@ def test_what_it_prints_is_kept_within_bounds(policy: ElsewherePolicy) -> None:
 
 
 def test_it_ends_with_its_policy(python: str) -> None:
-    policy = ElsewherePolicy(source(python), SPEC)
+    policy = SubprocessPolicy(factory(python), SPEC)
     pid = policy.pid
     assert pid is not None
     del policy
@@ -312,8 +307,8 @@ def test_it_ends_with_its_policy(python: str) -> None:
 def test_it_ends_with_its_caller(python: str, tmp_path: Path) -> None:
     """In the middle of a call, though the caller is killed and can tell it nothing."""
     script = textwrap.dedent(f"""
-        from tests.unit.policies.test_elsewhere import *
-        policy = ElsewherePolicy(source({python!r}), SPEC)
+        from tests.unit.policies.subprocess.test_policy import *
+        policy = SubprocessPolicy(factory({python!r}), SPEC)
         print(policy.pid, flush=True)
         act(policy, "hang")
     """)

@@ -13,7 +13,7 @@ import torch
 from tests.unit.algorithms.blocks import FULL, LENGTHS, SEES, D, H, K, N, Network, blocks, learned, of, reference, whole
 
 from understudy.algorithms import AlgorithmError
-from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, rows
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, loss_inputs
 from understudy.core import BlockBatch
 
 # ---- the whole loss
@@ -93,7 +93,7 @@ def test_at_the_recorded_weights_the_gradient_is_that_of_advantage_times_log_pro
     algorithm, batch, network = of(adv_estimator=estimator), blocks(), Network()
     prepared = algorithm.prepare(batch)
     prepared = replace(prepared, old_log_prob=network(batch, np.arange(N)).log_prob.detach().float().numpy())
-    loss, _ = algorithm.loss(network(batch, np.arange(N)), rows(prepared, whole(algorithm, prepared)))
+    loss, _ = algorithm.loss(network(batch, np.arange(N)), loss_inputs(prepared, whole(algorithm, prepared)))
     loss.backward()
     assert network.tokens.grad is not None
     plain = Network()
@@ -270,7 +270,7 @@ def test_it_learns_what_succeeds(estimator: str) -> None:
         for mini_batch in algorithm.mini_batches(prepared, seed=iteration):
             optimizer.zero_grad()
             for part in algorithm.micro_batches(mini_batch):
-                algorithm.loss(network(batch, part.rows), rows(prepared, part))[0].backward()
+                algorithm.loss(network(batch, part.rows), loss_inputs(prepared, part))[0].backward()
             optimizer.step()
     assert np.mean(scores[:3]) < 0.6
     assert np.mean(scores[-3:]) > 0.95

@@ -15,18 +15,11 @@ pytest.importorskip("transformers")
 
 import torch
 from safetensors.numpy import load_file, save_file
-from tests.unit.policies.test_vla import GREEDY, SPEC, TINY, act, observations, policy_of, told
+from tests.unit.policies.vla.test_policy import GREEDY, SPEC, TINY, act, observations, policy_of, told
 
 from understudy.algorithms import AlgorithmError
-from understudy.algorithms.sft import (
-    SFT,
-    Blocks,
-    SFTUpdateConfig,
-    cosine,
-    soft_cross_entropy,
-    soft_targets,
-    weighted_mean,
-)
+from understudy.algorithms.sft import SFT, Blocks, SFTUpdateConfig
+from understudy.algorithms.sft.sft import cosine, soft_cross_entropy, soft_targets, weighted_mean
 from understudy.core import SpecError
 from understudy.core import tree as trees
 from understudy.policies import Stats
@@ -81,10 +74,10 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_the_schedule_by_hand() -> None:
-    found = [cosine(number, total=6, warmup=2, least=0.2) for number in range(8)]
+    found = [cosine(number, total=6, warmup=2, min_ratio=0.2) for number in range(8)]
     wanted = [0.5, 1.0, 1.0, 0.2 + 0.4 * (1 + math.sqrt(0.5)), 0.6, 0.2 + 0.4 * (1 - math.sqrt(0.5)), 0.2, 0.2]
     assert found == pytest.approx(wanted, rel=1e-13)
-    assert cosine(0, total=1, warmup=0, least=0.0) == 1.0
+    assert cosine(0, total=1, warmup=0, min_ratio=0.0) == 1.0
 
 
 def test_the_first_step_is_adams_golden() -> None:
@@ -139,7 +132,7 @@ def test_what_lies_behind_the_end_of_an_episode_teaches_nothing() -> None:
     [
         ({"learning_rate": 3e-3}, False),
         ({"warmup_updates": 0}, False),
-        ({"least_learning_rate": 0.5}, False),
+        ({"min_lr_ratio": 0.5}, False),
         ({"weight_decay": 0.5}, False),
         ({"clip_norm": 1e-3}, False),
         ({"sigma": 1.0}, True),
@@ -261,7 +254,7 @@ def _with_words(word: str) -> Any:
         (lambda: SFTUpdateConfig(clip_norm=-1.0), "learning_rate, clip_norm: expected more than 0"),
         (lambda: SFTUpdateConfig(sigma=-1.0), "sigma: expected 0 or more, got -1.0"),
         (lambda: SFTUpdateConfig(shift_pixels=-1), "shift_pixels: expected 0 or more, got -1"),
-        (lambda: SFTUpdateConfig(least_learning_rate=2.0), "least_learning_rate: expected a share from 0 to 1"),
+        (lambda: SFTUpdateConfig(min_lr_ratio=2.0), "min_lr_ratio: expected a share from 0 to 1"),
         (lambda: sft_of(total=0), "total_updates: expected a number from 1, got 0"),
         (
             lambda: sft_of().update(replace(blocks(), weight=np.ones((6, 2), np.float32))),

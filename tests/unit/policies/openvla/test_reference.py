@@ -15,7 +15,7 @@ from torch.nn import functional
 
 pytest.importorskip("transformers")
 
-from tests.unit.policies.openvla_checkpoint import (
+from tests.unit.policies.openvla.make_checkpoint import (
     DINO,
     HIDDEN,
     KEY,

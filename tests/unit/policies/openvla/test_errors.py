@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
-from tests.unit.policies.openvla_checkpoint import KEY, SPEC, instructions, make_checkpoint, observations, rngs
+from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions, make_checkpoint, observations, rngs
 
 from understudy.core import ArraySpec, Spec, SpecError, StepSpec
 from understudy.policies import PolicyError, Sampling

@@ -47,12 +47,12 @@ def demonstrations(rng: np.random.Generator) -> list[tuple[Any, Any, float, Any,
 
 def success(policy: ActorPolicy, rng: np.random.Generator, episodes: int = 100) -> float:
     positions = np.stack([start(rng) for _ in range(episodes)])
-    done = np.zeros(episodes, bool)
+    finished = np.zeros(episodes, bool)
     for _ in range(MAX_STEPS):
         actions = policy.act({"position": positions}, rng=rng).action
-        for index in np.flatnonzero(~done):
-            positions[index], _, done[index] = moved(positions[index], actions[index])
-    return float(done.mean())
+        for index in np.flatnonzero(~finished):
+            positions[index], _, finished[index] = moved(positions[index], actions[index])
+    return float(finished.mean())
 
 
 def learn(num_demonstrations: int, num_steps: int) -> float:

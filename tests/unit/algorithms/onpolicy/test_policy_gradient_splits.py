@@ -11,7 +11,7 @@ import pytest
 import torch
 from tests.unit.algorithms.blocks import FULL, SEES, D, H, K, N, Network, blocks, learned, of, reference, whole
 
-from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, PolicyGradientConfig, rows
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, PolicyGradientConfig, loss_inputs
 from understudy.policies import Evaluated
 
 
@@ -104,7 +104,8 @@ def test_steps_behind_the_end_have_no_influence(options: dict[str, Any], bad: fl
             for values in (now.log_prob, now.entropy)
         )
         loss, sums = algorithm.loss(
-            Evaluated(log_prob=log_prob, entropy=entropy, value=now.value), rows(prepared, whole(algorithm, prepared))
+            Evaluated(log_prob=log_prob, entropy=entropy, value=now.value),
+            loss_inputs(prepared, whole(algorithm, prepared)),
         )
         loss.backward()
         assert log_prob.grad is not None
@@ -121,7 +122,7 @@ def test_half_precision_is_for_networks_and_not_for_ratios() -> None:
     now = Network()(batch, np.arange(N))
     half = Evaluated(log_prob=now.log_prob.bfloat16(), entropy=now.entropy.bfloat16(), value=None)
     full = Evaluated(log_prob=half.log_prob.float(), entropy=half.entropy.float(), value=None)
-    given = rows(prepared, whole(algorithm, prepared))
+    given = loss_inputs(prepared, whole(algorithm, prepared))
     found, wanted = algorithm.loss(half, given)[0], algorithm.loss(full, given)[0]
     assert found.dtype == torch.float32
     assert found.item() == wanted.item()

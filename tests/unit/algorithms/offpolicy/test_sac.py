@@ -33,7 +33,7 @@ def critic_values(arrays: dict[str, Any], prefix: str, x: Any, which: list[int])
     for e in which:
         y = x
         for layer in range(3):
-            y = y @ arrays[f"{prefix}/critic/{layer}/weight"][e] + arrays[f"{prefix}/critic/{layer}/bias"][e]
+            y = y @ arrays[f"modules/{prefix}/{layer}/weight"][e] + arrays[f"modules/{prefix}/{layer}/bias"][e]
             if layer < 2:
                 y = np.maximum((y - y.mean(1, keepdims=True)) / np.sqrt(y.var(1, keepdims=True) + 1e-5), 0)
         found.append(y[:, 0])
@@ -41,7 +41,7 @@ def critic_values(arrays: dict[str, Any], prefix: str, x: Any, which: list[int])
 
 
 def sampled(arrays: dict[str, Any], state: Any, noise: Any) -> tuple[Any, Any]:
-    mean, raw = np.split(mlp(arrays, "actor/weights/actor", state), 2, axis=1)
+    mean, raw = np.split(mlp(arrays, "modules/actor/actor", state), 2, axis=1)
     log_std = -5.0 + 0.5 * 7.0 * (np.tanh(raw) + 1)
     pre = mean + np.exp(log_std) * noise
     log_prob = -0.5 * noise**2 - log_std - 0.5 * math.log(2 * math.pi) - np.log(1 - np.tanh(pre) ** 2)
@@ -66,15 +66,15 @@ def test_one_update_equals_the_equations_in_numpy(backup_entropy: bool, num_step
 
     found = sac.update(batch)
 
-    temperature = math.exp(arrays["temperature/weights/log"])
+    temperature = math.exp(arrays["modules/temperature/log"])
     next_action, next_log_prob = sampled(arrays, batch.next_observation["state"], noise_next)
     x = np.concatenate([batch.next_observation["state"], next_action], axis=1)
-    next_value = critic_values(arrays, "target", x, which).min(axis=0)
+    next_value = critic_values(arrays, "target_critic", x, which).min(axis=0)
     if backup_entropy:
         next_value = next_value - temperature * next_log_prob
     target = batch.reward + 0.97**num_steps * np.where(batch.terminated, 0.0, next_value)
     x = np.concatenate([batch.observation["state"], batch.action], axis=1)
-    q = critic_values(arrays, "critic/weights", x, [0, 1, 2, 3, 4])
+    q = critic_values(arrays, "critic", x, [0, 1, 2, 3, 4])
     assert found["critic_loss"] == pytest.approx((batch.weight * ((q - target) ** 2).mean(0)).mean(), rel=1e-4)
     assert found["q"] == pytest.approx(q.mean(), rel=1e-4)
     assert found["q_disagreement"] == pytest.approx(q.std(axis=0).mean(), rel=1e-4)
@@ -82,14 +82,14 @@ def test_one_update_equals_the_equations_in_numpy(backup_entropy: bool, num_step
     assert found["q_target_max"] == pytest.approx(target.max(), rel=1e-4)
     assert found["td_error"] == pytest.approx(np.abs(q - target).mean(), rel=1e-4)
 
-    after = {k: v.astype(np.float64) for k, v in sac.state().items() if k.startswith(("critic/weights", "target"))}
-    for name in ("critic/0/weight", "critic/2/bias"):  # the target follows the critic that was just moved
-        wanted = 0.995 * arrays[f"target/{name}"] + 0.005 * after[f"critic/weights/{name}"]
-        np.testing.assert_allclose(after[f"target/{name}"], wanted, atol=1e-7)
+    after = {k: v.astype(np.float64) for k, v in sac.state().items() if k.startswith("modules/")}
+    for name in ("0/weight", "2/bias"):  # the target follows the critic that was just moved
+        wanted = 0.995 * arrays[f"modules/target_critic/{name}"] + 0.005 * after[f"modules/critic/{name}"]
+        np.testing.assert_allclose(after[f"modules/target_critic/{name}"], wanted, atol=1e-7)
 
     action, log_prob = sampled(arrays, batch.observation["state"], noise)
     x = np.concatenate([batch.observation["state"], action], axis=1)
-    q = critic_values(after, "critic/weights", x, [0, 1, 2, 3, 4])
+    q = critic_values(after, "critic", x, [0, 1, 2, 3, 4])
     loss = (batch.weight * (temperature * log_prob - q.mean(axis=0))).mean()
     assert found["actor_loss"] == pytest.approx(loss, rel=1e-3, abs=1e-5)
     assert found["actor_q"] == pytest.approx(q.mean(), rel=1e-3, abs=1e-5)
@@ -115,7 +115,7 @@ ANOTHER: dict[str, Any] = {
     "initial_temperature": 0.1,
     "target_entropy": -30.0,
     "backup_entropy": True,
-    "imitation": 0.5,
+    "bc_weight": 0.5,
     "shift_pixels": 1,
     "gripper_penalty": "grasp_penalty",
 }
@@ -151,6 +151,7 @@ def test_every_option_changes_what_is_learned(option: str) -> None:
         ({"tau": 0.0}, "tau: expected more than 0 and at most 1, got 0.0"),
         ({"initial_temperature": 0.0}, "initial_temperature: expected more than 0, got 0.0"),
         ({"shift_pixels": -1}, "shift_pixels: expected 0 or more, got -1"),
+        ({"bc_weight": -0.1}, "bc_weight: expected 0 or more, got -0.1"),
         ({"gripper_penalty": "x"}, "gripper_penalty: expected None for an actor without a gripper"),
     ],
 )
@@ -164,7 +165,7 @@ def test_the_temperature_falls_while_the_policy_is_more_random_than_asked() -> N
     for target, way in ((-30.0, -1), (30.0, 1)):
         sac = small_sac(target_entropy=target, temperature_lr=0.02, initial_temperature=0.5)
         assert sac.update(random_batch())["temperature"] == pytest.approx(0.5)
-        assert sac.state()["temperature/weights/log"] == pytest.approx(math.log(0.5) + 0.02 * way, rel=1e-4)
+        assert sac.state()["modules/temperature/log"] == pytest.approx(math.log(0.5) + 0.02 * way, rel=1e-4)
     assert small_sac().target_entropy == -1.5
     assert small_sac(actor=small_actor(gripper=GRIPPER)).target_entropy == -1.0  # the gripper is no part of it
 
@@ -173,25 +174,28 @@ def test_a_large_tau_makes_targets_the_critics() -> None:
     sac = small_sac(tau=1.0)
     sac.update(random_batch())
     state = sac.state()
-    for name in (name for name in state if name.startswith("target/")):
-        assert np.array_equal(state[name], state["critic/weights/" + name.removeprefix("target/")])
+    targets = [name for name in state if name.startswith("modules/target_critic/")]
+    assert targets
+    for name in targets:
+        assert np.array_equal(state[name], state[name.replace("target_critic", "critic")])
 
 
 def test_critic_steps_are_many_for_the_critics_and_one_for_the_actor() -> None:
     sac = small_sac(critic_steps=4)
     sac.update(random_batch(size=32))
     state = sac.state()
-    assert (state["critic/num_steps"], state["actor/num_steps"], state["temperature/num_steps"]) == (4, 1, 1)
+    steps = [state[f"optimizers/{name}/0/step"] for name in ("critic", "actor", "temperature")]
+    assert steps == [4, 1, 1]
     with pytest.raises(AlgorithmError, match=r"batch: expected a multiple of critic_steps \(4\) rows, got 30"):
         sac.update(random_batch(size=30))
 
 
 def test_each_critic_step_has_the_mixtures_shares() -> None:
     """Half of the batch is demonstrations, and they stand together: every part must have half of its own."""
-    from understudy.algorithms.offpolicy.transitions import to_minibatch
+    from understudy.algorithms.offpolicy.transitions import to_tensors
 
     sac = small_sac()
-    whole = to_minibatch(random_batch(size=32, reward=np.float32([1] * 16 + [0] * 16)), sac.actor)
+    whole = to_tensors(random_batch(size=32, reward=np.float32([1] * 16 + [0] * 16)), sac.actor)
     parts = [whole.part(number, 4) for number in range(4)]
     assert [part.reward.sum().item() for part in parts] == [4.0] * 4
     rows = sorted(row for part in parts for row in part.observation["state"].tolist())
@@ -276,21 +280,21 @@ def test_reporting_changes_nothing_but_the_report() -> None:
     assert quiet.num_updates == 3
 
 
-def test_imitation_follows_humans_and_scripts_and_nobody_else() -> None:
+def test_the_bc_loss_follows_humans_and_scripts_and_nobody_else() -> None:
     for source in Source:
         follows = source in (Source.HUMAN, Source.SCRIPT)
-        plain, imitating = small_sac(actor_lr=1e-2), small_sac(actor_lr=1e-2, imitation=3.0)
+        plain, cloning = small_sac(actor_lr=1e-2), small_sac(actor_lr=1e-2, bc_weight=3.0)
         for seed in range(60):
             batch = random_batch(seed=seed, source=np.full(32, source, np.uint8))
             batch.action[:] = (0.6, -0.6, 0.3)
-            for sac in (plain, imitating):
+            for sac in (plain, cloning):
                 metrics = sac.update(batch)
-        assert same_tree(plain.parameters(), imitating.parameters()) != follows
+        assert same_tree(plain.parameters(), cloning.parameters()) != follows
         if follows:
             observation = random_batch(seed=99).observation
-            mode = imitating.policy().act(observation, rng=np.random.default_rng(0), deterministic=True).action
+            mode = cloning.policy().act(observation, rng=np.random.default_rng(0), deterministic=True).action
             assert np.abs(mode - batch.action).mean() < 0.1
-            assert metrics["imitation_mse"] < 0.03
+            assert metrics["bc_mse"] < 0.03
 
 
 # ---- grippers
@@ -365,5 +369,5 @@ def test_with_time_outs_the_value_is_that_of_going_on() -> None:
 
 
 def test_with_time_outs_taken_as_ends_the_value_is_half_of_that() -> None:
-    """What a learner gets that calls both `done`; and what is right if the task does end."""
+    """What a learner gets that does not tell the two apart; and what is right if the task does end."""
     assert value_of_endless_reward(terminated=0.1, truncated=0.0) == pytest.approx(1 / (1 - 0.9 * 0.9), rel=0.05)
