@@ -25,7 +25,9 @@ from understudy.policies.subprocess import SubprocessPolicy
 
 torch.set_num_threads(1)
 
-Case: TypeAlias = tuple[BlockPolicy, Any, list[str], Spec, str]  # observation, instructions, action, another instruction
+Case: TypeAlias = tuple[
+    BlockPolicy, Any, list[str], Spec, str
+]  # observation, instructions, action, another instruction
 
 
 @pytest.fixture(scope="module")

@@ -106,7 +106,10 @@ class SuccessClassifier:
                 policy_file.check_fields(classifier.observation, observation, "observation", all_of_it=False)
 
         return policy_file.load(
-            path, KIND, lambda parameters, said: SuccessClassifier.of(parameters, said, device=device), check
+            path,
+            KIND,
+            lambda parameters, description: SuccessClassifier.of(parameters, description, device=device),
+            check,
         )
 
 

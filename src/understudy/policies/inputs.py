@@ -81,9 +81,11 @@ def is_camera(leaf: ArraySpec) -> bool:
 
 
 def to_tensor(array: Any, device: torch.device) -> torch.Tensor:
-    """A numpy array as a tensor there, without a copy where that can be."""
+    """A numpy array as a tensor on the device, without a copy if possible."""
     array = np.asarray(array)
-    as_it_is = array.flags.writeable and all(stride >= 0 for stride in array.strides)  # a picture may be flipped
+    as_it_is = array.flags.writeable and all(
+        stride >= 0 for stride in array.strides
+    )  # torch takes no negative strides, such as those of a flipped image
     tensor = torch.from_numpy(array if as_it_is else array.copy())
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""LoRA: small trainable matrices beside the frozen ones of a network, by peft, with peft's files.
+"""LoRA by peft, with peft's files: small trainable matrices are added to the frozen ones of a network.
 
     add_lora(policy.model, LoraConfig(rank=32))            # before an engine wraps or shards the model
     save_adapter(policy.model, "adapter")                  # adapter_config.json, adapter_model.safetensors
@@ -69,7 +69,7 @@ def adapter_state(module: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 
 def save_adapter(module: nn.Module, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write the adapter as peft does, so that peft and those who stand on it can load it.
+    """Write the adapter in peft's format, so that peft and tools built on it can load it.
 
     After a crash there is the old adapter or the new one, whole; or none, if their configs differ.
     """
@@ -81,7 +81,7 @@ def save_adapter(module: nn.Module, directory: str | Path, weights: Mapping[str,
     described, weighed = Path(directory, CONFIG_FILE), Path(directory, WEIGHTS_FILE)
     described.parent.mkdir(parents=True, exist_ok=True)
     if not described.is_file() or described.read_bytes() != text:
-        weighed.unlink(missing_ok=True)  # else the new config would stand beside the old weights
+        weighed.unlink(missing_ok=True)  # else the new config would describe the old weights
         policy_file.replace(described, text)
     policy_file.replace(weighed, to_bytes(state, metadata={"format": "pt"}))
 
@@ -123,7 +123,7 @@ def load_adapter(module: nn.Module, directory: str | Path, *, keep: tuple[str, .
 
 
 def merged_state(module: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The state with the adapter added to the weights it stands beside, under the names it would have without one.
+    """The state with the adapter merged into the weights, under the names they have without an adapter.
 
     The module stays as it is. In float32 the logits are those of the module to about 1e-5 of their size.
     """
@@ -163,7 +163,7 @@ def _freeze(module: nn.Module, keep: tuple[str, ...]) -> None:
     layers = dict(module.named_modules())
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(_is_adapter(name) or bool(set(name.split(".")) & set(keep)))
-        if _is_adapter(name):  # of the dtype of the weight beside it: an engine may want one dtype for all
+        if _is_adapter(name):  # same dtype as the layer's own weight: FSDP may need one dtype for all
             base = layers[name.partition(".lora_")[0]].base_layer
             assert isinstance(base, nn.Linear)
             parameter.data = parameter.data.to(base.weight.dtype)

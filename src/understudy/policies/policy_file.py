@@ -171,14 +171,14 @@ def check_weights(found: Mapping[str, Any], like: Mapping[str, torch.Tensor]) ->
 
 def check_fields(made_for: Spec, given: Spec, prefix: str, *, all_of_it: bool) -> None:
     """Refuse a world whose fields are not those the network was made for; with `all_of_it`, also bounds and surplus."""
-    there = given.flat
+    given_fields = given.flat
     for path, wanted in made_for.flat.items():
-        got: ArraySpec | None = there.get(path)
+        got: ArraySpec | None = given_fields.get(path)
         name = trees.join(prefix, path)
         if got is None:
             raise PolicyError(
                 f"{name}: it was made for {wanted}, the world has nothing of that name "
-                f"(it has {', '.join(there) or 'one field without a name'}); use the world it was trained in"
+                f"(it has {', '.join(given_fields) or 'one field without a name'}); use the world it was trained in"
             )
         if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
             raise PolicyError(f"{name}: it was made for {wanted}, the world has {got}; use the world it was trained in")
@@ -187,6 +187,6 @@ def check_fields(made_for: Spec, given: Spec, prefix: str, *, all_of_it: bool) -
                 f"{name}: it was made for bounds from {wanted.low} to {wanted.high}, "
                 f"the world has {got.low} to {got.high}; scale the action in the world"
             )
-    surplus = [path for path in there if path not in made_for.flat]
+    surplus = [path for path in given_fields if path not in made_for.flat]
     if all_of_it and surplus:
         raise PolicyError(f"{trees.join(prefix, surplus[0])}: it gives no such field; use the world it was trained in")

@@ -11,7 +11,7 @@ from understudy.policies.protocol import PolicyError
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAConfig:
-    """How an OpenVLA checkpoint is used. Defaults fit OpenVLA-OFT with action tokens and one camera, without proprio."""
+    """How an OpenVLA checkpoint is used. Defaults fit OpenVLA-OFT with action tokens, one camera, no proprio."""
 
     unnorm_key: str | None = None
     """Name of the data set whose statistics scale the actions. None takes the only one in the checkpoint."""

@@ -56,7 +56,7 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
         raise ConfigError(f"openvla: {path} is a small VLA, which these options do not concern; leave them out")
     policy = load_block_policy(path, spec, openvla=openvla, device=config.device)
     if judging and not policy.has_value:
-        policy = policy.judging(seed=config.seed)
+        policy = policy.with_value_head(seed=config.seed)
     if adapted and config.lora.rank:
         from understudy.policies.config import ALL_LINEAR, LoraConfig
         from understudy.policies.lora import add_lora  # only now: it needs peft

@@ -179,9 +179,7 @@ def test_a_directory_without_a_checkpoint_is_refused(checkpoints: dict[str, Path
     (tmp_path / "dinov2").symlink_to(checkpoints["dinov2"])
     depth = Spec({"depth": ArraySpec(shape=(16, 16, 2), dtype="uint8")})
     spec = StepSpec(observation=depth, action=CAMERAS.action)
-    with pytest.raises(
-        PolicyError, match="observation/depth: expected 1 or 3 channels for a pretrained encoder"
-    ):
+    with pytest.raises(PolicyError, match="observation/depth: expected 1 or 3 channels for a pretrained encoder"):
         small_sac(spec, actor=ActorConfig(encoder=config_of("dinov2 frozen", checkpoints), hidden=(4,)))
 
 

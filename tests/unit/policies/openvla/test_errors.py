@@ -139,7 +139,7 @@ def test_other_models_are_refused(original: Path, tmp_path: Path) -> None:
                 lambda x: x.update(image_resize_strategy="letterbox"),
                 "expected 'resize-naive'",
             ),
-            ("preprocessor_config.json", lambda x: x.pop("means"), "expected how pictures are prepared, got KeyError"),
+            ("preprocessor_config.json", lambda x: x.pop("means"), "expected how images are prepared, got KeyError"),
             ("dataset_statistics.json", lambda x: x[KEY]["action"].pop("q99"), "expected q01, q99 and mask"),
             ("dataset_statistics.json", lambda x: x[KEY].pop("action"), f"norm_stats/{KEY}: expected action"),
         )

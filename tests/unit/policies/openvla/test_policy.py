@@ -157,15 +157,15 @@ def test_pictures_are_mirrored_and_cropped_where_asked(directory: Path) -> None:
     flipped = {**observation, "image": observation["image"][:, :, ::-1]}
     said = instructions(2)
     torch.testing.assert_close(
-        mirrored.tensors(observation, said)["pictures"], plain.tensors(flipped, said)["pictures"], rtol=0, atol=0
+        mirrored.tensors(observation, said)["images"], plain.tensors(flipped, said)["images"], rtol=0, atol=0
     )
-    assert not torch.equal(cropped.tensors(observation, said)["pictures"], plain.tensors(observation, said)["pictures"])
+    assert not torch.equal(cropped.tensors(observation, said)["images"], plain.tensors(observation, said)["images"])
     bright = {**observation, "image": observation["image"].copy()}
     bright["image"][:, :, 0] = 255  # the outermost column, of which a crop sees nothing once resized to its edge
     small = OpenVLAPolicy.load(directory, spec_of(16), unnorm_key=KEY, cameras=("image",), center_crop=True, version=3)
     one, two = ({"image": np.full((1, 16, 16, 3), 80, np.uint8)} for _ in range(2))
     two["image"][:, 0] = 255
-    inner = [small.tensors(x, said[:1])["pictures"][:, :, 1:] for x in (one, two)]
+    inner = [small.tensors(x, said[:1])["images"][:, :, 1:] for x in (one, two)]
     assert torch.equal(inner[0], inner[1])
 
 

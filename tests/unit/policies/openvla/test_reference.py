@@ -69,7 +69,7 @@ def split_qkv(weights: dict[str, torch.Tensor], block: str) -> dict[str, torch.T
     return parts
 
 
-def dino_features(weights: dict[str, torch.Tensor], pictures: torch.Tensor) -> torch.Tensor:
+def dino_features(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
     """DINOv2 of transformers, with registers, filled by its own names, behind the block before the last."""
     model = Dinov2WithRegistersModel(
         Dinov2WithRegistersConfig(
@@ -107,10 +107,10 @@ def dino_features(weights: dict[str, torch.Tensor], pictures: torch.Tensor) -> t
             state[f"{theirs}.layer_scale{number}.lambda1"] = weights[f"{ours}.ls{number}.scale_factor"]
     model.load_state_dict(state)
     with torch.no_grad():
-        return model(pictures, output_hidden_states=True).hidden_states[-2][:, 5:]
+        return model(images, output_hidden_states=True).hidden_states[-2][:, 5:]
 
 
-def siglip_features(weights: dict[str, torch.Tensor], pictures: torch.Tensor) -> torch.Tensor:
+def siglip_features(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
     """The same of SigLIP; OpenVLA's has the exact GELU, as timm's has."""
     model = SiglipVisionModel(
         SiglipVisionConfig(
@@ -143,21 +143,21 @@ def siglip_features(weights: dict[str, torch.Tensor], pictures: torch.Tensor) ->
                 state[f"{theirs}.{name}.{kind}"] = weights[f"{ours}.{part}.{kind}"]
     model.load_state_dict({prefix + name: weight for name, weight in state.items()})
     with torch.no_grad():
-        return model(pictures, output_hidden_states=True).hidden_states[-2]
+        return model(images, output_hidden_states=True).hidden_states[-2]
 
 
 @pytest.mark.parametrize("tower", ["featurizer", "fused_featurizer"])
 def test_features_equal_those_of_transformers(weights: dict[str, torch.Tensor], tower: str) -> None:
     """Closely enough to tell the exact GELU from the one by tanh."""
-    pictures = 2 * torch.randn(3, 3, PICTURE, PICTURE, generator=torch.Generator().manual_seed(0))
+    images = 2 * torch.randn(3, 3, PICTURE, PICTURE, generator=torch.Generator().manual_seed(0))
     given = below(weights, f"vision_backbone.{tower}.")
-    theirs = (dino_features if tower == "featurizer" else siglip_features)(given, pictures)
+    theirs = (dino_features if tower == "featurizer" else siglip_features)(given, images)
     timm_id = "vit_large_patch14_reg4_dinov2.lvd142m" if tower == "featurizer" else "vit_so400m_patch14_siglip_224"
     shape = VitShape.of({name: tuple(weight.shape) for name, weight in given.items()}, "", timm_id)
     ours = Vit(shape)
     ours.load_state_dict({name: weight for name, weight in given.items() if not shape.is_unused(name)})
     with torch.no_grad():
-        torch.testing.assert_close(ours(pictures), theirs, rtol=0, atol=1e-5)
+        torch.testing.assert_close(ours(images), theirs, rtol=0, atol=1e-5)
 
 
 class Reference:
@@ -178,8 +178,8 @@ class Reference:
         ).eval()
         self.llama.load_state_dict(below(weights, "language_model."))
 
-    def patches(self, picture: Any) -> torch.Tensor:
-        resized = Image.fromarray(picture).resize((PICTURE, PICTURE), Image.Resampling.BICUBIC)
+    def patches(self, image: Any) -> torch.Tensor:
+        resized = Image.fromarray(image).resize((PICTURE, PICTURE), Image.Resampling.BICUBIC)
         scaled = torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1)[None] / 255
         mean, std = (torch.tensor(x).reshape(1, 3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
         dino = dino_features(below(self.weights, "vision_backbone.featurizer."), (scaled - mean) / std)
@@ -191,12 +191,12 @@ class Reference:
             features = features if layer == "fc3" else functional.gelu(features)
         return features
 
-    def logits(self, pictures: list[Any], ids: list[int], *, empty: int) -> torch.Tensor:
+    def logits(self, images: list[Any], ids: list[int], *, empty: int) -> torch.Tensor:
         """Of all tokens; the last `empty` ones before the very last have no embedding."""
         embedded = self.llama.get_input_embeddings()(torch.tensor([ids]))
         if empty:
             embedded[:, -1 - empty : -1] = 0
-        seen = torch.cat([self.patches(picture) for picture in pictures], dim=1)
+        seen = torch.cat([self.patches(image) for image in images], dim=1)
         whole = torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1)
         size = whole.shape[1]
         mask = torch.ones(size, size, dtype=torch.bool)
@@ -222,8 +222,8 @@ def test_parallel_decoding_equals_the_parts_of_others(directory: Path, weights: 
         acted = policy.act(observation, said, rngs=[np.random.default_rng(0)] * 2, sampling=GREEDY)
         for row in range(2):
             ids = [*prompt(said[row].lower()), *[1] * 14, 2]
-            pictures = [observation["image"][row], observation["wrist"][row]]
-            logits = reference.logits(pictures, ids, empty=14)[-16:-2, VOCABULARY - 256 : VOCABULARY]
+            images = [observation["image"][row], observation["wrist"][row]]
+            logits = reference.logits(images, ids, empty=14)[-16:-2, VOCABULARY - 256 : VOCABULARY]
             log_probs = logits.log_softmax(dim=-1)
             most_likely = log_probs.argmax(dim=-1)
             token_ids = most_likely + VOCABULARY - 256
@@ -251,7 +251,7 @@ def test_autoregressive_decoding_equals_the_parts_of_others(directory: Path, wei
 
 def test_timms_own_transformers_give_the_same_features(weights: dict[str, torch.Tensor]) -> None:
     timm = pytest.importorskip("timm.models.vision_transformer", reason="timm is not installed")
-    pictures = torch.randn(2, 3, PICTURE, PICTURE, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(2, 3, PICTURE, PICTURE, generator=torch.Generator().manual_seed(0))
     for prefix, width, special, timm_id in (
         (
             "vision_backbone.featurizer.",
@@ -284,19 +284,19 @@ def test_timms_own_transformers_give_the_same_features(weights: dict[str, torch.
         kept = {name: w for name, w in below(weights, prefix).items() if not shape.is_unused(name)}
         ours.load_state_dict(kept)
         with torch.no_grad():
-            expected = theirs.get_intermediate_layers(pictures, n={1})[0]
-            torch.testing.assert_close(ours(pictures), expected, rtol=1e-4, atol=1e-5)
+            expected = theirs.get_intermediate_layers(images, n={1})[0]
+            torch.testing.assert_close(ours(images), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_crop_is_bilinear_from_corner_to_corner() -> None:
     """Against torch's grid_sample, which counts corners the same way; whole numbers are met within one."""
-    picture = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (24, 24, 3), np.uint8)
     line = torch.linspace(-1, 1, 24) * 0.9**0.5
     grid = torch.stack(torch.meshgrid(line, line, indexing="xy"), dim=-1)[None]
-    given = torch.from_numpy(picture).permute(2, 0, 1)[None].float()
+    given = torch.from_numpy(image).permute(2, 0, 1)[None].float()
     expected = functional.grid_sample(given, grid, align_corners=True)[0].permute(1, 2, 0).numpy()
-    assert np.abs(crop_center(picture, 0.9).astype(float) - expected).max() < 1.01
-    assert np.abs(crop_center(picture, 0.9).astype(float) - picture).max() > 20
+    assert np.abs(crop_center(image, 0.9).astype(float) - expected).max() < 1.01
+    assert np.abs(crop_center(image, 0.9).astype(float) - image).max() > 20
 
 
 def test_at_its_real_size_it_has_the_published_weights() -> None:
