@@ -4,11 +4,10 @@ VENV ?= $(or $(VIRTUAL_ENV),.venv)
 PYTHON ?= python3
 JOBS ?= auto
 PYTEST := $(VENV)/bin/pytest
-AGAIN := $(VENV)/bin/python -m tests.again
 
 .DEFAULT_GOAL := check
 .NOTPARALLEL:
-.PHONY: check static lint format types layers serial tests long fix venv clean
+.PHONY: check static lint format types layers serial tests nightly fix venv clean
 
 # `tests` stands last, so that its summary is the last line on the screen.
 check: static serial tests
@@ -27,21 +26,18 @@ types:
 layers:
 	$(VENV)/bin/lint-imports
 
-# Many tests time and kill real processes, and a busy machine can fail one: what failed is tried once more, alone.
-# What passes then stays on the screen as FAILED of the first try, and is a defect to be mended.
-
 # Tests that measure time run alone. pytest answers 5 if there are none, which is no failure.
 serial:
-	$(PYTEST) -m "serial and not slow" || test $$? -eq 5 || $(AGAIN)
+	$(PYTEST) -m "serial and not nightly" || test $$? -eq 5
 
 # As many at a time as there are cores, so each has one thread: with more, torch's threads wait for each other.
 tests: export OMP_NUM_THREADS := 1
 tests:
-	$(PYTEST) -m "not serial and not slow" -n $(JOBS) --dist loadgroup --durations 20 || $(AGAIN)
+	$(PYTEST) -m "not serial and not nightly" -n $(JOBS) --dist loadgroup --durations 20
 
-# Long studies: hours, not minutes.
-long:
-	$(PYTEST) -m slow
+# Long fault runs, limits on time and learning runs: hours, not minutes.
+nightly:
+	$(PYTEST) -m nightly
 
 fix:
 	$(VENV)/bin/ruff check --fix .

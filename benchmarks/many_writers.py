@@ -36,7 +36,7 @@ from rich.console import Console
 from understudy.core import Step
 from understudy.core.examples import small_spec
 from understudy.replay import Reader
-from understudy.selftest.bench_delivery import Child, serve_new
+from understudy.selftest.bench_delivery import Child, start_server
 from understudy.service import OutboxConfig, RemoteWriter, connect
 
 EPISODE_STEPS = 200
@@ -85,7 +85,7 @@ def main(
     num_steps = int(seconds * rate_hz)
     with tempfile.TemporaryDirectory(prefix="many-writers-", dir=work or Path.cwd()) as directory:
         store = Path(directory) / "store"
-        with serve_new(store) as server:
+        with start_server(store) as server:
             shares = [list(range(writers))[number::clients] for number in range(clients)]
             with _Clients(server.address, shares, num_steps, rate_hz, commit_steps) as feeding:
                 console.print(f"{writers} writers connected to {server.address}")
@@ -187,7 +187,7 @@ def _feed(
 ) -> None:
     """One client process: a round through all its writers takes one period."""
     remotes = [connect(address) for _ in numbers]
-    config = OutboxConfig(block_s=DELIVER_TIMEOUT_S)
+    config = OutboxConfig(block_timeout_s=DELIVER_TIMEOUT_S)
     writers = [
         remote.writer(f"robot-{number:04d}", small_spec(), commit_steps=commit_steps, config=config)
         for number, remote in zip(numbers, remotes, strict=True)

@@ -40,7 +40,7 @@ from benchmarks.scale_roles import Lived, Phase, Process, compare, environments,
 
 from understudy.core.examples import robot_spec
 from understudy.replay.format.layout import row_bytes_of
-from understudy.selftest.bench_delivery import Child, serve_new
+from understudy.selftest.bench_delivery import Child, start_server
 
 SETTLE_S = 1.0  # from the beginning of a phase until it is measured
 LEAD_S = 0.5  # for all processes to hear of a phase before it begins
@@ -206,7 +206,7 @@ def measure(study: Study, num_envs: int) -> Round:
         stores = [place / f"shard-{number}" for number in range(study.shards)]
         serving = ExitStack()
         undo.callback(serving.close)
-        servers = [serving.enter_context(serve_new(store)) for store in stores]
+        servers = [serving.enter_context(start_server(store)) for store in stores]
         addresses = ",".join(server.address for server in servers)
         clients = min(MAX_CLIENTS, num_envs)
         shares = [list(range(num_envs))[number::clients] for number in range(clients)]

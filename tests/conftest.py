@@ -1,5 +1,6 @@
 """Hypothesis profiles: `ci`, the default, and `long`, chosen with HYPOTHESIS_PROFILE=long; a certificate, a browser."""
 
+import datetime as dt
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import settings
 from tests.chromium import CHROMIUM, FLAGS, open_page
+from tests.quarantine import skip_quarantined
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # before anyone imports mujoco: pictures need no screen then
 
@@ -26,7 +28,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """What tests of a module share is made by one of several workers, not by each: they stay together."""
+    """Tests that share a module's fixture run in one worker, so that it is made once; quarantined tests are skipped."""
+    skip_quarantined(items, dt.date.today())
     for item in items:
         shared = any(made[-1].scope == "module" for made in item._fixtureinfo.name2fixturedefs.values())
         if shared and item.get_closest_marker("xdist_group") is None:

@@ -370,7 +370,7 @@ print("nodes", len(ray.nodes()), "nice", ray.get(nice.remote()), flush=True)
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_with_a_real_ray(tmp_path: Path) -> None:
     """Two Ray nodes on this machine, a token that only the job has, a driver that finds both."""
     pytest.importorskip("ray")

@@ -39,7 +39,7 @@ TOLERATED = {
 }
 
 
-@pytest.mark.parametrize("amount", ["some", pytest.param("all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("amount", ["some", pytest.param("all", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("repetition", ["once", "sticky"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_failing_call_loses_nothing(

@@ -30,7 +30,7 @@ from understudy.core import EpisodeInfo, Step, StoreFailedError, UnderstudyError
 from understudy.core.episode import stack
 from understudy.core.examples import random_steps, robot_spec, text_spec
 from understudy.core.tree import Tree, equal_leaf
-from understudy.replay import EpisodeRecord, Reader, Store, Writer
+from understudy.replay import EpisodeRecord, Reader, Store, Writer, compact
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.maintain.verify import verify
 
@@ -177,7 +177,7 @@ class Run:
 
     def _compact(self) -> None:
         assert self._store is not None
-        self._store.compact(min_dead=0.1)
+        compact(self._store, min_dead=0.1)
 
     def _id(self, seed: int) -> int:
         with Reader(self.path) as reader:

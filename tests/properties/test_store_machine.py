@@ -15,9 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from understudy.core import EpisodeInfo, Source, Step
 from understudy.core import tree as trees
 from understudy.core.examples import random_tree, small_spec, text_spec
-from understudy.durable.files import lock_is_held
-from understudy.replay import Budget, Reader, Retention, Store, verify
-from understudy.replay.write.store import segment_files
+from understudy.durable.lock import lock_is_held
+from understudy.replay import Budget, Reader, Retention, Store, compact, verify
+from understudy.replay.format.paths import segment_files
 
 SPECS = {"small": small_spec(), "text": text_spec()}
 SEGMENT_BYTES = 4_000  # a few dozen rows, so that sealing happens all the time
@@ -210,7 +210,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(min_dead=st.sampled_from([0.0, 0.3, 1.0]))
     def compact(self, min_dead: float) -> None:
-        self.store.compact(min_dead=min_dead)
+        compact(self.store, min_dead=min_dead)
         if min_dead == 0.0:  # every deleted episode must be gone, and every leftover file
             assert not list(self.reader.episodes("deleted is not null and not purged and state != 'open'"))
         assert len(segment_files(self.path)) == len(self.store.catalog.segments())
@@ -273,6 +273,6 @@ class TestStore(StoreMachine.TestCase):
     settings = examples(100)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 class TestStoreLong(StoreMachine.TestCase):
     settings = examples(2000)

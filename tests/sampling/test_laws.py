@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from understudy.core import DamageError, EpisodeInfo, StoreError
 from understudy.core.examples import random_steps, small_spec
-from understudy.replay import Reader, Store
-from understudy.replay.format.segment import layout_of
+from understudy.replay import Reader, Store, compact
+from understudy.replay.format.paths import segment_files
+from understudy.replay.format.segment import read_layout
 from understudy.replay.read.view import DEMO, ONLINE, Clause, View
 from understudy.replay.sample.mixture import Mixture, shares
-from understudy.replay.sample.rate_limiter import Limiter
+from understudy.replay.sample.rate_limiter import RateLimiter
 from understudy.replay.sample.sampler import Sampler
-from understudy.replay.sample.selectors import OldestOnce, Prioritized, Uniform, UniformEpisodes
+from understudy.replay.sample.selectors import Fifo, Prioritized, Uniform, UniformEpisodes
 from understudy.replay.sample.sumtree import SumTree
-from understudy.replay.write.store import segment_files
 
 SPEC = small_spec()
 LENGTHS = (3, 10, 1, 25, 7, 14)  # steps of the episodes 1 to 6
@@ -122,7 +122,7 @@ def test_a_new_step_has_the_highest_priority(reader: Reader) -> None:
 
 @pytest.mark.parametrize("times", [1, 3])
 def test_a_queue_gives_each_step_in_order(reader: Reader, times: int) -> None:
-    sampler = Sampler(reader, ALL, batch_size=7, selector=OldestOnce(times=times))
+    sampler = Sampler(reader, ALL, batch_size=7, selector=Fifo(times=times))
     total = sampler.follow()
     assert total == len(every_step()) * times
     found: list[tuple[int, int]] = []
@@ -130,7 +130,7 @@ def test_a_queue_gives_each_step_in_order(reader: Reader, times: int) -> None:
         batch = sampler.sample(size=min(7, left))
         found += zip(batch.episode.tolist(), batch.index.tolist(), strict=True)
         state = json.loads(json.dumps(sampler.state()))
-        sampler = Sampler(reader, ALL, batch_size=7, selector=OldestOnce(times=times))  # the state is a few numbers
+        sampler = Sampler(reader, ALL, batch_size=7, selector=Fifo(times=times))  # the state is a few numbers
         sampler.restore(state)
     assert found == [key for key in every_step() for _ in range(times)]
     with pytest.raises(StoreError, match="nothing to draw"):
@@ -145,7 +145,7 @@ def test_an_empty_view_says_so(reader: Reader) -> None:
 
 
 def test_a_condition_on_something_that_is_no_attribute_is_refused() -> None:
-    with pytest.raises(StoreError, match=r"view 'x': no such column: num_human; a condition is SQL on state, task, "):
+    with pytest.raises(StoreError, match=r"view 'x': condition 'num_human > 0': there is no column 'num_human'; "):
         View(name="x", clauses=(Clause(where="num_human > 0"),))
 
 
@@ -224,7 +224,7 @@ def test_a_mixture_goes_on_after_a_restart(reader: Reader) -> None:
 def test_one_side_may_always_go_on(
     ratio: float, min_size: int, insert: int, sample: int, slack: float, wishes: list[bool]
 ) -> None:
-    limiter = Limiter(
+    limiter = RateLimiter(
         samples_per_insert=ratio,
         min_size=min_size,
         error_window=(sample + insert * ratio) / 2 + slack,
@@ -242,7 +242,7 @@ def test_one_side_may_always_go_on(
 
 
 def test_the_formulas_in_figures() -> None:
-    limiter = Limiter(samples_per_insert=2, min_size=10, error_window=6, max_sample=4)
+    limiter = RateLimiter(samples_per_insert=2, min_size=10, error_window=6, max_sample=4)
     assert not limiter.may_sample(1)
     limiter = limiter.inserted(10)  # diff 20, window 14 to 26
     assert limiter.may_sample(4)
@@ -251,9 +251,9 @@ def test_the_formulas_in_figures() -> None:
     assert limiter.sampled(2).may_sample(4)  # 18 - 4 = 14
     assert not limiter.inserted(3).may_insert(1)  # 26 + 2 > 26
     assert limiter.inserted(3).removed(4).may_insert(1)  # below min_size
-    assert Limiter.from_json(limiter.to_json()) == limiter
+    assert RateLimiter.from_json(limiter.to_json()) == limiter
     with pytest.raises(StoreError, match=r"error_window: expected at least 3 .* both sides could wait for each other"):
-        Limiter(samples_per_insert=2, min_size=10, error_window=2, max_sample=4)
+        RateLimiter(samples_per_insert=2, min_size=10, error_window=2, max_sample=4)
     with pytest.raises(StoreError, match="asked about 5 at once, and max_sample is 4"):
         limiter.may_sample(5)
 
@@ -349,7 +349,7 @@ def test_a_batch_of_what_was_removed_cannot_be_drawn_again(tmp_path: Path) -> No
             sampler.follow()
             sampler.sample()
         store.delete([2])
-        store.compact(min_dead=0.0)
+        compact(store, min_dead=0.0)
     with Reader(path) as opened, pytest.raises(StoreError, match=r"episode 2 .* was removed by compaction"):
         Sampler(opened, ALL, batch_size=4).rebuild(str(sampler.last_record))
 
@@ -357,7 +357,7 @@ def test_a_batch_of_what_was_removed_cannot_be_drawn_again(tmp_path: Path) -> No
 def test_damage_to_a_small_field_is_not_served(reader: Reader) -> None:
     segment = segment_files(reader.path)[0]
     with segment.open("r+b") as file:
-        file.seek(layout_of(segment).columns["reward"].at(2))
+        file.seek(read_layout(segment).columns["reward"].at(2))
         file.write(b"\x01\x02")
     sampler = Sampler(reader, ALL, batch_size=200)
     sampler.follow()
@@ -387,7 +387,7 @@ def test_compaction_between_following_and_sampling(tmp_path: Path) -> None:
             segment.close()
         two._segments.clear()
         store.delete(dropped)
-        assert store.compact(min_dead=0.0).rows_moved > 0
+        assert compact(store, min_dead=0.0).rows_moved > 0
         assert moved.sample().observation.tolist() == wanted.observation.tolist()
         with pytest.raises(StoreError, match=r"was deleted and its rows removed since commit .*; call follow"):
             everything.sample()

@@ -19,7 +19,7 @@ def test_every_transition_is_right_while_the_world_goes_on(seed: int, tmp_path: 
     assert sample_a_world(tmp_path / "store", seed, num_batches=3) > 3000
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_million_transitions_are_right(tmp_path: Path) -> None:
     total = 0
     for seed in range(100, 1000):
@@ -50,14 +50,14 @@ def sample_a_world(path: Path, seed: int, num_batches: int) -> int:
                 if not truth:
                     continue
                 span, offset = sampler.index.find(np.arange(len(truth)))
-                runs = sampler.runs
-                index = runs.span_first_index.values[span] + offset - 1
-                found = zip(runs.span_episode.values[span], index, strict=True)
+                steps = sampler.step_index
+                index = steps.span_first_index.values[span] + offset - 1
+                found = zip(steps.span_episode.values[span], index, strict=True)
                 assert {(int(e), int(i)) for e, i in found} == truth
-                rows = runs.row_number(span, offset)
+                rows = steps.row_number(span, offset)
                 assert [sampler.index.position_of_row(int(row)) for row in rows] == list(range(len(truth)))
                 assert np.array_equal(np.flatnonzero(sampler.index.row_mask()), rows)
-                assert [part.tolist() for part in runs.row_place(rows)] == [span.tolist(), offset.tolist()]
+                assert [part.tolist() for part in steps.row_position(rows)] == [span.tolist(), offset.tolist()]
                 for _ in range(num_batches):
                     batch = sampler.sample()
                     total += len(batch)

@@ -16,11 +16,11 @@ from tests.writing import write_episode
 from understudy.core import DamageError, StoreError
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import Reader, Store
-from understudy.replay.format.segment import layout_of
+from understudy.replay.format.paths import segment_files
+from understudy.replay.format.segment import read_layout
 from understudy.replay.read.view import EVERYTHING
 from understudy.replay.sample.prefetch import Prefetch
 from understudy.replay.sample.sampler import Sampler
-from understudy.replay.write.store import segment_files
 
 
 def fill(path: Path, spec, num_episodes: int = 6) -> None:
@@ -53,7 +53,7 @@ def test_an_error_reaches_the_caller(tmp_path: Path) -> None:
     fill(tmp_path / "store", spec)
     segment = segment_files(tmp_path / "store")[0]
     with segment.open("r+b") as file:
-        file.seek(layout_of(segment).columns["observation/wrist_1"].at(0))
+        file.seek(read_layout(segment).columns["observation/wrist_1"].at(0))
         file.write(bytes(50_000))
     with Reader(tmp_path / "store") as reader:
         ahead = Prefetch(Sampler(reader, EVERYTHING, batch_size=64))

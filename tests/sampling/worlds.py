@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec
-from understudy.replay import Store
+from understudy.replay import Store, compact
 from understudy.replay.write.writer import Writer
 
 SPEC = StepSpec(
@@ -76,7 +76,7 @@ class World:
             elif event < 0.96:
                 self._delete()
             elif event < 0.97:
-                self.store.compact(min_dead=self.rng.choice([0.0, 0.3]))
+                compact(self.store, min_dead=self.rng.choice([0.0, 0.3]))
             elif event < 0.98:
                 self._judge()
             elif event < 0.985:
@@ -163,7 +163,7 @@ class World:
         for episode in self._pick(False):
             if episode.terminated or episode.truncated:
                 episode.success = self.rng.random() < 0.5
-                self.store.judge([episode.id], episode.success)
+                self.store.set_success([episode.id], episode.success)
 
     def _restart(self) -> None:
         self.store.close()

@@ -6,7 +6,7 @@ import pytest
 
 from understudy.cli import main
 from understudy.selftest import chain_test
-from understudy.selftest.chain_test import KINDS, run_chain_test
+from understudy.selftest.chain_test import FAULTS, run_chain_test
 
 pytestmark = pytest.mark.serial  # it starts many processes, and measures none of them
 
@@ -19,11 +19,11 @@ def test_twenty_events_lose_nothing(tmp_path: Path) -> None:
     assert report.consumed > 300
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_three_hundred_events_lose_nothing(tmp_path: Path) -> None:
     report = run_chain_test(tmp_path, events=300, seed=2)
     assert report.ok, report
-    assert set(report.events) == set(KINDS)
+    assert set(report.events) == set(FAULTS)
 
 
 def test_the_command_prints_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,8 +36,8 @@ def test_the_command_prints_its_verdict(tmp_path: Path, capsys: pytest.CaptureFi
 
 def test_actors_that_tell_too_early_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain test can fail: it counts what was said to be recorded and was not."""
-    monkeypatch.setattr(chain_test, "KINDS", {"kill actor-1": 1, "kill actor-2": 1})
-    report = run_chain_test(tmp_path, events=8, seed=4, tell_early=True)
+    monkeypatch.setattr(chain_test, "FAULTS", {"kill actor-1": 1, "kill actor-2": 1})
+    report = run_chain_test(tmp_path, events=8, seed=4, report_early=True)
     assert report.lost > 0
     assert not report.ok
 
@@ -55,7 +55,7 @@ def test_a_spool_that_loses_a_file_is_found_out(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(chain_test._Chain, "_start", lose_and_start)
     monkeypatch.setattr(chain_test._Chain, "_undo_after", never)
-    monkeypatch.setattr(chain_test, "KINDS", {"refuse": 1, "kill actor-1": 1, "kill actor-2": 1})
+    monkeypatch.setattr(chain_test, "FAULTS", {"refuse": 1, "kill actor-1": 1, "kill actor-2": 1})
     report = run_chain_test(tmp_path, events=8, seed=5)
     assert report.lost > 0
     assert report.duplicated == report.out_of_order == report.different == 0

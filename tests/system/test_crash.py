@@ -40,7 +40,7 @@ def test_fifty_kills_lose_nothing(tmp_path: Path) -> None:
     assert len(report.killed_while) >= 6  # phases
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_thousand_kills_lose_nothing(tmp_path: Path) -> None:
     report = run_crash_test(tmp_path / "store", kills=1000, seed=2)
     assert report.ok, report

@@ -395,7 +395,7 @@ def test_a_link_of_seconds_is_slow_and_not_dead(server):
         assert list(remote.status(timeout_s=WAIT_S)) == [proxy.address]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_link_that_is_silently_gone_is_noticed(server, tmp_path):
     server.start()
     with (

@@ -94,7 +94,7 @@ def test_it_is_stopped_goes_on_and_is_done(tmp_path: Path) -> None:
     assert before == {path: path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.serial
 @pytest.mark.parametrize("seed", ["0", "1", "2"])
 def test_the_whole_demo_keeps_its_promise(seed: str, tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ SLOW = [("evaluate", 6), ("write", 30), ("shards", 1), ("shards", 3), ("arrays",
 
 
 @pytest.mark.parametrize(
-    ("where", "number"), [*QUICK, *(pytest.param(*place, marks=pytest.mark.slow) for place in SLOW)]
+    ("where", "number"), [*QUICK, *(pytest.param(*place, marks=pytest.mark.nightly) for place in SLOW)]
 )
 def test_a_run_that_is_killed_anywhere_comes_to_the_same(
     where: str, number: int, tmp_path: Path, place: Path, undisturbed: Path

@@ -37,7 +37,7 @@ def start():
 
 
 @pytest.mark.serial
-@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seconds", [6, pytest.param(60, marks=pytest.mark.nightly)])
 def test_eight_processes_follow_one_that_writes(start, tmp_path, seconds):
     store, written = tmp_path / "store", tmp_path / "written.json"
     results = [tmp_path / f"reader-{number}.json" for number in range(NUM_READERS)]

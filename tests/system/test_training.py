@@ -99,7 +99,7 @@ def test_a_killed_run_comes_to_the_same_bits(demos: Path, undisturbed: tuple[Any
     raise AssertionError("no run was killed in time")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twenty_killed_runs_come_to_the_same_bits(demos: Path, undisturbed: tuple[Any, float], tmp_path: Path) -> None:
     kills = trials(20, 1, demos, undisturbed, tmp_path)
     print(f"20 runs, {kills} kills, all equal")

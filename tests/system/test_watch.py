@@ -98,8 +98,8 @@ def test_the_overview_is_live(page: Any, server: Any, run: Path) -> None:
     assert re.fullmatch(r"\d+ %", page.locator(".score.big strong").inner_text())
     assert re.search(r"\d+ % to \d+ %", page.locator(".score.big .ends").inner_text())
     assert page.locator(".title .pill.good").count() == 1
-    before = number(tile(page, "practice")), number(tile(page, "updates")), number(tile(page, "episodes"))
-    wait_for(lambda: number(tile(page, "practice")) > before[0])  # nobody has touched the page
+    before = number(tile(page, "environment steps")), number(tile(page, "updates")), number(tile(page, "episodes"))
+    wait_for(lambda: number(tile(page, "environment steps")) > before[0])  # nobody has touched the page
     wait_for(lambda: number(tile(page, "updates")) > before[1])
     assert number(tile(page, "episodes")) >= before[2]
     wait_for(lambda: page.locator(".chart .line").count() > 5)
@@ -111,9 +111,9 @@ def test_two_people_see_the_same(browser: Any, server: Any) -> None:
         for page in (one, other):
             page.goto(server.url)
             page.locator("#link.on").wait_for()
-        before = [number(tile(page, "practice")) for page in (one, other)]
+        before = [number(tile(page, "environment steps")) for page in (one, other)]
         for page, was in zip((one, other), before, strict=True):
-            wait_for(lambda page=page, was=was: number(tile(page, "practice")) > was)
+            wait_for(lambda page=page, was=was: number(tile(page, "environment steps")) > was)
 
 
 def test_episodes_are_pictures_and_filters_are_right(page: Any, server: Any, run: Path) -> None:
@@ -142,7 +142,7 @@ def test_episodes_are_pictures_and_filters_are_right(page: Any, server: Any, run
     wait_for(lambda: set(human[-2:]) <= shown() | set(human[:-20]))
     page.locator("select[data-filter=source]").select_option("")
     page.get_by_label("Search").fill("nothing like this")
-    page.get_by_text("No episode fits").wait_for()
+    page.get_by_text("No episode matches").wait_for()
     page.get_by_role("button", name="Clear filters").last.click()
     wait_for(lambda: total() > 3)
     before = total()
@@ -200,12 +200,12 @@ def test_an_episode_is_played_step_by_step(page: Any, server: Any, run: Path) ->
     page.keyboard.press(" ")
     wait_for(lambda: at() > 2)
     wait_for(lambda: at() == record.num_steps)  # plays to the end
-    assert "what the policy wanted" in page.locator(".legend").first.inner_text()
+    assert "the policy's proposal" in page.locator(".legend").first.inner_text()
     assert "human" in page.locator(".legend").first.inner_text()
     box = page.locator(".plotted").bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 12)
     assert abs(at() - (record.num_steps - 1) / 2) <= 1
-    # in a step of the human, the policy's wish stands beside the action
+    # in a step of the human, the policy's edit stands beside the action
     human = next(step for step in range(record.num_steps) if _source(run, record.id, step) == 1)
     page.keyboard.press("Home")
     for _ in range(human):
@@ -229,16 +229,16 @@ def test_the_other_views_say_what_the_store_says(page: Any, server: Any, run: Pa
     wait_for(lambda: number(tile(page, "takeovers")) >= len(taken))
     page.get_by_text("no progress for 30 steps").locator("visible=true").first.wait_for()
     page.goto(f"{server.url}#/0/replay")
-    page.get_by_text("Every row once").wait_for()
-    assert (tile(page, "lost rows"), tile(page, "duplicates"), tile(page, "dropped")) == ("0", "0", "0")
-    wait_for(lambda: (tile(page, "wanted"), tile(page, "drawn")) == ("50 %", "50 %"))
+    page.get_by_text("Integrity").wait_for()
+    assert (tile(page, "lost rows"), tile(page, "duplicate rows"), tile(page, "dropped steps")) == ("0", "0", "0")
+    wait_for(lambda: (tile(page, "wanted"), tile(page, "sampled")) == ("50 %", "50 %"))
     page.goto(f"{server.url}#/0/health")
     role = page.locator(".role")
     role.locator(".pill.good").wait_for()
     assert "local" in role.inner_text()
     wait_for(lambda: "policy" in role.inner_text())
     page.goto(f"{server.url}#/0/runs")
-    page.get_by_text("Where scores come from").wait_for()
+    page.get_by_text("with everything that a score depends on").wait_for()
     assert "touch" in page.locator(".prints").inner_text()
     assert ENV in page.locator(".prints").inner_text()
 
@@ -271,7 +271,7 @@ def test_a_learner_that_is_killed_is_shown_and_goes_on(page: Any, server: Any, r
     end(AT_WORK[-1])
     page.locator(".title .pill", has_text="killed").wait_for()
     page.locator(".alarm", has_text="is gone").wait_for()
-    steps = number(tile(page, "practice"))
+    steps = number(tile(page, "environment steps"))
     page.goto(f"{server.url}#/0/episodes?kind=demonstration")  # nobody holds the store: done at once
     page.locator(".episode[data-id='3'] .pick").click()
     page.locator(".selection").get_by_role("button", name="Delete").click()
@@ -282,7 +282,7 @@ def test_a_learner_that_is_killed_is_shown_and_goes_on(page: Any, server: Any, r
     page.goto(f"{server.url}#/0/overview")
     AT_WORK.append(begin(run))
     page.locator(".title .pill.good").wait_for()
-    wait_for(lambda: number(tile(page, "practice")) > steps)
+    wait_for(lambda: number(tile(page, "environment steps")) > steps)
     assert page.locator(".alarm", has_text="is gone").count() == 0
 
 
@@ -302,22 +302,22 @@ def test_without_the_token_the_page_shows_nothing(browser: Any, tmp_path: Path) 
             page.get_by_text("the token is wrong").wait_for()
         with open_page(browser) as page:
             page.goto(server.url)
-            page.locator("#place", has_text="secret").wait_for()
+            page.locator("#target", has_text="secret").wait_for()
             page.locator("#link.on").wait_for()
             assert token not in page.url
             page.reload()  # the cookie is enough
-            page.locator("#place", has_text="secret").wait_for()
+            page.locator("#target", has_text="secret").wait_for()
 
 
 def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: Path) -> None:
     with WatchServer([tmp_path / "soon"]) as server:
         page.goto(server.url)
-        page.get_by_text("Nothing is here yet").wait_for()
+        page.get_by_text("Nothing here yet").wait_for()
         for view, words in (
             ("episodes", "There is no store yet"),
             ("replay", "There is no store yet"),
-            ("interventions", "Nobody has taken over yet"),
-            ("runs", "There are no runs here"),
+            ("interventions", "No interventions yet"),
+            ("runs", "This page shows only stores"),
             ("health", "No process has reported yet"),
         ):
             page.goto(f"{server.url}#/0/{view}")
@@ -328,4 +328,4 @@ def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: P
         assert main(["record", str(tmp_path / "soon"), "--env", ENV, "--successes", "1"]) == 0
         page.locator(".episode[data-id='1']").wait_for()  # without a reload
         page.goto(f"{server.url}#/0/episode/77")
-        page.get_by_text("This episode is not here").wait_for()
+        page.get_by_text("This episode does not exist").wait_for()

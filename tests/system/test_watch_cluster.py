@@ -71,30 +71,30 @@ def test_a_thousand_workers_fit_and_unfold(page: Any, tmp_path: Path) -> None:
     with driver(run), WatchServer([run]) as server:
         page.goto(f"{server.url}#/0/cluster")
         page.locator(".alarm.bad", has_text="shard-2 is lost").wait_for()
-        assert page.locator(".alarm", has_text="333 roles wait for room").count() == 1
-        assert page.locator(".node.trouble h3").inner_text() == "sim-c"
+        assert page.locator(".alarm", has_text="333 workers wait for resources").count() == 1
+        assert page.locator(".node.unhealthy h3").inner_text() == "sim-c"
         assert page.locator("#view").evaluate("node => node.querySelectorAll('*').length") < 600
-        assert page.locator(".member").count() == 2  # only those in trouble
-        group = page.locator(f"[data-node='{'00' * 28}'] .crew[data-group=rollout]")
+        assert page.locator(".worker").count() == 2  # only the unhealthy ones
+        group = page.locator(f"[data-node='{'00' * 28}'] .worker-group[data-group=rollout]")
         assert "334 rollout workers" in group.inner_text()
         assert "1 stuck" in group.inner_text()
         group.locator("summary").first.click()
-        first = group.locator(".member").first
+        first = group.locator(".worker").first
         first.wait_for()
         assert first.get_attribute("data-name") == "rollout-0-9"
-        assert group.locator(".member").count() == 200
+        assert group.locator(".worker").count() == 200
         group.get_by_role("button", name="134 more").click()
-        wait_for(lambda: group.locator(".member").count() == 334)
+        wait_for(lambda: group.locator(".worker").count() == 334)
         stack = first.locator(".where")
         stack.locator("summary").click()
         assert "in live" in stack.locator("pre").inner_text()
         shown = stack.locator("pre").element_handle()
-        busy = group.locator(".member[data-name='rollout-7-124'] .what")
+        busy = group.locator(".worker[data-name='rollout-7-124'] .what")
         for _ in range(2):  # a second change means that the first was drawn to its end
             before = busy.inner_text()
             wait_for(lambda before=before: busy.inner_text() != before)
         assert shown.evaluate("node => node.isConnected")  # others change around it, and it can be read
-        assert group.locator(".member").count() == 334
+        assert group.locator(".worker").count() == 334
         newest = page.locator(".event").first
         assert newest.get_attribute("data-what") == "stuck"
         newest.locator("summary").click()
@@ -109,7 +109,7 @@ def test_text_from_the_cluster_is_only_text(page: Any, tmp_path: Path) -> None:
     journal.write()
     with WatchServer([run]) as server:
         page.goto(f"{server.url}#/0/cluster")
-        page.locator(".member").first.wait_for()
+        page.locator(".worker").first.wait_for()
         assert "<img src=x" in page.locator("#view").inner_text()
         assert page.locator("#view img").count() == 0
 
@@ -128,7 +128,7 @@ def test_a_damaged_file_does_not_break_the_page(text: str, page: Any, tmp_path: 
     with WatchServer([run]) as server:
         page.goto(f"{server.url}#/0/cluster")
         page.locator("h1", has_text="Cluster").wait_for()
-        wait_for(lambda: "makes no sense" in page.content() or "silent" in page.content())
+        wait_for(lambda: "is not valid" in page.content() or "silent" in page.content())
         journal = make_journal(run, num_workers=4)
         journal.write()
         page.locator(".title .pill.good", has_text="running").wait_for()
@@ -142,8 +142,8 @@ def test_it_fits_a_phone_and_the_dark(phone: bool, dark: bool, browser: Any, tmp
     journal.write()
     with WatchServer([run]) as server, open_page(browser, phone=phone, dark=dark) as page:
         page.goto(f"{server.url}#/0/cluster")
-        page.locator(".crew[data-group=rollout] summary").first.click()
-        page.locator(".crew .member").first.wait_for()
+        page.locator(".worker-group[data-group=rollout] summary").first.click()
+        page.locator(".worker-group .worker").first.wait_for()
         page.locator(".event summary").first.click()
         wide = page.evaluate("[document.documentElement.scrollWidth, document.querySelector('#view').scrollWidth]")
         assert max(wide) <= page.viewport_size["width"]

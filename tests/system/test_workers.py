@@ -119,7 +119,7 @@ def test_a_worker_lives_in_a_virtual_environment_of_its_own(other_python: str, t
     assert "safetensors" not in info["modules"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_worker_lives_in_a_virtual_environment_made_with_pip(tmp_path: Path) -> None:
     """As a user makes it; needs a package index."""
     venv.create(tmp_path / "venv", with_pip=True)

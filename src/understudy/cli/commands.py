@@ -1,79 +1,110 @@
-"""The list of commands: each with its line of help and the folder of `understudy/cli` that its module is in.
+"""The list of commands: each with its line of help and the function that runs it.
 
-`understudy --help` prints this list and imports none of the modules.
+`understudy --help` and `understudy train --help` print this list and import none of the functions.
 """
 
-import keyword
+from __future__ import annotations
 
-GROUPS: dict[str, dict[str, str]] = {
-    "begin": {
-        "demo": "Teach a gripper a task, from nothing, in a few minutes.",
-        "doctor": "Say what is installed, what is missing and how to get it.",
-        "env": "List the worlds, install their simulators, check your own.",
-        "completion": "Print what makes your shell complete these commands.",
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """A command, or a group of subcommands."""
+
+    help: str  # one sentence
+    function: str = ""  # FOLDER.MODULE:FUNCTION in understudy/cli; empty if it has subcommands
+    subcommands: Mapping[str, Command] = field(default_factory=dict)
+
+    def load(self) -> Callable[..., int]:
+        """Import the function. Its arguments are the options, and it returns the exit code."""
+        module, _, name = self.function.partition(":")
+        found: Callable[..., int] = getattr(import_module(f"understudy.cli.{module}"), name)
+        return found
+
+
+def _command(function: str, text: str) -> Command:
+    return Command(help=text, function=function)
+
+
+TRAIN: dict[str, Command] = {
+    "rlpd": _command("training.rlpd:command", "Train with RLPD: SAC on demonstrations and online experience."),
+    "clone": _command("training.clone:command", "Train with behaviour cloning: imitate demonstrations."),
+    "grpo": _command("training.onpolicy:grpo", "Train with GRPO: advantages are normalized within groups of episodes."),
+    "rloo": _command(
+        "training.onpolicy:rloo", "Train with RLOO: the baseline is the mean of a group's other episodes."
+    ),
+    "reinforce": _command(
+        "training.onpolicy:reinforce", "Train with REINFORCE++: returns are normalized over the batch."
+    ),
+    "ppo": _command("training.onpolicy:ppo", "Train with PPO: a value head and generalized advantage estimation."),
+}
+ENV: dict[str, Command] = {
+    "list": _command("tools.env:list_", "List the worlds, or the tasks of one world."),
+    "setup": _command("tools.env:setup", "Install a world's simulator in a virtual environment, and test it."),
+    "check": _command("tools.env:check", "Run episodes of a world and check that it keeps its contract."),
+}
+ROBOT: dict[str, Command] = {
+    "simulate": _command("tools.robot:simulate", "Serve a simulated Franka arm with cameras and a cube."),
+    "serve": _command("tools.robot:serve", "Serve your own arm through its Python class."),
+}
+BENCH: dict[str, Command] = {
+    "store": _command("tools.bench:store", "Compare durable commits with a bare pwrite and fdatasync."),
+    "sample": _command("tools.bench:sample", "Compare sampling with numpy.take and with bare threaded reads."),
+    "deliver": _command("tools.bench:deliver", "Compare durable delivery to a server with a bare gRPC stream."),
+    "control-loop": _command("tools.bench:control_loop", "Measure how long append takes in a control loop."),
+    "remote-sample": _command("tools.bench:remote_sample", "Compare remote sampling with a bare gRPC stream."),
+    "parameters": _command("tools.bench:parameters", "Measure how long a policy takes to reach its actors."),
+}
+GROUPS: dict[str, dict[str, Command]] = {
+    "start here": {
+        "demo": _command("training.demo:command", "Train a gripper on a small task in a few minutes."),
+        "doctor": _command("tools.doctor:command", "Show what is installed, what is missing and how to install it."),
+        "env": Command(help="List worlds, install their simulators, and check your own world.", subcommands=ENV),
+        "completion": _command("tools.completion:command", "Print the completion script of your shell."),
     },
-    "demonstrate": {
-        "record": "Record demonstrations of a task, until enough have succeeded.",
-        "import": "Bring in data sets of other formats.",
-        "export": "Write episodes as data sets of other formats.",
-        "robot": "Serve an arm, simulated or real.",
+    "data": {
+        "record": _command("store.record:command", "Record demonstrations of a task until enough have succeeded."),
+        "import": _command("store.import_:command", "Import a dataset of another format into a store."),
+        "export": _command("store.export:command", "Export episodes as a dataset of another format."),
+        "robot": Command(help="Serve a robot arm, simulated or real.", subcommands=ROBOT),
     },
-    "train": {
-        "sft": "Teach a vision-language-action policy by demonstrations.",
-        "train": "Train a policy: RLPD, cloning, GRPO, RLOO, REINFORCE++ or PPO.",
-        "resume": "Go on with a run as if nothing had happened.",
-        "evaluate": "Play held-out episodes with a policy alone.",
-        "actor": "Act for a run, and write each step to a server.",
-        "learner": "Learn for a run, and publish policies to its actors.",
+    "training": {
+        "sft": _command("training.sft:command", "Fine-tune a vision-language-action policy on demonstrations."),
+        "train": Command(
+            help="Train a policy with RLPD, behaviour cloning, GRPO, RLOO, REINFORCE++ or PPO.", subcommands=TRAIN
+        ),
+        "resume": _command("training.resume:command", "Resume a run from its newest checkpoint."),
+        "evaluate": _command("training.evaluate:command", "Evaluate a policy on held-out episodes."),
+        "actor": _command("training.actor:command", "Run the actor of an RLPD run, which writes steps to a server."),
+        "learner": _command("training.learner:command", "Run the learner of an RLPD run, which publishes policies."),
     },
-    "look": {
-        "watch": "Watch runs on a page in the browser.",
-        "report": "Write a run down as one page that needs nothing else.",
-        "info": "Show what a store holds.",
-        "film": "Make a moving picture of an episode.",
+    "inspection": {
+        "watch": _command("tools.watch:command", "Show runs and stores on a live web page."),
+        "report": _command("tools.report:command", "Write a report of a run as one HTML file."),
+        "info": _command("store.info:command", "Show what a store contains."),
+        "film": _command("store.film:command", "Write an episode as a GIF video."),
     },
-    "keep": {
-        "serve": "Serve a store over the network, to writers and learners.",
-        "verify": "Check that every byte of a store is what was written.",
-        "repair": "Bring a damaged store back to its last sound state.",
-        "compact": "Rewrite a store without the data that nothing refers to.",
+    "stores": {
+        "serve": _command("store.serve:command", "Serve a store over the network to actors and learners."),
+        "verify": _command("store.verify:command", "Check that every byte of a store is as it was written."),
+        "repair": _command("store.repair:command", "Restore a damaged store to its last valid state."),
+        "compact": _command("store.compact:command", "Free the disk space of deleted episodes."),
     },
-    "prove": {
-        "crash-test": "Kill a writer again and again and prove that nothing acknowledged is lost.",
-        "bench": "Measure speed on this machine.",
+    "self-tests": {
+        "crash-test": _command("tools.crash_test:command", "Kill a writer many times and check that no data is lost."),
+        "bench": Command(help="Measure the speed of this machine.", subcommands=BENCH),
     },
 }
-COMMANDS: dict[str, str] = {name: line for group in GROUPS.values() for name, line in group.items()}
-
-# The command `crash-test` is in tools/crash_test.py, `import` in store/import_.py, and so on for each name.
-FOLDERS: dict[str, str] = {
-    "demo": "training",
-    "doctor": "tools",
-    "env": "tools",
-    "completion": "tools",
-    "record": "store",
-    "import": "store",
-    "export": "store",
-    "robot": "tools",
-    "sft": "training",
-    "train": "training",
-    "resume": "training",
-    "evaluate": "training",
-    "actor": "training",
-    "learner": "training",
-    "watch": "tools",
-    "report": "tools",
-    "info": "store",
-    "film": "store",
-    "serve": "store",
-    "verify": "store",
-    "repair": "store",
-    "compact": "store",
-    "crash-test": "tools",
-    "bench": "tools",
-}
+COMMANDS: dict[str, Command] = {name: command for group in GROUPS.values() for name, command in group.items()}
 
 
-def module_of(name: str) -> str:
-    """The module of a command."""
-    return f"understudy.cli.{FOLDERS[name]}.{name.replace('-', '_')}{'_' if keyword.iskeyword(name) else ''}"
+def all_functions() -> Iterator[tuple[str, Command]]:
+    """Every command and subcommand that has a function, by its words: "info", "train rlpd"."""
+    for name, command in COMMANDS.items():
+        if command.function:
+            yield name, command
+        for inner, subcommand in command.subcommands.items():
+            yield f"{name} {inner}", subcommand

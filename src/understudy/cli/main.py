@@ -1,76 +1,69 @@
-"""The entry point of the `understudy` command: finds a subcommand, runs it and turns its errors into one line.
+"""The entry point of the `understudy` command: finds a command, runs it and prints its error as one line.
 
-commands.py lists every command with its line of help and its folder. The module of a command defines one of
+commands.py lists every command with its line of help and its function, such as
 
     def command(path: tyro.conf.Positional[Path], *, deep: bool = False) -> int
 
-whose arguments become options through tyro, whose docstring becomes the help text, and which returns the exit code; or
-
-    COMMANDS: dict[str, Callable[..., int]] = {"store": store}
-
-a table of such functions, if the subcommand has subcommands of its own (`understudy bench store`). Their line of help
-is the first line of their docstring.
-
-A command raises `UnderstudyError` for what its user can mend. Exit codes: 0 done, 1 the command failed or found
-something wrong, 2 the command line makes no sense, 130 interrupted.
+tyro makes options of its arguments and the help text of its docstring. It returns the exit code, and raises
+`UnderstudyError` for what its user can fix. Exit codes: 0 success, 1 the command failed or found a problem, 2 the
+command line is not valid, 130 interrupted.
 """
 
 import difflib
 import errno
-import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from understudy import __version__
-from understudy.cli.commands import COMMANDS, GROUPS, module_of
+from understudy.cli.commands import COMMANDS, GROUPS, Command
 
-# What a person who pressed Ctrl-C wants to know; {} is the first word behind the command, mostly a directory.
+# Printed after Ctrl-C; {} is the first word after the command, usually a directory.
 INTERRUPTED: dict[str, str] = {
-    "record": "what was recorded is kept, and the same command goes on",
-    "import": "what was imported is kept, and the same command goes on",
+    "record": "what was recorded is kept; the same command continues",
+    "import": "what was imported is kept; the same command continues",
     "export": "nothing was written; run it again",
-    "train rlpd": "`understudy resume {}` goes on as if nothing had happened",
-    "train clone": "nothing is left of it; it is short, so run it again",
-    "sft": "`understudy resume {}` goes on as if nothing had happened",
-    "train grpo": "`understudy resume {}` goes on as if nothing had happened",
-    "train rloo": "`understudy resume {}` goes on as if nothing had happened",
-    "train reinforce": "`understudy resume {}` goes on as if nothing had happened",
-    "train ppo": "`understudy resume {}` goes on as if nothing had happened",
-    "resume": "`understudy resume {}` goes on as if nothing had happened",
+    "train rlpd": "`understudy resume {}` continues the run",
+    "train clone": "nothing was saved; run it again",
+    "sft": "`understudy resume {}` continues the run",
+    "train grpo": "`understudy resume {}` continues the run",
+    "train rloo": "`understudy resume {}` continues the run",
+    "train reinforce": "`understudy resume {}` continues the run",
+    "train ppo": "`understudy resume {}` continues the run",
+    "resume": "`understudy resume {}` continues the run",
     "evaluate": "nothing was written; run it again",
-    "actor": "what it wrote is kept; start it again, and it goes on",
-    "learner": "start it again, and it goes on from its last checkpoint",
+    "actor": "what it wrote is kept; start it again to continue",
+    "learner": "start it again to continue from its last checkpoint",
     "verify": "nothing was changed",
     "repair": "nothing was lost; run it again",
-    "compact": "the store is whole; run it again for the rest",
-    "env setup": "what is half made is never used; run it again",
+    "compact": "the store is intact; run it again for the rest",
+    "env setup": "an incomplete installation is never used; run it again",
 }
 
-# What the system may refuse anywhere; what else goes wrong with a file is the business of whoever opens it.
+# Errors of the system that any command may meet; other errors of files are handled where they are opened.
 REFUSED: dict[int, str] = {
     errno.ENOSPC: "free some space and run it again",
     errno.EDQUOT: "raise the quota or free some space, and run it again",
     errno.EFBIG: "raise the limit on file sizes (ulimit -f) and run it again",
-    errno.EROFS: "choose a place that can be written",
-    errno.EACCES: "give this user the right to do that, or choose another place",
-    errno.EPERM: "give this user the right to do that, or choose another place",
+    errno.EROFS: "choose a directory that can be written",
+    errno.EACCES: "give this user the permission, or choose another directory",
+    errno.EPERM: "give this user the permission, or choose another directory",
     errno.EMFILE: "raise the limit of open files (ulimit -n) and run it again",
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line `argv` (default: that of the process) and return its exit code.
+    """Run the command line `argv` (by default that of the process) and return its exit code.
 
-    Help and mistakes in the command line end in SystemExit with a code, as they do in tyro.
+    Help and errors of the command line raise SystemExit, as in tyro.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(args)
     except KeyboardInterrupt:
-        _complain(_interrupted(args))
+        _print_error(_interrupted(args))
         return 130
-    except BrokenPipeError:  # `understudy info | head`: nobody reads on
+    except BrokenPipeError:  # `understudy info | head`: the pipe is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
 
@@ -79,46 +72,44 @@ def _run(args: list[str]) -> int:
     if args and args[0] == "--version":
         print(f"understudy {__version__}")
         return 0
-    name = _choose("understudy", args, COMMANDS)
+    prog, table = "understudy", COMMANDS
+    while table:
+        name = _choose(prog, args, table)
+        prog, args, command = f"{prog} {name}", args[1:], table[name]
+        table = dict(command.subcommands)
 
-    # Imported only now, because it may bring numpy along.
+    # Imported only now, because it imports numpy.
     from understudy.core.errors import UnderstudyError
 
     try:
-        module = importlib.import_module(module_of(name))
-        prog, rest = f"understudy {name}", args[1:]
-        if not hasattr(module, "COMMANDS"):
-            return _call(module.command, prog, rest)
-        functions: Mapping[str, Callable[..., int]] = module.COMMANDS
-        inner = _choose(prog, rest, {key: _first_line(function) for key, function in functions.items()})
-        return _call(functions[inner], f"{prog} {inner}", rest[1:])
+        return _call(command.load(), prog, args)
     except UnderstudyError as error:
         if os.environ.get("UNDERSTUDY_DEBUG") == "1":
             raise
-        _complain(f"error: {error}")
+        _print_error(f"error: {error}")
         return 1
     except OSError as error:
         if os.environ.get("UNDERSTUDY_DEBUG") == "1" or error.errno not in REFUSED:
             raise
         where = f"{error.filename}: " if error.filename else ""
-        _complain(f"error: {where}{error.strerror}; {REFUSED[error.errno]}")
+        _print_error(f"error: {where}{error.strerror}; {REFUSED[error.errno]}")
         return 1
 
 
 def _interrupted(args: list[str]) -> str:
-    """What to say to a person who pressed Ctrl-C."""
+    """The message after Ctrl-C."""
     for number in (2, 1):
         advice = INTERRUPTED.get(" ".join(args[:number]))
         if advice is not None:
             first = next((word for word in args[number : number + 1] if not word.startswith("-")), "RUN")
-            if "resume" in advice and not os.path.exists(os.path.join(first, "config.json")):  # noqa: PTH110, PTH118  # light
-                return "interrupted; nothing was begun"
+            if "resume" in advice and not os.path.exists(os.path.join(first, "config.json")):  # noqa: PTH110, PTH118  # pathlib is slow to import
+                return "interrupted; the run was not created"
             return f"interrupted; {advice.format(first)}"
     return "interrupted"
 
 
-def _choose(prog: str, args: list[str], table: Mapping[str, str]) -> str:
-    """Return the command of `table` that `args` opens with, or print help or a complaint and exit."""
+def _choose(prog: str, args: list[str], table: Mapping[str, Command]) -> str:
+    """Return the command of `table` that `args` begins with, or print help or an error and exit."""
     if not args:
         print(_help(prog, table), file=sys.stderr)
         raise SystemExit(2)
@@ -126,7 +117,7 @@ def _choose(prog: str, args: list[str], table: Mapping[str, str]) -> str:
         print(_help(prog, table))
         raise SystemExit(0)
     if args[0] not in table:
-        _complain(_unknown(prog, args[0], table))
+        _print_error(_unknown(prog, args[0], table))
         raise SystemExit(2)
     return args[0]
 
@@ -140,20 +131,21 @@ def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
     return tyro.cli(function, prog=prog, args=args, config=config, registry=REGISTRY)
 
 
-def _help(prog: str, table: Mapping[str, str]) -> str:
+def _help(prog: str, table: Mapping[str, Command]) -> str:
     options = _options(prog)
     width = max(len(name) for name in [*table, *options])
-    groups = {**GROUPS, "options": options} if table is COMMANDS else {"commands": table, "options": options}
+    groups = GROUPS if table is COMMANDS else {"commands": table}
     lines = [f"usage: {prog} <command> [options]"]
-    for title, group in groups.items():
-        lines += ["", f"{title}:", *(f"  {name:<{width}}  {line}" for name, line in group.items())]
+    texts = {title: {name: command.help for name, command in group.items()} for title, group in groups.items()}
+    for title, group in {**texts, "options": options}.items():
+        lines += ["", f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in group.items())]
     return "\n".join(lines)
 
 
 def _options(prog: str) -> dict[str, str]:
-    options = {"--help": "Show this text, or that of a command."}
+    options = {"--help": "Show this help, or that of a command."}
     if prog == "understudy":
-        options["--version"] = "Show the version."
+        options["--version"] = "Show the version of Understudy."
     return options
 
 
@@ -164,12 +156,8 @@ def _unknown(prog: str, given: str, names: Iterable[str]) -> str:
     return f"unknown {kind} {given!r}; {advice}"
 
 
-def _first_line(function: Callable[..., int]) -> str:
-    return (function.__doc__ or "").strip().partition("\n")[0]
-
-
-def _complain(message: str) -> None:
-    """Print `message` in red on stderr, on one line however narrow the terminal is."""
+def _print_error(message: str) -> None:
+    """Print `message` in red on stderr, on one line even in a narrow terminal."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,8 +1,7 @@
-"""Who acts besides a policy: a person at a browser page or a SpaceMouse; what several commands share."""
+"""The human operator at a browser page or a SpaceMouse: device, page and control rate, which several commands share."""
 
 from __future__ import annotations
 
-import secrets
 from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias
 
@@ -14,20 +13,22 @@ from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import Device
 from understudy.envs.world import World
 from understudy.training.data.run_episode import Show
+from understudy.web.access import is_loopback
+from understudy.web.tokens import new_token
 
-Person: TypeAlias = Literal["browser", "spacemouse"]
+HumanDevice: TypeAlias = Literal["browser", "spacemouse"]
 
-PERSON_HZ = 10.0  # the control rate of a world that has none of its own, when a person drives
+HUMAN_HZ = 10.0  # the control rate with a human operator, if the world has none of its own
 PAGE = "127.0.0.1:7448"
 
 
-def open_page(undo: ExitStack, console: Console, world: World, address: str | None, **options: Any) -> Any:
-    """The page with live pictures and keys, at host:port: a BrowserDevice. Off loopback its url has a new token."""
+def open_page(stack: ExitStack, console: Console, world: World, address: str | None, **options: Any) -> Any:
+    """Serve the page with camera images and keys: a BrowserDevice. Off loopback its URL has a new token."""
     host, port = split_address(address or PAGE)
-    token = None if host in ("127.0.0.1", "localhost", "::1") else secrets.token_urlsafe(16)
+    token = None if is_loopback(host) else new_token()
     browser = with_extra("understudy.envs.teleop.browser", "web")
     page = browser.BrowserDevice(world.step_spec, host=host, port=port, token=token, **options)
-    undo.callback(page.close)
+    stack.callback(page.close)
     console.print(f"the page: {page.url}", style="bold", soft_wrap=True, markup=False)
     return page
 
@@ -40,31 +41,31 @@ def split_address(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def open_hands(
-    undo: ExitStack, console: Console, world: World, person: Person, page: str | None, *, to_the_end: bool
+def open_operator_input(
+    stack: ExitStack, console: Console, world: World, human: HumanDevice, page: str | None, *, to_the_end: bool
 ) -> tuple[Device, Show | None]:
-    """A person's device, and the page that shows what is seen, if there is one; a browser needs one.
+    """The operator's device, and the function that shows observations on a page, if there is a page.
 
-    With `to_the_end` the person acts from the first touch to the end of the episode, as in a demonstration.
+    With `to_the_end` the operator acts from the first input to the end of the episode, as in a demonstration.
     """
-    if person == "browser":
-        browser = open_page(undo, console, world, page, to_the_end=to_the_end)
+    if human == "browser":
+        browser = open_page(stack, console, world, page, to_the_end=to_the_end)
         return browser, browser.show
-    show: Show | None = None if page is None else open_page(undo, console, world, page, watch_only=True).show
+    show: Show | None = None if page is None else open_page(stack, console, world, page, watch_only=True).show
     spacemouse = with_extra("understudy.envs.teleop.spacemouse", "spacemouse")
     device: Device = spacemouse.SpaceMouseDevice(world.step_spec, to_the_end=to_the_end)
-    undo.callback(device.close)
+    stack.callback(device.close)
     return device, show
 
 
-def open_pace(world: World, hz: float | None, *, person: bool) -> Pace | None:
-    """The rate of the loop: the one that is asked for, or a person's; None if the world keeps its own, or none is."""
+def open_pace(world: World, hz: float | None, *, human: bool) -> Pace | None:
+    """The control rate: `hz`, or HUMAN_HZ with a human; None if the world has its own rate, or there is no limit."""
     if world.hz is not None:
         if hz is not None:
             raise UnderstudyError(
-                f"hz: this world keeps {world.hz:g} Hz itself; ask for another in its name, as ?hz={hz:g}"
+                f"hz: this world has its own rate of {world.hz:g} Hz; set another in its name, as ?hz={hz:g}"
             )
         return None
-    if hz is None and not person:
+    if hz is None and not human:
         return None
-    return Pace(hz or PERSON_HZ)
+    return Pace(hz or HUMAN_HZ)

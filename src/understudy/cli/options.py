@@ -1,4 +1,4 @@
-"""Options whose value is a small record or nothing, such as `--sac.actor.gripper '{"values": [-1, 1]}'`."""
+"""Options whose value is a small dataclass or None, such as `--sac.actor.gripper '{"values": [-1, 1]}'`."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any, get_args
 
 import tyro
 
-from understudy.training.runs import config as configs
-
 REGISTRY = tyro.constructors.ConstructorRegistry()
 
 
 @REGISTRY.primitive_rule
-def record_or_nothing(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
-    """A dataclass or None is given as JSON; tyro itself would make it a subcommand."""
+def dataclass_or_none(info: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """A dataclass or None is written as JSON; tyro itself would make it a subcommand."""
     kinds = [kind for kind in get_args(info.type) if kind is not type(None)]
     if len(kinds) != 1 or len(get_args(info.type)) != 2 or not dataclasses.is_dataclass(kinds[0]):
         return None
     (kind,) = kinds
 
     def read(words: list[str]) -> Any:
+        from understudy.training.runs import config as configs
+
         return None if words[0] == "None" else configs.from_json(kind, json.loads(words[0]))
 
     def write(value: Any) -> list[str]:
+        from understudy.training.runs import config as configs
+
         return ["None" if value is None else json.dumps(configs.to_json(value))]
 
     return tyro.constructors.PrimitiveConstructorSpec(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -19,10 +18,10 @@ from understudy.cluster.ray_session import HERE, connected, nodes_now
 from understudy.cluster.roles.rank import RankJob
 from understudy.cluster.shard_supervisor import ShardKeeper
 from understudy.cluster.status import Event, Journal, RoleNow
-from understudy.service import read_token
-from understudy.training.onpolicy.run import Progress
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress
 from understudy.training.runs.config import to_json
 from understudy.training.runs.run import Run
+from understudy.web.tokens import read_token, write_new_token
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +122,7 @@ def run_on_policy(
     place: ClusterConfig,
     *,
     address: str = HERE,
-    watch: Callable[[Progress], None] | None = None,
+    watch: Callable[[OnPolicyProgress], None] | None = None,
     told: Callable[[list[str]], None] | None = None,
 ) -> None:
     """A run of GRPO, RLOO, REINFORCE++ or PPO on a cluster, until its iterations are done."""
@@ -145,7 +144,5 @@ def _token(run: Path, place: ClusterConfig) -> str:
         return str(read_token(Path(place.token_file)))
     path = run / TOKEN
     if not path.exists():
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(16))
+        write_new_token(path)
     return str(read_token(path))

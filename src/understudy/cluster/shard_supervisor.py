@@ -25,10 +25,11 @@ from understudy.cluster.config import ClusterConfig
 from understudy.cluster.ray_session import ClusterError, nodes_with, options
 from understudy.cluster.status import Event, NodeNow, RoleNow, RoleState, ShardNow
 from understudy.core import UnderstudyError
+from understudy.durable import files
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig, keep_large_blocks
 from understudy.training.runs.health import HEALTH, Health
-from understudy.training.runs.rollback import set_aside
+from understudy.training.runs.rollback_to_checkpoint import rollback
 
 logger = logging.getLogger(__name__)
 
@@ -104,8 +105,8 @@ class ShardWorker:
 
     def _answer(self, kind: str, payload: Any) -> Any:
         """What learners ask beside what every server answers."""
-        if kind != "set_aside":
-            raise ClusterError(f"{kind}: no such question; there is set_aside")
+        if kind != "rollback":
+            raise ClusterError(f"{kind}: no such question; there is rollback")
         commit = int(payload["commit"])
         if self._store.last_commit < commit:
             lost, commit = f"{self._name}: commits to {commit} were lost with its disk; the run goes on without", 0
@@ -114,7 +115,7 @@ class ShardWorker:
         with self._store.snapshot() as catalog:
             actors = {r.info.actor for r in catalog.episodes("deleted is null and begun > ?", (commit,))}
         mine = sorted(str(actor) for actor in actors if str(actor).startswith(payload["actors"]))
-        said = [f"{self._name}: {line}" for actor in mine for line in set_aside(self._store, self._path, commit, actor)]
+        said = [f"{self._name}: {line}" for actor in mine for line in rollback(self._store, self._path, commit, actor)]
         return ([lost] if lost else []) + said
 
 
@@ -354,6 +355,4 @@ class ShardKeeper:
             for one in self._shards
             if one.store is not None
         }
-        new = self._run / f".{BOOK}.new"
-        new.write_text(json.dumps(said, indent=1))
-        new.replace(self._run / BOOK)
+        files.write_durably(self._run / BOOK, json.dumps(said, indent=1).encode())

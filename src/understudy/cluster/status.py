@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from understudy.cluster.config import ClusterConfig
+from understudy.durable import files
 from understudy.training.runs.config import from_json
 
 NOW, EVENTS = "cluster.json", "cluster.jsonl"
@@ -146,7 +147,5 @@ class Journal:
             "shards": [asdict(shard) for shard in self.shards],
             "counts": asdict(self.counts),
         }
-        new = self._run / f".{NOW}.new"
         with self._lock:
-            new.write_text(json.dumps(said))
-            new.replace(self._run / NOW)
+            files.write_atomically(self._run / NOW, json.dumps(said).encode())

@@ -43,7 +43,7 @@ from understudy.core import (
     StoreFormatError,
     TransitionBatch,
 )
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
 from understudy.replay import Reader, Store
@@ -70,7 +70,7 @@ _THEIRS = {
 }
 
 
-class MemoryEfficientReplayBuffer(Closes):
+class MemoryEfficientReplayBuffer(Closeable):
     """A buffer of the newest `capacity` transitions in the store at `path`; without one, in a temporary directory."""
 
     def __init__(

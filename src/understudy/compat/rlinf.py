@@ -25,8 +25,9 @@ from understudy.compat.options import refuse
 from understudy.compat.stitch import Stitcher
 from understudy.compat.trajectory import Trajectory, same_fields, take
 from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError, TransitionBatch
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.durable import files
+from understudy.durable.errors import store_errors
 from understudy.replay import Reader, Store, Writer
 from understudy.replay.maintain.backup import backup
 from understudy.replay.read.view import Clause, View
@@ -64,7 +65,7 @@ class _Held:
     deleted: bool = False
 
 
-class TrajectoryReplayBuffer(Closes):
+class TrajectoryReplayBuffer(Closeable):
     """Trajectories in the store at `auto_save_path`; with `auto_save=False`, in a temporary directory.
 
     A store that is there already is gone on with. Samples come from the newest `sample_window_size` trajectories, 0
@@ -243,7 +244,7 @@ class TrajectoryReplayBuffer(Closes):
         path = Path(path)
         with self._lock:
             self._check_open()
-            with files.naming(path, "create"):
+            with store_errors(path, "create"):
                 path.mkdir(parents=True, exist_ok=True)
             name = f"store-{uuid.uuid4().hex}"
             backup(self._store, path / name)
@@ -253,7 +254,8 @@ class TrajectoryReplayBuffer(Closes):
                 "seed": self._seed,
                 "num_batches": self._num_batches,
             }
-        files.replace_durably(path / CHECKPOINT_FILE, json.dumps(state).encode())
+        with store_errors(path / CHECKPOINT_FILE, "write"):
+            files.write_durably(path / CHECKPOINT_FILE, json.dumps(state).encode())
         for old in path.glob("store-*"):
             if old.name != name:
                 shutil.rmtree(old)
@@ -359,6 +361,6 @@ def _read_state(path: Path) -> dict[str, Any]:
     file = path / CHECKPOINT_FILE
     if not file.is_file():
         raise StoreFormatError(f"{path}: not a checkpoint (it has no {CHECKPOINT_FILE}); check the path")
-    with files.naming(file, "read"):
+    with store_errors(file, "read"):
         found: dict[str, Any] = json.loads(file.read_text())
     return found

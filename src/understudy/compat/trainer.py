@@ -31,7 +31,8 @@ from understudy.compat.options import refuse
 from understudy.core import RefusedError, SpecError, StepSpec, StoreError
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
-from understudy.service import Remote, Server, ServerConfig, connect, read_token
+from understudy.service import Remote, Server, ServerConfig, connect
+from understudy.web.tokens import read_token
 
 logger = logging.getLogger(__name__)
 
@@ -190,7 +191,7 @@ class TrainerServer:
         try:
             config = ServerConfig(host=self._host, port=port, token=self._token)
             accept = partial(self._check_writer, name)
-            self._servers[name] = Server(store, config, answer=answer, accept=accept).start()
+            self._servers[name] = Server(store, config, on_request=answer, accept_writer=accept).start()
         except BaseException:
             buffer.end_serving()
             raise

@@ -43,7 +43,8 @@ from understudy.core import (
 )
 from understudy.core.spec import describe
 from understudy.core.step import NO_VERSION
-from understudy.service import OutboxConfig, Remote, Subscription, connect, read_token
+from understudy.service import OutboxConfig, Remote, Subscription, connect
+from understudy.web.tokens import read_token
 
 logger = logging.getLogger(__name__)
 
@@ -304,7 +305,7 @@ class _Line:
         self._spec = spec
         self._info = EpisodeInfo(actor=actor)
         # A learner that starts again has another store, if its buffer was in memory; its port and name are the same.
-        config = OutboxConfig(queue_steps=QUEUE_STEPS, block_s=0.0, any_store=True)
+        config = OutboxConfig(queue_steps=QUEUE_STEPS, block_timeout_s=0.0, accept_any_store=True)
         if spool is None:
             config = replace(config, spool_bytes=MEMORY_BYTES)
         self._writer = remote.writer(

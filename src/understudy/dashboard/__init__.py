@@ -1,1 +1,1 @@
-"""Dashboard: pages and reports that show runs and stores to people."""
+"""Dashboard: the web page and the HTML report that show runs and stores."""

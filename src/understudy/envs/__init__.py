@@ -8,7 +8,7 @@ from understudy.envs.workers.outcomes import WorkerFailure
 from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.worker import Limits, Worker
 from understudy.envs.world import Advice, World, WorldError, as_gymnasium
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 __all__ = [
     "Advice",
@@ -25,7 +25,7 @@ __all__ = [
     "WorkerFailure",
     "World",
     "WorldError",
-    "WorldSource",
+    "WorldFactory",
     "as_gymnasium",
     "check_env",
     "script",

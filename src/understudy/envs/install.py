@@ -11,49 +11,49 @@ import venv
 from collections.abc import Callable
 from pathlib import Path
 
-from understudy.envs.registry import MARK, Known
+from understudy.durable import files
+from understudy.envs.registry import MARK, WorldEntry
 from understudy.envs.world import WorldError
 
 LOG = "setup.log"
 SHOWN_LINES = 15  # of the log, when something fails
 
 
-def missing_libraries(known: Known) -> list[str]:
+def missing_libraries(entry: WorldEntry) -> list[str]:
     """Shared libraries of the system that the world needs and the loader does not find."""
-    return [name for name in known.libraries if not has_library(name)]
+    return [name for name in entry.libraries if not has_library(name)]
 
 
-def install(known: Known, say: Callable[[str], None]) -> None:
+def install(entry: WorldEntry, say: Callable[[str], None]) -> None:
     """Make the virtual environment of a world anew; `say` is told each step. What is half made is never `ready`."""
-    if not known.packages:
-        raise WorldError(f"{known.name}: it needs no virtual environment; use it as {known.form}")
-    lacking = missing_libraries(known)
+    if not entry.packages:
+        raise WorldError(f"{entry.name}: it needs no virtual environment; use it as {entry.form}")
+    lacking = missing_libraries(entry)
     if lacking:
         raise WorldError(
-            f"{known.name}: the system lacks {', '.join(lacking)}; "
-            f"run `apt-get install -y {' '.join(known.debian)}` (as root), or your system's own way"
+            f"{entry.name}: the system lacks {', '.join(lacking)}; "
+            f"run `apt-get install -y {' '.join(entry.debian)}` (as root), or your system's own way"
         )
-    if known.place.exists():
-        _remove(known.place)
-    say(f"virtual environment in {known.place}")
+    if entry.venv.exists():
+        _remove(entry.venv)
+    say(f"virtual environment in {entry.venv}")
     try:
-        known.place.parent.mkdir(parents=True, exist_ok=True)
-        venv.create(known.place, with_pip=True)
+        entry.venv.parent.mkdir(parents=True, exist_ok=True)
+        venv.create(entry.venv, with_pip=True)
     except (OSError, subprocess.CalledProcessError) as error:
-        raise WorldError(f"{known.place}: cannot be made ({error}); set UNDERSTUDY_HOME to another place") from error
-    say(f"pip install {' '.join(known.packages)}")
-    _pip(known, say)
+        raise WorldError(f"{entry.venv}: cannot be made ({error}); set UNDERSTUDY_HOME to another directory") from error
+    say(f"pip install {' '.join(entry.packages)}")
+    _pip(entry, say)
     versions = subprocess.run(
-        [str(known.python), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
+        [str(entry.python), "-m", "pip", "freeze"], capture_output=True, text=True, check=True
     ).stdout.split()
-    mark = known.place / (MARK + ".new")
-    mark.write_text(json.dumps({"packages": known.packages, "python": sys.version, "versions": versions}, indent=1))
-    mark.rename(known.place / MARK)
+    content = {"packages": entry.packages, "python": sys.version, "versions": versions}
+    files.write_durably(entry.venv / MARK, json.dumps(content, indent=1).encode())
 
 
-def _pip(known: Known, say: Callable[[str], None]) -> None:
-    command = [str(known.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *known.packages]
-    log = known.place / LOG
+def _pip(entry: WorldEntry, say: Callable[[str], None]) -> None:
+    command = [str(entry.python), "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *entry.packages]
+    log = entry.venv / LOG
     with (
         log.open("w") as kept,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as running,
@@ -65,7 +65,7 @@ def _pip(known: Known, say: Callable[[str], None]) -> None:
                 say(line.strip())
     if running.returncode != 0:
         tail = "\n".join(log.read_text(errors="replace").splitlines()[-SHOWN_LINES:])
-        raise WorldError(f"{known.name}: pip failed; all of it is in {log}\n{tail}")
+        raise WorldError(f"{entry.name}: pip failed; all of it is in {log}\n{tail}")
 
 
 def has_library(library: str) -> bool:

@@ -1,9 +1,9 @@
-"""Known worlds: a world by its name, such as "toy:pick_red" or "metaworld:push-v3?size=64", and what each needs.
+"""Registry of worlds: a world by its name, such as "toy:pick_red" or "metaworld:push-v3?size=64", and what each needs.
 
     NAME[:REST][?option=value&...]
 
 What REST means is the world's own affair: mostly a task. Options go to the factory; `task` chooses the task of the next
-episode. A name that is not in KNOWN is "module:factory", for worlds of your own.
+episode. A name that is not in WORLD_REGISTRY is "module:factory", for worlds of your own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl
 
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.world import World, WorldError
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 # What stands behind the colon, to options of the factory and a task.
 Rest: TypeAlias = Callable[[str], tuple[dict[str, Any], str | None]]
@@ -38,29 +38,29 @@ def home() -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class WorldEntry:
     """A world that has a name."""
 
     name: str
-    about: str  # a line for people
+    about: str  # one line of help
     form: str  # how it is named
     example: str  # a name that opens it
     factory: str
     rest: Rest
-    packages: tuple[str, ...] = ()  # of a virtual environment of its own; none: it lives in the caller's
+    packages: tuple[str, ...] = ()  # of a virtual environment of its own; none: it runs in the caller's
     libraries: tuple[str, ...] = ()  # of the system, as the loader knows them
     debian: tuple[str, ...] = ()  # the packages that have them
     variables: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
 
     @property
-    def place(self) -> Path:
+    def venv(self) -> Path:
         """The directory of its virtual environment."""
         return home() / "envs" / self.name
 
     @property
     def python(self) -> Path:
-        return self.place / "bin" / "python"
+        return self.venv / "bin" / "python"
 
     @property
     def ready(self) -> bool:
@@ -68,16 +68,16 @@ class Known:
         if not self.packages:
             return True
         try:
-            return bool(json.loads((self.place / MARK).read_text())["packages"] == list(self.packages))
+            return bool(json.loads((self.venv / MARK).read_text())["packages"] == list(self.packages))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Named:
+class ResolvedWorld:
     """A name that was understood."""
 
-    source: WorldSource
+    source: WorldFactory
     task: str | None
     isolated: bool  # it needs a process of its own
     limits: Limits | None = None
@@ -100,29 +100,29 @@ def open_world(name: str) -> World:
     return world
 
 
-def find_world(name: str) -> Named:
+def find_world(name: str) -> ResolvedWorld:
     """What a name stands for: how to build the world, and its task. For those who start many (Vector)."""
     path, _, query = name.partition("?")
     head, _, rest = path.partition(":")
     given = _options(name, query)
     task = given.pop("task", None)
-    known = KNOWN.get(head)
-    if known is None:
-        return Named(source=WorldSource(factory=_own(name, path), options=given), task=task, isolated=False)
-    options, named_task = known.rest(rest)
+    entry = WORLD_REGISTRY.get(head)
+    if entry is None:
+        return ResolvedWorld(source=WorldFactory(factory=_own(name, path), options=given), task=task, isolated=False)
+    options, named_task = entry.rest(rest)
     if task is not None and named_task is not None:
         raise WorldError(f"{name}: two tasks, {named_task!r} and {task!r}; leave one of them out")
-    if not known.ready:
+    if not entry.ready:
         raise WorldError(
             f"{head}: its virtual environment is not there, or is of another version; run `understudy env setup {head}`"
         )
-    source = WorldSource(
-        factory=known.factory,
+    source = WorldFactory(
+        factory=entry.factory,
         options={**options, **given},
-        env=known.variables,
-        python=str(known.python) if known.packages else None,
+        env=entry.variables,
+        python=str(entry.python) if entry.packages else None,
     )
-    return Named(source=source, task=task or named_task, isolated=bool(known.packages), limits=known.limits)
+    return ResolvedWorld(source=source, task=task or named_task, isolated=bool(entry.packages), limits=entry.limits)
 
 
 def _options(name: str, query: str) -> dict[str, Any]:
@@ -149,17 +149,17 @@ def _own(name: str, path: str) -> str:
         there = bool(colon and factory) and importlib.util.find_spec(module) is not None
     except (ImportError, ValueError):
         there = False
-    near = difflib.get_close_matches(module, KNOWN, 1)
+    near = difflib.get_close_matches(module, WORLD_REGISTRY, 1)
     if not there and near:
         raise WorldError(f"{name}: no world {module!r}; did you mean {near[0]!r}?")
     if not there:
         raise WorldError(
-            f"{name}: expected one of {', '.join(KNOWN)}, or module:factory with a module that can be imported here"
+            f"{name}: expected one of {', '.join(WORLD_REGISTRY)}, or module:factory of a module that can be imported"
         )
     return path
 
 
-# --- the known ---
+# --- the registry ---
 
 
 def _a_task(rest: str) -> tuple[dict[str, Any], str | None]:
@@ -189,7 +189,7 @@ _EGL_DEBIAN = ("libegl1", "libegl-mesa0", "libgl1", "libgl1-mesa-dri", "libgles2
 _EGL_VARIABLES = {"MUJOCO_GL": "egl", "LP_NUM_THREADS": "1"}
 
 _ALL = (
-    Known(
+    WorldEntry(
         name="toy",
         about="pick-and-place on a table, in numpy: ten tasks, two cameras, no graphics driver",
         form="toy[:TASK]",
@@ -197,7 +197,7 @@ _ALL = (
         factory="understudy.envs.toy:ToyTable",
         rest=_a_task,
     ),
-    Known(
+    WorldEntry(
         name="metaworld",
         about="fifty tasks of one arm, with scripted experts",
         form="metaworld[:TASK]",
@@ -209,7 +209,7 @@ _ALL = (
         debian=_EGL_DEBIAN,
         variables=_EGL_VARIABLES,
     ),
-    Known(
+    WorldEntry(
         name="libero",
         about="130 household tasks in five suites, with language and start states",
         form="libero:SUITE[/TASK]",
@@ -221,7 +221,7 @@ _ALL = (
         debian=_EGL_DEBIAN,
         variables=_EGL_VARIABLES,
     ),
-    Known(
+    WorldEntry(
         name="gym",
         about="any environment that gymnasium knows",
         form="gym:ID",
@@ -229,7 +229,7 @@ _ALL = (
         factory="understudy.envs.simulators.gym:GymWorld",
         rest=_an_id,
     ),
-    Known(
+    WorldEntry(
         name="robot",
         about="an arm behind `understudy robot`, real or simulated",
         form="robot[:URL]",
@@ -239,4 +239,4 @@ _ALL = (
     ),
 )
 
-KNOWN: dict[str, Known] = {known.name: known for known in _ALL}
+WORLD_REGISTRY: dict[str, WorldEntry] = {entry.name: entry for entry in _ALL}

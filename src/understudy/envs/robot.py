@@ -22,6 +22,7 @@ from understudy.envs.pace import Pace
 from understudy.envs.robot_client import HttpCamera, Link
 from understudy.envs.suite import Suite, Task
 from understudy.envs.world import Advice, World, WorldError
+from understudy.web.tokens import read_token
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -49,7 +50,7 @@ STATE_NAMES = (
 
 
 class Camera(Protocol):
-    """Anything that gives pictures of one size."""
+    """Anything that gives images of one size."""
 
     def read(self) -> Array:
         """uint8 [h, w, 3], of the caller's own."""
@@ -58,7 +59,7 @@ class Camera(Protocol):
 class RobotEnv(World):
     """Tasks `reach`, and, where a scene can put the cube back, `lift`. Time is real: no episode happens twice.
 
-    `cameras` maps names to Cameras or to addresses of pictures; None takes those of the scene. `scene` is the address
+    `cameras` maps names to Cameras or to addresses of images; None takes those of the scene. `scene` is the address
     of the simulated surroundings; None asks the arm for it. `scale` is how far an action of 1 goes, in metres and rad;
     None takes what the arm's limits allow in a step.
     """
@@ -78,7 +79,7 @@ class RobotEnv(World):
     ):
         self.hz = hz
         self.pace = Pace(hz)
-        token = None if token_file is None else _read_token(Path(token_file))
+        token = None if token_file is None else read_token(Path(token_file))
         self._arm = Link(url, token=token, client=f"RobotEnv {uuid.uuid4().hex[:12]}")
         self.limits = self._arm.ask("/limits")
         scene = scene or self.limits["scene"]
@@ -89,7 +90,7 @@ class RobotEnv(World):
         self._home = np.array(self.limits["home"])
         self._target = self._home.copy()
         self._grip = OPEN
-        self._pictures: dict[str, Array] | None = None  # of this step, once somebody has looked
+        self._images: dict[str, Array] | None = None  # of this step, once somebody has looked
         self._now = self._read()
         self.suite = self._make_suite()
         fields = {name: ArraySpec(shape=camera.read().shape, dtype="uint8") for name, camera in self._cameras.items()}
@@ -115,7 +116,7 @@ class RobotEnv(World):
             thing = {"cube": target[:2].tolist()} if task.name == "lift" else {"target": target.tolist()}
             self._scene.tell("/place", {"cube": [0.3, 0.35], "target": [0.0, 0.0, -1.0], **thing})
         self.pace.begin()
-        self._now, self._pictures = self._read(), None
+        self._now, self._images = self._read(), None
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
         pose = self._now["pose"]
@@ -123,18 +124,18 @@ class RobotEnv(World):
         self._arm.tell("/pose", {"arr": [*position.tolist(), *turned(pose[3:], self.scale[1] * action[3:6]).tolist()]})
         self._move_fingers(float(action[6]))
         self._wait()
-        self._now, self._pictures = self._read(), None
+        self._now, self._images = self._read(), None
         success = self._succeeded()
         return float(success), success, False, {"success": success}
 
     def observe(self) -> Tree:
-        """The state as it was at the end of the step; pictures are taken when first asked for."""
-        if self._pictures is None:
-            self._pictures = {name: camera.read() for name, camera in self._cameras.items()}
+        """The state as it was at the end of the step; images are taken when first asked for."""
+        if self._images is None:
+            self._images = {name: camera.read() for name, camera in self._cameras.items()}
         now = self._now
         numbers = [*now["pose"], *now["vel"], *now["force"], *now["torque"], now["gripper_pos"], *self._target[:3]]
-        pictures = {name: picture.copy() for name, picture in self._pictures.items()}
-        return {**pictures, "state": np.array(numbers, np.float32)}
+        images = {name: image.copy() for name, image in self._images.items()}
+        return {**images, "state": np.array(numbers, np.float32)}
 
     def close(self) -> None:
         self._arm.close()
@@ -266,10 +267,3 @@ def start_of(task: str, start: int, limits: Mapping[str, Any]) -> tuple[Array, A
             return first, target
         if np.linalg.norm(first - target) > 0.08:
             return first, target
-
-
-def _read_token(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except OSError as error:
-        raise WorldError(f"{path}: cannot be read ({error}); pass the file that the server was started with") from None

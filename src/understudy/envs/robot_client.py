@@ -1,4 +1,4 @@
-"""Link: one kept HTTP connection to an arm's server or a scene. HttpCamera: pictures over one."""
+"""Link: one kept HTTP connection to an arm's server or a scene. HttpCamera: images over one."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def _sentence(body: bytes) -> str:
 
 
 class HttpCamera:
-    """A camera at an address that gives PPM pictures."""
+    """A camera at an address that gives PPM images."""
 
     def __init__(self, url: str, *, token: str | None = None):
         self._link = Link(url, token=token)
 
     def read(self) -> Array:
-        """The picture of this moment: uint8 [h, w, 3]."""
+        """The image of this moment: uint8 [h, w, 3]."""
         data = self._link.get("")
         try:
             kind, width, height, most, pixels = _ppm(data)
@@ -106,7 +106,7 @@ class HttpCamera:
                 raise ValueError(f"{kind!r}, {width}x{height}, {most}")
             return np.frombuffer(pixels, np.uint8).reshape(height, width, 3).copy()
         except ValueError as error:
-            raise WorldError(f"{self._link.url}: expected a PPM picture with 8 bits a colour, got {error}") from None
+            raise WorldError(f"{self._link.url}: expected a PPM image with 8 bits a colour, got {error}") from None
 
     def close(self) -> None:
         self._link.close()

@@ -24,7 +24,7 @@ import numpy as np
 
 from understudy.core import ArraySpec, Spec, Split, StepSpec, Tree, UnderstudyError
 from understudy.core import tree as trees
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.envs.suite import Suite, Task
 
@@ -43,7 +43,7 @@ class Advice:
     progress: float  # rises as the task comes along; its scale is the world's own
 
 
-class World(Closes):
+class World(Closeable):
     """Something that is seen and acted on. A subclass says what it is (`step_spec`, `suite`) and writes four methods.
 
     Nothing is rendered unless `observe` is called: `step` looks after acting, `step_without_looking` does not.
@@ -227,7 +227,7 @@ def as_gymnasium(world: World) -> Any:
         raise WorldError(f"gymnasium is not installed ({error}); run `pip install 'understudy[gym]'`") from error
 
     class GymnasiumWorld(gymnasium.Env):  # type: ignore[misc, name-defined]  # a class that may not be there
-        """Hands every call on to the world."""
+        """OperatorInput every call on to the world."""
 
         metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012 (gymnasium's own name and kind)
 

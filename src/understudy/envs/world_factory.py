@@ -1,4 +1,4 @@
-"""WorldSource: a world named by text, so that any process and any interpreter can build it."""
+"""WorldFactory: a world named by text, so that any process and any interpreter can build it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.processes.factory import Source
 MAX_OPTIONS_BYTES = 64 * 2**10  # they are sent before the process can read, so they must fit into its buffer
 
 
-class WorldSource(Source):
+class WorldFactory(Source):
     """What builds a world, `factory(**options)`, and the interpreter and variables of the process it lives in."""
 
     error = SpecError

@@ -1,18 +1,18 @@
 """Formats of others, read and written without their frameworks."""
 
-from understudy.formats.format import ORIGIN, EpisodeSource, EpisodeTarget, Field, Format, FormatError, Named
-from understudy.formats.registry import KNOWN, Place, find_format, find_place
+from understudy.formats.format import ORIGIN, DatasetReader, DatasetWriter, Field, Format, FormatError, NamedDataset
+from understudy.formats.registry import FORMATS, DatasetPath, find_format, parse_dataset_path
 
 __all__ = [
-    "KNOWN",
+    "FORMATS",
     "ORIGIN",
-    "EpisodeSource",
-    "EpisodeTarget",
+    "DatasetPath",
+    "DatasetReader",
+    "DatasetWriter",
     "Field",
     "Format",
     "FormatError",
-    "Named",
-    "Place",
+    "NamedDataset",
     "find_format",
-    "find_place",
+    "parse_dataset_path",
 ]

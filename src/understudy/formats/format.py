@@ -29,7 +29,7 @@ class Field:
     how: str = ""  # "as it is", "JPEG, decoded", "1.0 where it is missing": for people
 
 
-class EpisodeSource(Protocol):
+class DatasetReader(Protocol):
     """A data set that is open for reading. What can be known without reading its rows is known at once."""
 
     @property
@@ -55,14 +55,14 @@ class EpisodeSource(Protocol):
 
 
 @runtime_checkable
-class Named(Protocol):
+class NamedDataset(Protocol):
     """A source whose data set has a name of its own, wherever its files lie; others are known by their file's name."""
 
     @property
     def name(self) -> str: ...
 
 
-class EpisodeTarget(Protocol):
+class DatasetWriter(Protocol):
     """A data set that is being written. It is there, whole, once `close` has returned, and not before."""
 
     def add(self, key: str, episode: Episode) -> None: ...
@@ -85,8 +85,8 @@ class Format(Protocol):
         """What a file of this format cannot carry, a sentence each; also the bound of what it carries with loss."""
         ...
 
-    def read(self, path: Path, options: Mapping[str, str]) -> EpisodeSource: ...
+    def read(self, path: Path, options: Mapping[str, str]) -> DatasetReader: ...
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> EpisodeTarget:
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> DatasetWriter:
         """A new data set at `path`, which must not exist."""
         ...

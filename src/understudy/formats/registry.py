@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl
 
 from understudy.formats.format import Format, FormatError
 
-KNOWN: Mapping[str, str] = {  # and a line about each
+FORMATS: Mapping[str, str] = {  # and a line about each
     "rlds": "RLDS, as TensorFlow Datasets keeps it (tfrecord or array_record).",
     "lerobot": "LeRobot data sets, v2.1 and v3.",
     "hil_serl": "HIL-SERL pickles of transitions, read without running them.",
@@ -28,7 +28,7 @@ KNOWN: Mapping[str, str] = {  # and a line about each
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class DatasetPath:
     """A name that was understood."""
 
     format: Format
@@ -37,9 +37,9 @@ class Place:
 
 
 def find_format(name: str) -> Format:
-    if name not in KNOWN:
-        nearest = difflib.get_close_matches(name, KNOWN, n=1)
-        advice = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(KNOWN)}"
+    if name not in FORMATS:
+        nearest = difflib.get_close_matches(name, FORMATS, n=1)
+        advice = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(FORMATS)}"
         raise FormatError(f"format {name!r}: is not known; {advice}")
     try:
         found: Format = importlib.import_module(f"understudy.formats.{name}").FORMAT
@@ -50,16 +50,18 @@ def find_format(name: str) -> Format:
     return found
 
 
-def find_place(name: str) -> Place:
+def parse_dataset_path(name: str) -> DatasetPath:
     """What FORMAT:PATH?option=value means."""
     which, colon, rest = name.partition(":")
     if not colon or not rest:
-        raise FormatError(f"{name!r}: expected FORMAT:PATH, such as rlds:{name or 'DIR'}; formats: {', '.join(KNOWN)}")
+        raise FormatError(
+            f"{name!r}: expected FORMAT:PATH, such as rlds:{name or 'DIR'}; formats: {', '.join(FORMATS)}"
+        )
     path, _, query = rest.partition("?")
     pairs = parse_qsl(query, keep_blank_values=True)
     if len(dict(pairs)) < len(pairs):
         raise FormatError(f"{name!r}: an option is given twice; give each once")
-    return Place(format=find_format(which), path=Path(path).expanduser(), options=dict(pairs))
+    return DatasetPath(format=find_format(which), path=Path(path).expanduser(), options=dict(pairs))
 
 
 def check_options(options: Mapping[str, str], allowed: Collection[str], name: str) -> None:

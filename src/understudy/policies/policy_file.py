@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,6 +22,7 @@ from torch import nn
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.core.spec import canonical_json
+from understudy.durable import files
 from understudy.policies.protocol import Array, PolicyError
 from understudy.policies.stats import Stats
 
@@ -39,19 +39,9 @@ def write(path: str | Path, description: Mapping[str, Any], tree: Tree) -> None:
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file so that after a crash there is the old one or the new one, whole."""
-    new = path.with_name(f"{path.name}.new")
+    """Write a file durably; a crash leaves the old one or the new one, whole."""
     try:
-        with new.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        new.replace(path)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        files.write_durably(path, content)
     except OSError as error:
         raise PolicyError(
             f"{path}: writing failed: {error.strerror}; choose another directory and save again"

@@ -2,7 +2,7 @@
 
 from understudy.replay.format.records import EpisodeRecord
 from understudy.replay.maintain.backup import backup
-from understudy.replay.maintain.compaction import CompactionReport
+from understudy.replay.maintain.compaction import CompactionReport, compact
 from understudy.replay.maintain.repair import RepairReport, repair
 from understudy.replay.maintain.summary import Summary, summarize
 from understudy.replay.maintain.verify import VerifyReport, verify
@@ -11,9 +11,9 @@ from understudy.replay.read.reader import Changes, Reader
 from understudy.replay.read.view import DEMO, EVERYTHING, ONLINE, Clause, View
 from understudy.replay.sample.mixture import Mixture
 from understudy.replay.sample.prefetch import Prefetch
-from understudy.replay.sample.rate_limiter import Limiter
+from understudy.replay.sample.rate_limiter import RateLimiter
 from understudy.replay.sample.sampler import BatchRecord, Sampler
-from understudy.replay.sample.selectors import OldestOnce, Prioritized, Uniform, UniformEpisodes
+from understudy.replay.sample.selectors import Fifo, Prioritized, Uniform, UniformEpisodes
 from understudy.replay.write.retention import Budget, Retention
 from understudy.replay.write.store import Store
 from understudy.replay.write.writer import Writer
@@ -28,11 +28,11 @@ __all__ = [
     "Clause",
     "CompactionReport",
     "EpisodeRecord",
-    "Limiter",
+    "Fifo",
     "Mixture",
-    "OldestOnce",
     "Prefetch",
     "Prioritized",
+    "RateLimiter",
     "Reader",
     "RepairReport",
     "Retention",
@@ -47,6 +47,7 @@ __all__ = [
     "View",
     "Writer",
     "backup",
+    "compact",
     "repair",
     "summarize",
     "verify",

@@ -22,6 +22,7 @@ from pydantic import BaseModel, Field
 from understudy.core.rotation import between, to_euler
 from understudy.robots.arm import ArmError, ArmState
 from understudy.robots.control import BusyError, Control
+from understudy.web.replies import printable, validation_text
 
 ORDER_S = 5.0  # for what the arm does at once
 HOMING_S = 30.0
@@ -179,29 +180,16 @@ def _at_home(control: Control) -> bool:
 async def _done(future: Future[Any], timeout_s: float = ORDER_S) -> Any:
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise ArmError(f"the arm did not answer within {timeout_s:g} s; look at it") from None
 
 
 def _answer_errors(app: FastAPI) -> None:
     async def wrong_body(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": f"{what_is_wrong(error)}; docs/robots.md says what it takes"}, 422)
+        return JSONResponse({"detail": f"{validation_text(error)}; docs/robots.md says what it takes"}, 422)
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": printable(str(error))}, 409 if isinstance(error, BusyError) else 422)
 
     app.add_exception_handler(RequestValidationError, wrong_body)
     app.add_exception_handler(ArmError, refused)
-
-
-def what_is_wrong(error: Exception) -> str:
-    """The first thing that is wrong with a body, in a sentence that can be sent."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    path = ".".join(str(part) for part in first["loc"][1:]) or "body"
-    return printable(f"{path[:100]}: {first['msg'][:200]}")
-
-
-def printable(text: str) -> str:
-    """Without the halves of characters that JSON can carry and UTF-8 cannot."""
-    return text.encode("utf-8", "replace").decode()

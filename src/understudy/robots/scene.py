@@ -21,9 +21,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 from pydantic import BaseModel, Field
 
-from understudy.robots.app import what_is_wrong
 from understudy.robots.arm import ArmError, Array
 from understudy.robots.franka import SimulatedFranka
+from understudy.web.replies import validation_text
 
 CAMERAS = ("front", "wrist")
 TABLE = ((0.25, 0.8), (-0.45, 0.45))  # x and y of what can be put on it
@@ -119,7 +119,7 @@ def make_scene_app(arm: SimulatedFranka, eyes: Eyes) -> FastAPI:
         return PlainTextResponse("Placed")
 
     async def wrong_body(request: Any, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": what_is_wrong(error)}, 422)
+        return JSONResponse({"detail": validation_text(error)}, 422)
 
     app.add_exception_handler(RequestValidationError, wrong_body)
     return app

@@ -1,12 +1,12 @@
-"""Bench of a control loop: what `append` costs it while the server is well, slow, dead, or comes and goes.
+"""Bench of a control loop: how long `append` takes while the server is healthy, slow, dead, or restarting.
 
 | process | does | ends when |
 |---|---|---|
-| `bench_control loop ...` | appends a step at each tick, with a spool on disk | it has told its times |
-| `bench serve STORE` | serves a store | it is killed, or its standard input ends |
-| this one | stops, kills and starts the server | all is in the store and has been compared |
+| `bench_control_loop loop ...` | appends a step at each tick, with a spool on disk | it has reported its times |
+| `bench_delivery serve STORE` | serves a store | it is killed, or its standard input ends |
+| the parent | stops, kills and starts the server | all steps are in the store and have been compared |
 
-The loop is alone in its process: nothing that disturbs the server runs there.
+The loop has a process of its own: what disturbs the server does not run there.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ import numpy as np
 from understudy.core import Step, UnderstudyError
 from understudy.core.examples import robot_spec
 from understudy.replay.read.reader import Reader
-from understudy.selftest.bench_delivery import TIMEOUT_S, Child, serve_new, tell
+from understudy.selftest.bench_delivery import TIMEOUT_S, Child, report, start_server
 from understudy.service.client.remote import connect
 
 Array = np.ndarray[Any, Any]
 
 EPISODE_STEPS = 500
 NUM_FRAMES = 64  # that differ
-STOPPED_S, RUNNING_S = 2.0, 1.0  # the slow server, in turns
-AWAY_S, THERE_S = 1.0, 3.0  # the one that restarts
-LOOK_S = 0.2
+STOPPED_S, RUNNING_S = 2.0, 1.0  # of the slow server, in turns
+DOWN_S, UP_S = 1.0, 3.0  # of the restarting server
+POLL_S = 0.2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,40 +69,40 @@ class PhaseResult:
     p99_ms: float
     p999_ms: float
     max_ms: float
-    num_late: int  # ticks that began more than half a period late, whatever held them up
+    num_late: int  # ticks that began more than half a period late, for any reason
     num_lost: int  # steps that are not in the store
-    num_different: int  # or not as they were appended
+    num_different: int  # steps that are not as they were appended
     client_peak_bytes: int  # resident
     spool_peak_bytes: int
     catch_up_s: float  # from the end of the loop until all was delivered
 
 
 def measure_control_loop(
-    config: ControlLoopConfig, say: Callable[[str], None], phases: tuple[str, ...] | None = None
+    config: ControlLoopConfig, on_phase: Callable[[str], None], phases: tuple[str, ...] | None = None
 ) -> tuple[PhaseResult, ...]:
-    """Run the loop through all phases, each with a store and a spool of its own; `say` is told which one it is."""
+    """Run the loop through all phases, each with its own store and spool; `on_phase` is called with its name."""
     results = []
     for name in phases or tuple(PHASES):
-        say(name)
+        on_phase(name)
         results.append(_measure(config, name))
     return tuple(results)
 
 
 def _measure(config: ControlLoopConfig, name: str) -> PhaseResult:
-    place = config.directory / name
-    place.mkdir()
-    with _Patient(place / "store") as server:
-        words = ("loop", server.address, str(place / "spool"), str(config.num_steps), str(config.rate_hz))
-        with Child("understudy.selftest.bench_control_loop", *words) as loop:
-            loop.tell("go")
-            watch = _Watch(loop, place / "spool")
+    directory = config.directory / name
+    directory.mkdir()
+    with _RestartableServer(directory / "store") as server:
+        arguments = ("loop", server.address, str(directory / "spool"), str(config.num_steps), str(config.rate_hz))
+        with Child("understudy.selftest.bench_control_loop", *arguments) as loop:
+            loop.send("start")
+            watch = _Watch(loop, directory / "spool")
             PHASES[name](server, watch.over)
             times = watch.result()
             server.recover()
-            loop.tell("deliver")
-            end = loop.hear()
-    num_lost, num_different = _compare(place / "store", config.num_steps)
-    shutil.rmtree(place)
+            loop.send("deliver")
+            end = loop.receive()
+    num_lost, num_different = _compare(directory / "store", config.num_steps)
+    shutil.rmtree(directory)
     return PhaseResult(
         name=name,
         num_steps=config.num_steps,
@@ -115,33 +115,33 @@ def _measure(config: ControlLoopConfig, name: str) -> PhaseResult:
 
 
 class _Watch:
-    """Waits for the loop in a thread, and looks at the size of its spool meanwhile."""
+    """Waits for the loop in a thread, and measures its spool meanwhile."""
 
     def __init__(self, loop: Child, spool: Path):
         self.over = threading.Event()
         self.peak_bytes = 0
         self._spool = spool
-        self._heard: list[dict[str, Any]] = []
-        self._threads = [threading.Thread(target=run, args=(loop,)) for run in (self._hear, self._look)]
+        self._messages: list[dict[str, Any]] = []
+        self._threads = [threading.Thread(target=run, args=(loop,)) for run in (self._receive, self._watch_spool)]
         for thread in self._threads:
             thread.start()
 
-    def _hear(self, loop: Child) -> None:
+    def _receive(self, loop: Child) -> None:
         try:
-            self._heard.append(loop.hear())
+            self._messages.append(loop.receive())
         finally:
             self.over.set()
 
-    def _look(self, loop: Child) -> None:
-        while not self.over.wait(LOOK_S):
+    def _watch_spool(self, loop: Child) -> None:
+        while not self.over.wait(POLL_S):
             self.peak_bytes = max(self.peak_bytes, _size_of(self._spool))
 
     def result(self) -> dict[str, Any]:
         for thread in self._threads:
             thread.join()
-        if not self._heard:
-            raise UnderstudyError("control-loop: the loop ended early; its error stands above")
-        return self._heard[0]
+        if not self._messages:
+            raise UnderstudyError("control-loop: the loop ended early; see its error above")
+        return self._messages[0]
 
 
 def _size_of(directory: Path) -> int:
@@ -154,15 +154,15 @@ def _size_of(directory: Path) -> int:
     return size
 
 
-# ---- what happens to the server
+# ---- faults of the server
 
 
-class _Patient:
-    """A server at one address, however often it dies."""
+class _RestartableServer:
+    """A server that keeps its address when it is killed and started again."""
 
     def __init__(self, store: Path):
         self._store = store
-        self._child: Child | None = serve_new(store)
+        self._child: Child | None = start_server(store)
         self.address = self._child.address
 
     def kill(self) -> None:
@@ -172,16 +172,16 @@ class _Patient:
             self._child = None
 
     def recover(self) -> None:
-        """Running again, whatever was done to it."""
+        """Let it run again, whether it was stopped or killed."""
         if self._child is None:
-            self._child = serve_new(self._store, int(self.address.rpartition(":")[2]))
+            self._child = start_server(self._store, int(self.address.rpartition(":")[2]))
         self._child.signal(signal.SIGCONT)
 
     def stop(self) -> None:
         assert self._child is not None
         self._child.signal(signal.SIGSTOP)
 
-    def __enter__(self) -> _Patient:
+    def __enter__(self) -> _RestartableServer:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -190,31 +190,31 @@ class _Patient:
             self._child.close()
 
 
-def _healthy(server: _Patient, over: threading.Event) -> None:
+def _healthy(server: _RestartableServer, over: threading.Event) -> None:
     over.wait()
 
 
-def _slow(server: _Patient, over: threading.Event) -> None:
+def _slow(server: _RestartableServer, over: threading.Event) -> None:
     while not over.wait(RUNNING_S):
         server.stop()
         over.wait(STOPPED_S)
         server.recover()
 
 
-def _dead(server: _Patient, over: threading.Event) -> None:
-    over.wait(AWAY_S)  # the connection has been made
+def _dead(server: _RestartableServer, over: threading.Event) -> None:
+    over.wait(DOWN_S)  # the connection has been made
     server.kill()
     over.wait()
 
 
-def _restarting(server: _Patient, over: threading.Event) -> None:
-    while not over.wait(THERE_S):
+def _restarting(server: _RestartableServer, over: threading.Event) -> None:
+    while not over.wait(UP_S):
         server.kill()
-        over.wait(AWAY_S)
+        over.wait(DOWN_S)
         server.recover()
 
 
-PHASES: dict[str, Callable[[_Patient, threading.Event], None]] = {
+PHASES: dict[str, Callable[[_RestartableServer, threading.Event], None]] = {
     "healthy": _healthy,
     "slow": _slow,
     "dead": _dead,
@@ -226,13 +226,13 @@ PHASES: dict[str, Callable[[_Patient, threading.Event], None]] = {
 
 
 def _loop(address: str, spool: str, num_steps: str, rate_hz: str) -> None:
-    """Append at each tick; then, when told so, wait until all is delivered."""
+    """Append at each tick; then, when the parent says so, wait until all is delivered."""
     spent_ns = np.zeros(int(num_steps), np.int64)
     late_s = np.zeros(int(num_steps))
     period_s = 1 / float(rate_hz)
     frames = _frames()
     with connect(address) as remote, remote.writer("loop", robot_spec(), spool=spool) as writer:
-        tell({"address": address})
+        report({"address": address})
         sys.stdin.readline()
         begun = time.perf_counter()
         for number in range(len(spent_ns)):
@@ -249,7 +249,7 @@ def _loop(address: str, spool: str, num_steps: str, rate_hz: str) -> None:
                 writer.end(_observe(number + 1, frames))
         p50, p99, p999 = (float(value) / 1e6 for value in np.percentile(spent_ns, (50, 99, 99.9)))
         num_late = int((late_s > period_s / 2).sum())
-        tell(
+        report(
             {"p50_ms": p50, "p99_ms": p99, "p999_ms": p999, "max_ms": float(spent_ns.max()) / 1e6, "num_late": num_late}
         )
         sys.stdin.readline()
@@ -257,7 +257,7 @@ def _loop(address: str, spool: str, num_steps: str, rate_hz: str) -> None:
         if not writer.wait_delivered(TIMEOUT_S):
             raise UnderstudyError(f"control-loop: not delivered after {TIMEOUT_S:.0f} s: {writer.delivery}")
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        tell({"catch_up_s": time.perf_counter() - begun, "client_peak_bytes": peak})
+        report({"catch_up_s": time.perf_counter() - begun, "client_peak_bytes": peak})
 
 
 def _frames() -> Array:
@@ -265,7 +265,7 @@ def _frames() -> Array:
 
 
 def _observe(number: int, frames: Array) -> dict[str, Array]:
-    """What is seen at a step; it can be told from all others."""
+    """The observation at a step, which differs from all others."""
     state = np.full(20, number, np.float32)
     return {"wrist_1": frames[number % NUM_FRAMES], "wrist_2": frames[number * 7 % NUM_FRAMES], "state": state}
 

@@ -1,7 +1,7 @@
 """Bench of delivery: steps from an `append` here to a disk in another process, beside what gRPC can carry at best.
 
-Three ways bring the same bytes over loopback to a process of their own, in turns, so that what else the machine does
-falls on all of them:
+Three ways bring the same bytes over loopback to another process, in turns, so that other load on the machine affects
+all of them:
 
 - bare: a gRPC stream of ready-made messages to a server that answers each with two bytes and forgets it;
 - memory: `RemoteWriter` without a spool, to a server with a durable store;
@@ -11,9 +11,9 @@ falls on all of them:
 |---|---|---|
 | `bench serve STORE` | serves a store | its standard input ends |
 | `bench bare` | answers messages | its standard input ends |
-| `bench write ...` | one of several clients, each with several writers | it has told its times |
+| `bench write ...` | one of several clients, each with several writers | it has reported its times |
 
-Each tells its address, or its times, in a line of JSON.
+Each reports its address, or its times, in a line of JSON.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class DeliveryBenchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ManyWritersResult:
-    """How long each writer took to bring the same amount, from the common start; a tuple for each round."""
+    """Seconds that each writer took to deliver the same amount, from the common start; a tuple for each round."""
 
     writer_bytes: int
     writer_steps: int
@@ -146,8 +146,8 @@ class ManyWritersResult:
 # ---- one writer
 
 
-def measure_delivery(config: DeliveryBenchConfig, turn_done: Callable[[], None]) -> DeliveryBenchResult:
-    """Measure all ways in turns, with one writer; `turn_done` is called after each turn."""
+def measure_delivery(config: DeliveryBenchConfig, on_turn: Callable[[], None]) -> DeliveryBenchResult:
+    """Measure all ways in turns, with one writer; `on_turn` is called after each turn."""
     steps = make_steps(config.chunk_steps)
     messages = [_message(steps[at : at + config.chunk_steps]) for at in range(0, len(steps), config.chunk_steps)]
     ways: dict[str, Callable[[], DeliveryCost]] = {
@@ -159,7 +159,7 @@ def measure_delivery(config: DeliveryBenchConfig, turn_done: Callable[[], None])
     for _ in range(config.rounds):
         for way in WAYS:
             rounds[way].append(ways[way]())
-            turn_done()
+            on_turn()
     return DeliveryBenchResult(
         turn_bytes=config.chunks * len(messages[0]),
         turn_steps=config.chunks * config.chunk_steps,
@@ -197,33 +197,33 @@ def _bare(config: DeliveryBenchConfig, messages: Sequence[bytes]) -> DeliveryCos
     ):
         answers = channel.stream_stream("/bench/Take")(requests())
         next(answers)
-        with Clock(server) as clock:
+        with Stopwatch(server) as stopwatch:
             window.release(WINDOW_CHUNKS)
             for _ in answers:
                 window.release()
-    return clock.cost
+    return stopwatch.cost
 
 
 def _deliver(config: DeliveryBenchConfig, steps: Sequence[Step], spool: Path | None) -> DeliveryCost:
     """The first chunk is not measured: the connection opens with it, and the first segment is made."""
-    with ExitStack() as undo:
-        server = undo.enter_context(serve_new(config.directory / "store"))
-        remote = undo.enter_context(connect(server.address))
+    with ExitStack() as cleanup:
+        server = cleanup.enter_context(start_server(config.directory / "store"))
+        remote = cleanup.enter_context(connect(server.address))
         writer = remote.writer(
             "bench", robot_spec(), spool=spool, commit_steps=config.chunk_steps, config=_outbox_config(config)
         )
-        undo.callback(writer.close)
+        cleanup.callback(writer.close)
         writer.begin()
         _append(writer, steps, config.chunk_steps)
         writer.wait_delivered(TIMEOUT_S)
-        with Clock(server) as clock:
+        with Stopwatch(server) as stopwatch:
             _append(writer, steps, config.chunks * config.chunk_steps)
             if not writer.wait_delivered(TIMEOUT_S):
                 raise UnderstudyError(f"bench: not delivered after {TIMEOUT_S:.0f} s: {writer.delivery}")
-    for place in (config.directory / "store", spool):
-        if place is not None:
-            shutil.rmtree(place)
-    return clock.cost
+    for directory in (config.directory / "store", spool):
+        if directory is not None:
+            shutil.rmtree(directory)
+    return stopwatch.cost
 
 
 def _append(writer: RemoteWriter, steps: Sequence[Step], num_steps: int) -> None:
@@ -232,20 +232,22 @@ def _append(writer: RemoteWriter, steps: Sequence[Step], num_steps: int) -> None
 
 
 def _outbox_config(config: DeliveryBenchConfig) -> OutboxConfig:
-    """Wait for room rather than fail, with a queue so short that its memory is used again, as in a long run."""
-    return OutboxConfig(queue_steps=QUEUE_CHUNKS * config.chunk_steps, block_s=TIMEOUT_S, spool_bytes=SPOOL_BYTES)
+    """Block when the queue is full, and keep it short, so that its memory is reused as in a long run."""
+    return OutboxConfig(
+        queue_steps=QUEUE_CHUNKS * config.chunk_steps, block_timeout_s=TIMEOUT_S, spool_bytes=SPOOL_BYTES
+    )
 
 
 # ---- many writers
 
 
-def measure_many_writers(config: DeliveryBenchConfig, turn_done: Callable[[], None]) -> ManyWritersResult:
-    """Let all writers begin at once, and see when each has delivered the same amount."""
+def measure_many_writers(config: DeliveryBenchConfig, on_turn: Callable[[], None]) -> ManyWritersResult:
+    """Start all writers at once, and measure when each has delivered the same amount."""
     rounds: dict[str, list[tuple[float, ...]]] = {MEMORY: [], SPOOL: []}
     for _ in range(config.rounds):
         for way, seconds in rounds.items():
             seconds.append(_many(config, spool=way == SPOOL))
-            turn_done()
+            on_turn()
     return ManyWritersResult(
         writer_bytes=config.chunks * len(_message(make_steps(config.chunk_steps)[: config.chunk_steps])),
         writer_steps=config.chunks * config.chunk_steps,
@@ -257,10 +259,10 @@ def _many(config: DeliveryBenchConfig, *, spool: bool) -> tuple[float, ...]:
     num_clients = min(MAX_CLIENTS, config.writers)
     names = [f"writer-{number}" for number in range(config.writers)]
     seconds: list[float] = []
-    with ExitStack() as undo:
-        server = undo.enter_context(serve_new(config.directory / "store"))
+    with ExitStack() as cleanup:
+        server = cleanup.enter_context(start_server(config.directory / "store"))
         clients = [
-            undo.enter_context(
+            cleanup.enter_context(
                 Child(
                     "understudy.selftest.bench_delivery",
                     "write",
@@ -274,11 +276,11 @@ def _many(config: DeliveryBenchConfig, *, spool: bool) -> tuple[float, ...]:
             for number in range(num_clients)
         ]
         for client in clients:
-            client.tell("go")
+            client.send("start")
         for client in clients:
-            seconds += client.hear()["seconds"]
-    for place in config.directory.iterdir():
-        shutil.rmtree(place)
+            seconds += client.receive()["seconds"]
+    for directory in config.directory.iterdir():
+        shutil.rmtree(directory)
     return tuple(seconds)
 
 
@@ -306,25 +308,25 @@ def _write(address: str, directory: str, chunks: str, chunk_steps: str, *names: 
 
     with ThreadPoolExecutor(len(names)) as pool:
         running = [pool.submit(run, name) for name in names]
-        tell({"address": address})
+        report({"address": address})
         sys.stdin.readline()
         started.set()
-        tell({"seconds": [future.result() for future in running]})
+        report({"seconds": [future.result() for future in running]})
 
 
 # ---- processes
 
 
 class Child:
-    """A process of `python -m MODULE WORDS`, from its first line of JSON to the end of its standard input."""
+    """A process `python -m MODULE ARGUMENTS`, ready when it has sent a line of JSON; ends with its standard input."""
 
-    def __init__(self, module: str, *words: str):
-        self._what = f"{module} {words[0]}"
-        command = [sys.executable, "-m", module, *words]
+    def __init__(self, module: str, *arguments: str):
+        self._what = f"{module} {arguments[0]}"
+        command = [sys.executable, "-m", module, *arguments]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.pid = self._process.pid
         try:
-            self.first = self.hear()
+            self.first = self.receive()
         except BaseException:
             self._process.kill()
             self.close()
@@ -334,19 +336,19 @@ class Child:
     def address(self) -> str:
         return str(self.first["address"])
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(line + "\n")
         self._process.stdin.flush()
 
-    def hear(self) -> dict[str, Any]:
+    def receive(self) -> dict[str, Any]:
         """Its next line; waits for it."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise UnderstudyError(f"bench: {self._what} ended with {self._process.wait()}; its error stands above")
-        heard: dict[str, Any] = json.loads(line)
-        return heard
+            raise UnderstudyError(f"bench: {self._what} ended with {self._process.wait()}; see its error above")
+        message: dict[str, Any] = json.loads(line)
+        return message
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -373,7 +375,7 @@ class Child:
             self._process.kill()
         self.close()
 
-    # ---- what the system says of it
+    # ---- what the system knows of it
 
     @property
     def cpu_s(self) -> float:
@@ -390,18 +392,20 @@ class Child:
         return len(list(Path(f"/proc/{self.pid}/fd").iterdir()))
 
 
-def serve_new(path: Path, port: int = 0) -> Child:
-    """A process that serves the store at `path`; it is made if it is not there."""
+def start_server(path: Path, port: int = 0) -> Child:
+    """A process that serves the store at `path`, and creates it if there is none."""
     return Child("understudy.selftest.bench_delivery", "serve", str(path), str(port))
 
 
-class Clock:
-    """What happens between `with` and its end costs; this process is the client."""
+class Stopwatch:
+    """Measures the cost of its `with` block; this process is the client."""
 
     def __init__(self, server: Child):
         self._server = server
+        self._before = (0.0, 0.0, 0.0)
+        self.cost = DeliveryCost(wall_s=0.0, client_cpu_s=0.0, server_cpu_s=0.0)
 
-    def __enter__(self) -> Clock:
+    def __enter__(self) -> Stopwatch:
         self._before = self._now()
         return self
 
@@ -415,7 +419,7 @@ class Clock:
         return time.perf_counter(), time.process_time(), self._server.cpu_s
 
 
-def tell(value: dict[str, Any]) -> None:
+def report(value: dict[str, Any]) -> None:
     """A line for the process that started this one."""
     print(json.dumps(value), flush=True)
 
@@ -424,7 +428,7 @@ def _serve(path: str, port: str) -> None:
     keep_large_blocks()  # as `understudy serve` does
     with Store.open(path) as store, Server(store, ServerConfig(port=int(port))) as server:
         metrics_port, stop = server.metrics.serve(0)
-        tell({"address": server.address, "metrics": f"http://127.0.0.1:{metrics_port}/metrics"})
+        report({"address": server.address, "metrics": f"http://127.0.0.1:{metrics_port}/metrics"})
         sys.stdin.read()
         stop()
 
@@ -446,7 +450,7 @@ def serve_bare(name: str, handler: grpc.RpcMethodHandler) -> None:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("bench", {name: handler}),))
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        tell({"address": f"127.0.0.1:{port}"})
+        report({"address": f"127.0.0.1:{port}"})
         await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
         await server.stop(None)
 

@@ -1,10 +1,10 @@
-"""Bench of what a server gives: batches to a learner and parameters to actors, beside what gRPC can carry at best.
+"""Bench of sampling and parameters from a server, compared with the most that gRPC can carry.
 
 | process | does | ends when |
 |---|---|---|
-| `bench serve STORE` (see bench.py) | serves a store | its standard input ends |
-| `bench_flow give` | sends as many messages of as many bytes as it is asked for | its standard input ends |
-| `bench_flow read ADDRESS` | an actor: tells when each version has arrived | its standard input ends |
+| `bench_delivery serve STORE` | serves a store | its standard input ends |
+| `bench_remote give` | sends as many messages of as many bytes as a request says | its standard input ends |
+| `bench_remote read ADDRESS` | an actor: reports when each version has arrived | its standard input ends |
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from understudy.core import UnderstudyError
 from understudy.core.examples import random_episode, robot_spec
 from understudy.replay.read.view import EVERYTHING
 from understudy.replay.write.store import Store
-from understudy.selftest.bench_delivery import Child, serve_bare, serve_new, tell
+from understudy.selftest.bench_delivery import Child, report, serve_bare, start_server
 from understudy.service.client.remote import connect
 from understudy.service.wire.batches import num_bytes_of
 from understudy.service.wire.message import PIECE_BYTES
@@ -50,16 +50,16 @@ class RemoteSampleResult:
 
 
 def measure_remote_sampling(
-    directory: Path, *, steps: int, batch_size: int, batches: int, rounds: int, turn_done: Callable[[], None]
+    directory: Path, *, steps: int, batch_size: int, batches: int, rounds: int, on_turn: Callable[[], None]
 ) -> RemoteSampleResult:
     """Draw batches over loopback, in turns with bare streams of as many bytes."""
     _fill(directory / "store", steps)
-    with ExitStack() as undo:
-        server = undo.enter_context(serve_new(directory / "store"))
-        giver = undo.enter_context(Child("understudy.selftest.bench_remote", "give"))
-        remote = undo.enter_context(connect(server.address))
-        sampler = undo.enter_context(remote.sampler(EVERYTHING, batch_size=batch_size, seed=1))
-        channel = undo.enter_context(_channel(giver.address))
+    with ExitStack() as cleanup:
+        server = cleanup.enter_context(start_server(directory / "store"))
+        giver = cleanup.enter_context(Child("understudy.selftest.bench_remote", "give"))
+        remote = cleanup.enter_context(connect(server.address))
+        sampler = cleanup.enter_context(remote.sampler(EVERYTHING, batch_size=batch_size, seed=1))
+        channel = cleanup.enter_context(_channel(giver.address))
         batch = sampler.sample()
         size = num_bytes_of(batch)
         ways: dict[str, Callable[[], Any]] = {
@@ -73,7 +73,7 @@ def measure_remote_sampling(
                 started = time.perf_counter()
                 run()
                 seconds[way].append((time.perf_counter() - started) / batches)
-                turn_done()
+                on_turn()
     return RemoteSampleResult(batch_bytes=size, **{f"{way}_s": tuple(found) for way, found in seconds.items()})
 
 
@@ -108,34 +108,34 @@ class ParametersResult:
 
 
 def measure_parameters(
-    directory: Path, *, megabytes: int, readers: int, rounds: int, turn_done: Callable[[], None]
+    directory: Path, *, megabytes: int, readers: int, rounds: int, on_turn: Callable[[], None]
 ) -> ParametersResult:
     """Publish to many readers, each a process, in turns with one bare transfer."""
     rng = np.random.default_rng(0)
     weights = {f"layer-{number}": rng.random(250_000, np.float32) for number in range(max(megabytes, 1))}
     size = sum(array.nbytes for array in weights.values())
     bare_s, pieces_s, all_s = [], [], []
-    with ExitStack() as undo:
-        server = undo.enter_context(serve_new(directory / "store"))
-        giver = undo.enter_context(Child("understudy.selftest.bench_remote", "give"))
-        remote = undo.enter_context(connect(server.address))
-        channel = undo.enter_context(_channel(giver.address))
-        actors = [undo.enter_context(_reader(server.address)) for _ in range(readers)]
+    with ExitStack() as cleanup:
+        server = cleanup.enter_context(start_server(directory / "store"))
+        giver = cleanup.enter_context(Child("understudy.selftest.bench_remote", "give"))
+        remote = cleanup.enter_context(connect(server.address))
+        channel = cleanup.enter_context(_channel(giver.address))
+        actors = [cleanup.enter_context(_reader(server.address)) for _ in range(readers)]
         remote.publish(weights)
         for actor in actors:  # all are connected, and warm
-            actor.hear()
+            actor.receive()
         for _ in range(rounds):
             bare_s.append(_timed(lambda: _take(channel, 1, size)))
             pieces_s.append(_timed(lambda: _take(channel, size // PIECE_BYTES, PIECE_BYTES)))
             started = time.monotonic()
             version = remote.publish(weights)
-            heard = [actor.hear() for actor in actors]
-            if {h["version"] for h in heard} != {version}:
-                raise UnderstudyError(f"bench: expected version {version} everywhere, got {heard}")
-            all_s.append(max(h["at"] for h in heard) - started)
-            turn_done()
-        late = undo.enter_context(_reader(server.address))
-        late_s = late.hear()["at"] - late.first["at"]
+            reports = [actor.receive() for actor in actors]
+            if {r["version"] for r in reports} != {version}:
+                raise UnderstudyError(f"bench: expected version {version} everywhere, got {reports}")
+            all_s.append(max(r["at"] for r in reports) - started)
+            on_turn()
+        late = cleanup.enter_context(_reader(server.address))
+        late_s = late.receive()["at"] - late.first["at"]
     return ParametersResult(
         num_bytes=size, bare_s=tuple(bare_s), pieces_s=tuple(pieces_s), all_s=tuple(all_s), late_s=late_s
     )
@@ -154,13 +154,13 @@ def _timed(run: Callable[[], Any]) -> float:
 def _read(address: str) -> None:
     """An actor. The clock is the machine's monotonic one, which all its processes share."""
     with connect(address) as remote:
-        tell({"address": address, "at": time.monotonic()})
+        report({"address": address, "at": time.monotonic()})
         subscription = remote.parameters()
 
         def follow() -> None:
             found = None
             while (found := subscription.wait(found)) is not None:
-                tell({"version": found.version, "at": time.monotonic()})
+                report({"version": found.version, "at": time.monotonic()})
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()

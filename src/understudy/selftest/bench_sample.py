@@ -1,9 +1,9 @@
-"""Bench of sampling: batches of transitions from a store, beside what memory and disk could do at best.
+"""Bench of sampling: batches of transitions from a store, compared with the most that memory and disk can give.
 
 - warm: ours against `numpy.take` from arrays in memory into arrays that are there already, CPU time;
 - cold: ours against threads that `preadv` the same number of frames from the same files, nothing else, wall time, with
   the files out of the page cache on both sides;
-- hidden: how much of the time of sampling a Prefetch takes off a consumer that keeps one core busy.
+- hidden: the fraction of the sampling time that a Prefetch hides from a consumer that keeps one core busy.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ import numpy as np
 
 from understudy.core import Step, UnderstudyError
 from understudy.core.examples import robot_spec
-from understudy.replay.format.segment import layout_of
+from understudy.replay.format.paths import segment_files
+from understudy.replay.format.segment import read_layout
 from understudy.replay.read.reader import Reader
 from understudy.replay.read.view import EVERYTHING
 from understudy.replay.sample.prefetch import Prefetch
 from understudy.replay.sample.sampler import Sampler
-from understudy.replay.write.store import Store, segment_files
+from understudy.replay.write.store import Store
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +61,7 @@ class SampleBenchResult:
     take_cpu_s: float
     cold_wall_s: float
     bare_wall_s: float
-    hidden: float  # share of the sampling time
+    hidden: float  # fraction of the sampling time
 
     @property
     def warm_ratio(self) -> float:
@@ -71,16 +72,16 @@ class SampleBenchResult:
         return self.bare_wall_s / self.cold_wall_s
 
 
-def measure_sampling(config: SampleBenchConfig, say: Callable[[str], None]) -> SampleBenchResult:
-    """Fill a store and measure; `say` is told what is being done."""
+def measure_sampling(config: SampleBenchConfig, on_phase: Callable[[str], None]) -> SampleBenchResult:
+    """Fill a store and measure; `on_phase` is called with the name of each phase."""
     path = config.directory / "store"
-    say("writing the store")
+    on_phase("writing the store")
     _fill(path, config.steps)
-    say("warm")
+    on_phase("warm")
     warm, take = _warm(path, config)
-    say("cold")
+    on_phase("cold")
     cold, bare = _cold(path, config)
-    say("prefetch")
+    on_phase("prefetch")
     return SampleBenchResult(
         warm_cpu_s=warm, take_cpu_s=take, cold_wall_s=cold, bare_wall_s=bare, hidden=_hidden(path, config)
     )
@@ -144,7 +145,7 @@ def _cpu(run: Callable[[], Any], times: int = 10) -> float:
 
 def _cold(path: Path, config: SampleBenchConfig) -> tuple[float, float]:
     """Wall seconds of a batch of ours, and of bare threaded reads of as many pairs of frames, both from disk."""
-    files = [(os.open(file, os.O_RDONLY), layout_of(file)) for file in segment_files(path)]
+    files = [(os.open(file, os.O_RDONLY), read_layout(file)) for file in segment_files(path)]
     size = config.batch_size
     out = np.ones((len(CAMERAS), 2, size, 128, 128, 3), np.uint8)  # observation and next observation of each camera
     rng = np.random.default_rng(2)
@@ -155,8 +156,8 @@ def _cold(path: Path, config: SampleBenchConfig) -> tuple[float, float]:
             fd, layout = files[int(item) % len(files)]
             for camera, name in enumerate(CAMERAS):
                 for later in range(2):
-                    place = layout.columns[f"observation/{name}"].at(int(picked[item]) + later)
-                    os.preadv(fd, [out[camera, later, item].data], place)
+                    offset = layout.columns[f"observation/{name}"].at(int(picked[item]) + later)
+                    os.preadv(fd, [out[camera, later, item].data], offset)
 
     ours, bare = [], []
     with ThreadPoolExecutor(NUM_THREADS) as pool:
@@ -170,7 +171,7 @@ def _cold(path: Path, config: SampleBenchConfig) -> tuple[float, float]:
                 sampler = Sampler(reader, EVERYTHING, batch_size=size, seed=number, num_threads=NUM_THREADS)
                 sampler.follow()
                 batch = sampler.make()
-                sampler.sample(size=64)  # what is done once for each segment
+                sampler.sample(size=64)  # maps the segments, once for each
                 for array in (*batch.observation.values(), *batch.next_observation.values()):
                     array[...] = 1  # as on the bare side, its memory is there
                 _drop_cache(path)
@@ -184,7 +185,7 @@ def _cold(path: Path, config: SampleBenchConfig) -> tuple[float, float]:
 
 
 def _drop_cache(path: Path) -> None:
-    """Put the segments out of the page cache."""
+    """Drop the segments from the page cache."""
     for file in segment_files(path):
         fd = os.open(file, os.O_RDONLY)
         os.fsync(fd)
@@ -193,13 +194,13 @@ def _drop_cache(path: Path) -> None:
 
 
 def _hidden(path: Path, config: SampleBenchConfig) -> float:
-    """The share of the sampling time that a consumer with one busy core does not see."""
+    """The fraction of the sampling time that a consumer with one busy core does not wait for."""
     weights = np.random.default_rng(3).normal(size=(256, 256))
 
     def consume(until_s: float = 0.03) -> None:
         deadline = time.perf_counter() + until_s
         while time.perf_counter() < deadline:
-            np.dot(weights[:64], weights)  # gives the interpreter lock free, as training does
+            np.dot(weights[:64], weights)  # releases the interpreter lock, as training does
 
     def turn() -> None:
         next(ahead)

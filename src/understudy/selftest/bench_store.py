@@ -1,6 +1,6 @@
-"""Bench: what a durable commit costs here, beside the bare system calls that no durable store can do without.
+"""Bench of the store: the cost of a durable commit, compared with the system calls that any durable store needs.
 
-Three ways bring the same steps to the same disk, in turns, so that what else the machine does falls on all of them:
+Three ways bring the same steps to the same disk, in turns, so that other load on the machine affects all of them:
 
 - bare: one pwrite of the user's bytes and one fdatasync for each commit, into a file that has its size already;
 - `Store.commit` of a ready-made chunk;
@@ -83,8 +83,8 @@ class BenchResult:
         )
 
 
-def measure(config: BenchConfig, turn_done: Callable[[], None]) -> BenchResult:
-    """Measure all ways in turns; `turn_done` is called after each of the `num_turns`."""
+def measure(config: BenchConfig, on_turn: Callable[[], None]) -> BenchResult:
+    """Measure all ways in turns; `on_turn` is called after each of the `num_turns`."""
     spec = robot_spec()
     steps = [replace(step, terminated=False) for step in random_steps(spec, config.commit_steps, seed=0)[0]]
     rows = [spec.row(step) for step in steps]
@@ -100,7 +100,7 @@ def measure(config: BenchConfig, turn_done: Callable[[], None]) -> BenchResult:
     for _ in range(config.rounds):
         for way in WAYS:
             rounds[way].append(ways[way]())
-            turn_done()
+            on_turn()
     return BenchResult(commit_bytes=len(user), rounds={way: tuple(costs) for way, costs in rounds.items()})
 
 

@@ -1,8 +1,8 @@
-"""Chain test: kills every process between an actor and a learner, and harms the link, and counts what was lost.
+"""Chain test: kills the processes between an actor and a learner, disturbs the link, and counts what was lost.
 
-Two actors write through a link to a server, and a reader draws from its store, each step once. At instants chosen at
-random the parent kills one of them with SIGKILL and starts it again at once, or harms the link (see proxy.py). An
-actor notes each row that was *recorded*; at the end all of these must be in the store, once, unchanged and in order.
+Two actors write through a link to a server, and a reader samples each step of its store once. At instants chosen at
+random the parent kills one of them with SIGKILL and restarts it at once, or disturbs the link (see faulty_proxy.py). An
+actor reports each row that was *recorded*; at the end all of these must be in the store, once, unchanged and in order.
 
 | process | takes from | blocks on | woken by |
 |---|---|---|---|
@@ -11,8 +11,8 @@ actor notes each row that was *recorded*; at the end all of these must be in the
 | server | the actors' chunks, through the proxy | see server.py | gRPC |
 | reader | the store's catalog | a pause when there is nothing new | time |
 
-All talk through files: an actor appends to a file of its own life what it knows to be recorded; the reader appends what
-it drew and then replaces, in one atomic step, the file that holds its sampler's state and the length of the former.
+They communicate through files: each incarnation of an actor appends to its own file what it knows to be recorded; the
+reader appends what it sampled and then replaces, atomically, the file with its sampler's state and the log's length.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from typing import Any
 import understudy
 from understudy.core import DeliveryError, EpisodeInfo, StoreFormatError
 from understudy.core import tree as trees
-from understudy.replay import EVERYTHING, OldestOnce, Reader, Sampler, Store, verify
+from understudy.durable import files
+from understudy.replay import EVERYTHING, Fifo, Reader, Sampler, Store, verify
 from understudy.selftest.crash_test import SEGMENT_BYTES, SPEC, observation_of, row_equals, step_of
 from understudy.selftest.faulty_proxy import Proxy, free_port
 from understudy.service.client.outbox import OutboxConfig
@@ -43,7 +44,7 @@ from understudy.service.client.remote_writer import RemoteWriter
 from understudy.service.server.server import Server, ServerConfig
 
 ACTORS = ("actor-1", "actor-2")
-KINDS = {  # and how often each happens, next to the others
+FAULTS = {  # and the weight of each
     "kill actor-1": 3,
     "kill actor-2": 3,
     "kill server": 3,
@@ -68,10 +69,10 @@ class ChainReport:
     """What the test counted, in rows (T steps and a last observation make T+1)."""
 
     events: Counter[str] = field(default_factory=Counter)
-    recorded: int = 0  # and told so by an actor
+    recorded: int = 0  # as reported by an actor
     durable: int = 0  # of the recorded
-    untold: int = 0  # durable, and the kill came before the actor could tell: neither lost nor wrong
-    consumed: int = 0  # steps that the reader has drawn
+    unreported: int = 0  # durable, and the actor was killed before its report: neither lost nor wrong
+    consumed: int = 0  # steps that the reader has sampled
     duplicated: int = 0
     out_of_order: int = 0
     different: int = 0
@@ -95,21 +96,21 @@ def run_chain_test(
     *,
     events: int,
     seed: int = 0,
-    tell_early: bool = False,
+    report_early: bool = False,
     progress: Callable[[ChainReport], None] | None = None,
 ) -> ChainReport:
-    """Let `events` things go wrong, one after the other, then let all come to rest and compare.
+    """Inject `events` faults, one after the other, then let all processes finish and compare.
 
-    With `tell_early` the actors count a row as recorded before it is, and the test must find out.
+    With `report_early` the actors report a row as recorded before it is, and the test must detect that.
     """
     rng = random.Random(seed)
     report = ChainReport()
-    with _running(directory, seed, tell_early, report) as chain:
+    with _running(directory, seed, report_early, report) as chain:
         for name in ACTORS:
-            chain.wait_for_words(name, SETTLE_S)
-        for kind in rng.choices(list(KINDS), list(KINDS.values()), k=events):
+            chain.wait_for_report(name, SETTLE_S)
+        for kind in rng.choices(list(FAULTS), list(FAULTS.values()), k=events):
             chain.wait(rng.choice([rng.uniform(0.0, 0.2), rng.uniform(0.3, 1.5)]))
-            chain.happen(kind, rng)
+            chain.inject(kind, rng)
             report.events[kind] += 1
             if progress:
                 progress(report)
@@ -123,15 +124,15 @@ def run_chain_test(
 
 
 @contextmanager
-def _running(directory: Path, seed: int, tell_early: bool, report: ChainReport) -> Iterator[_Chain]:
-    for name in ("told", "logs", "spool", "reader"):
+def _running(directory: Path, seed: int, report_early: bool, report: ChainReport) -> Iterator[_Chain]:
+    for name in ("reports", "logs", "spool", "reader"):
         (directory / name).mkdir(parents=True)
     port = free_port()
     with Proxy(port, port=free_port(), seed=seed) as proxy:
         commands: dict[str, list[str]] = {
             "server": [str(port)],
             "reader": [],
-            **{name: [name, proxy.address, str(seed), str(int(tell_early))] for name in ACTORS},
+            **{name: [name, proxy.address, str(seed), str(int(report_early))] for name in ACTORS},
         }
         chain = _Chain(directory, commands, proxy, report)
         try:
@@ -141,21 +142,21 @@ def _running(directory: Path, seed: int, tell_early: bool, report: ChainReport) 
 
 
 class _Chain:
-    """The processes, the link between them, and what is still to be undone to it."""
+    """The processes, the link between them, and the faults of the link that are to end."""
 
     def __init__(self, directory: Path, commands: dict[str, list[str]], proxy: Proxy, report: ChainReport):
         self._directory = directory
         self._commands = commands
         self._proxy = proxy
         self._report = report
-        self._lives: Counter[str] = Counter()
+        self._incarnations: Counter[str] = Counter()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
-        self._undo: list[tuple[float, Callable[[], None]]] = []
+        self._fault_ends: list[tuple[float, Callable[[], None]]] = []
         for name in commands:
             self._start(name)
 
     def _start(self, name: str) -> None:
-        self._lives[name] += 1
+        self._incarnations[name] += 1
         role = "actor" if name in ACTORS else name
         command = [
             sys.executable,
@@ -163,7 +164,7 @@ class _Chain:
             __spec__.name,
             role,
             str(self._directory),
-            str(self._lives[name]),
+            str(self._incarnations[name]),
             *self._commands[name],
         ]
         path = [str(Path(understudy.__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
@@ -176,41 +177,41 @@ class _Chain:
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
             )
 
-    def happen(self, kind: str, rng: random.Random) -> None:
-        """Let one thing go wrong."""
+    def inject(self, kind: str, rng: random.Random) -> None:
+        """Inject one fault."""
         proxy = self._proxy
         if kind.startswith("kill "):
             name = kind[5:]
-            if name in ACTORS and rng.random() < 0.8:  # else it may well be in its first moments
-                self.wait_for_words(name, 5.0)
+            if name in ACTORS and rng.random() < 0.8:  # else it is killed perhaps while it starts
+                self.wait_for_report(name, 5.0)
             self._processes[name].send_signal(signal.SIGKILL)
             self._processes[name].wait()
             self._start(name)
         elif kind in ("cut", "silence"):
             getattr(proxy, kind)()
         elif kind in ("drop", "repeat"):
-            proxy.harm("drop" if kind == "drop" else "repeat", to_target=rng.random() < 0.5)
+            proxy.corrupt("drop" if kind == "drop" else "repeat", to_target=rng.random() < 0.5)
         elif kind == "delay":
             proxy.delay(rng.uniform(0.05, 0.5))
-            self._undo_after(rng.uniform(0.2, 2.0), lambda: proxy.delay(0.0))
+            self._end_fault_after(rng.uniform(0.2, 2.0), lambda: proxy.delay(0.0))
         elif kind == "freeze":
-            proxy.freeze(True)
-            self._undo_after(rng.uniform(0.2, 2.0), lambda: proxy.freeze(False))
+            proxy.freeze(on=True)
+            self._end_fault_after(rng.uniform(0.2, 2.0), lambda: proxy.freeze(on=False))
         else:
-            proxy.refuse(True)
+            proxy.refuse(on=True)
             proxy.cut()
-            self._undo_after(rng.uniform(0.2, 2.0), lambda: proxy.refuse(False))
+            self._end_fault_after(rng.uniform(0.2, 2.0), lambda: proxy.refuse(on=False))
 
-    def _undo_after(self, seconds: float, undo: Callable[[], None]) -> None:
-        self._undo.append((time.monotonic() + seconds, undo))
+    def _end_fault_after(self, seconds: float, end: Callable[[], None]) -> None:
+        self._fault_ends.append((time.monotonic() + seconds, end))
 
     def wait(self, seconds: float) -> None:
-        """Pause, undo what is over, and start again what has ended by itself, which is a problem."""
+        """Pause, end the faults that are over, and restart processes that ended by themselves, which is a problem."""
         deadline = time.monotonic() + seconds
         while True:
             now = time.monotonic()
-            for entry in [entry for entry in self._undo if entry[0] <= now]:
-                self._undo.remove(entry)
+            for entry in [entry for entry in self._fault_ends if entry[0] <= now]:
+                self._fault_ends.remove(entry)
                 entry[1]()
             for name, process in self._processes.items():
                 if process.poll() is not None:
@@ -220,18 +221,18 @@ class _Chain:
                 return
             time.sleep(min(0.01, deadline - now))
 
-    def wait_for_words(self, name: str, seconds: float) -> None:
-        """Wait until an actor has told in this life of its that something is recorded."""
+    def wait_for_report(self, name: str, seconds: float) -> None:
+        """Wait until this incarnation of an actor has reported rows as recorded."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            told = _told_by(self._directory, name, self._lives[name])
-            if told.exists() and told.stat().st_size:
+            report = _report_path(self._directory, name, self._incarnations[name])
+            if report.exists() and report.stat().st_size:
                 return
             self.wait(0.01)
 
     def settle(self) -> None:
-        """Let the actors deliver what they have, the reader draw the rest, and the server close its store."""
-        self._undo.clear()
+        """Let the actors deliver their rows, the reader sample the rest, and the server close its store."""
+        self._fault_ends.clear()
         self._proxy.heal()
         for names in (ACTORS, ("reader",), ("server",)):
             (self._directory / f"finish-{'actor' if names == ACTORS else names[0]}").touch()
@@ -243,7 +244,7 @@ class _Chain:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
-                    self._report.problems.append(f"{name}: did not come to rest in {SETTLE_S:.0f} s")
+                    self._report.problems.append(f"{name}: did not finish in {SETTLE_S:.0f} s")
                 else:
                     if code:
                         self._note_end(name, code)
@@ -262,23 +263,23 @@ class _Chain:
 
 
 def main(arguments: Sequence[str]) -> None:
-    role, directory, life, *rest = arguments
+    role, directory, incarnation, *rest = arguments
     roles: dict[str, Callable[..., None]] = {"actor": _actor, "server": _server, "reader": _reader}
-    roles[role](Path(directory), int(life), *rest)
+    roles[role](Path(directory), int(incarnation), *rest)
 
 
 def _is_over(directory: Path, role: str) -> bool:
-    """Whether the parent wants this process to come to rest; ends it if the parent is gone."""
+    """Whether the parent wants this process to finish; ends it if the parent is gone."""
     if os.getppid() != _PARENT:
         raise SystemExit("the parent is gone")
     return (directory / f"finish-{role}").exists()
 
 
-def _told_by(directory: Path, actor: str, life: int) -> Path:
-    return directory / "told" / f"{actor}.{life:04d}.jsonl"
+def _report_path(directory: Path, actor: str, incarnation: int) -> Path:
+    return directory / "reports" / f"{actor}.{incarnation:04d}.jsonl"
 
 
-def _server(directory: Path, life: int, port: str) -> None:
+def _server(directory: Path, incarnation: int, port: str) -> None:
     with (
         Store.open(directory / "store", segment_bytes=SEGMENT_BYTES) as store,
         Server(store, ServerConfig(port=int(port))) as server,
@@ -289,9 +290,9 @@ def _server(directory: Path, life: int, port: str) -> None:
             raise server.failure
 
 
-def _actor(directory: Path, life: int, name: str, address: str, seed: str, tell_early: str) -> None:
-    rng = random.Random(f"{seed} {name} {life}")
-    told = os.open(_told_by(directory, name, life), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+def _actor(directory: Path, incarnation: int, name: str, address: str, seed: str, report_early: str) -> None:
+    rng = random.Random(f"{seed} {name} {incarnation}")
+    report = os.open(_report_path(directory, name, incarnation), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     with connect(address) as remote:
         writer = remote.writer(
             name,
@@ -299,67 +300,67 @@ def _actor(directory: Path, life: int, name: str, address: str, seed: str, tell_
             spool=directory / "spool" / name,
             commit_steps=rng.randint(1, 30),
             flush_each_episode=rng.random() < 0.7,
-            config=OutboxConfig(block_s=SETTLE_S),
+            config=OutboxConfig(block_timeout_s=SETTLE_S),
         )
-        notes = _Notes(told, writer, tell_early == "1")
+        reports = _RowReports(report, writer, report_early == "1")
         while not _is_over(directory, "actor"):
-            _write_episode(writer, notes, rng)
+            _write_episode(writer, reports, rng)
             while writer.delivery.recorded > MAX_BACKLOG_ROWS and not _is_over(directory, "actor"):
                 time.sleep(0.01)
         writer.flush()
-        notes.tell()
+        reports.send()
         if not writer.wait_delivered(SETTLE_S - 5):
             raise DeliveryError(f"{writer.delivery}")
         writer.close()
 
 
-def _write_episode(writer: RemoteWriter, notes: _Notes, rng: random.Random) -> None:
+def _write_episode(writer: RemoteWriter, reports: _RowReports, rng: random.Random) -> None:
     seed = rng.getrandbits(60)
     writer.begin(EpisodeInfo(seed=seed, actor=writer.name))
     num_steps = rng.randrange(1, MAX_STEPS)
     for index in range(num_steps):
         writer.append(step_of(seed, index, last=index == num_steps - 1))
-        notes.add(seed, index + 1)
+        reports.add(seed, index + 1)
         time.sleep(rng.uniform(0.0, 0.01))
         if rng.random() < 0.05:
             writer.flush()
-        notes.tell()
+        reports.send()
     writer.end(observation_of(seed, num_steps))
-    notes.add(seed, num_steps + 1)
-    notes.tell()
+    reports.add(seed, num_steps + 1)
+    reports.send()
 
 
-class _Notes:
-    """What an actor has written, and what of it it has told."""
+class _RowReports:
+    """The rows that an actor has written and not reported yet."""
 
-    def __init__(self, file: int, writer: RemoteWriter, tell_early: bool):
+    def __init__(self, file: int, writer: RemoteWriter, report_early: bool):
         self._file = file
         self._writer = writer
-        self._tell_early = tell_early
+        self._tell_early = report_early
         self._waiting: dict[int, int] = {}  # rows by episode seed
 
     def add(self, seed: int, rows: int) -> None:
         self._waiting[seed] = rows
 
-    def tell(self) -> None:
-        """Tell all, if all is recorded."""
+    def send(self) -> None:
+        """Report all rows, if all are recorded."""
         if self._waiting and (self._tell_early or self._writer.num_uncommitted == 0):
             os.write(self._file, (json.dumps(list(self._waiting.items())) + "\n").encode())
             self._waiting.clear()
 
 
-def _reader(directory: Path, life: int) -> None:
-    place = directory / "reader"
+def _reader(directory: Path, incarnation: int) -> None:
+    output = directory / "reader"
     saved: dict[str, Any] = {"sampler": None, "log_bytes": 0}
-    if (place / "state.json").exists():
-        saved = json.loads((place / "state.json").read_text())
-    with (place / "log.jsonl").open("ab") as log, _store_with_steps(directory) as reader:
-        log.truncate(saved["log_bytes"])  # what was drawn and not saved is drawn again
-        sampler = Sampler(reader, EVERYTHING, batch_size=MAX_BATCH, selector=OldestOnce())
+    if (output / "state.json").exists():
+        saved = json.loads((output / "state.json").read_text())
+    with (output / "log.jsonl").open("ab") as log, _store_with_steps(directory) as reader:
+        log.truncate(saved["log_bytes"])  # what was sampled and not saved is sampled again
+        sampler = Sampler(reader, EVERYTHING, batch_size=MAX_BATCH, selector=Fifo())
         if saved["sampler"] is not None:
             sampler.restore(saved["sampler"])
         while True:
-            is_over = _is_over(directory, "reader")  # before the look: what is committed by now is in it
+            is_over = _is_over(directory, "reader")  # asked before `follow`, which sees all that is committed by then
             available = sampler.follow()
             if not available and is_over:
                 break
@@ -370,8 +371,8 @@ def _reader(directory: Path, life: int) -> None:
             rows = [[int(e), int(i)] for e, i in zip(batch.episode, batch.index, strict=True)]
             log.write((json.dumps({"rows": rows, "different": _num_different(reader, batch)}) + "\n").encode())
             log.flush()
-            (place / "state.part").write_text(json.dumps({"sampler": sampler.state(), "log_bytes": log.tell()}))
-            (place / "state.part").replace(place / "state.json")
+            state = {"sampler": sampler.state(), "log_bytes": log.tell()}
+            files.write_atomically(output / "state.json", json.dumps(state).encode())
         sampler.close()
 
 
@@ -393,7 +394,7 @@ def _store_with_steps(directory: Path) -> Reader:
 
 
 def _num_different(reader: Reader, batch: Any) -> int:
-    """How many transitions are not what their actor wrote; which step it was, the policy version says."""
+    """How many transitions are not what their actor wrote; the policy version holds the index of the step."""
     different = 0
     for row, (episode, index) in enumerate(zip(batch.episode.tolist(), batch.policy_version.tolist(), strict=True)):
         seed = reader.record(episode).info.seed
@@ -418,15 +419,15 @@ def _num_different(reader: Reader, batch: Any) -> int:
 
 
 def _check_store(directory: Path, report: ChainReport) -> None:
-    """What the actors told against what is in the store."""
-    told: dict[int, int] = {}
-    for path in sorted((directory / "told").iterdir()):
+    """Compare the actors' reports with the store."""
+    reported: dict[int, int] = {}
+    for path in sorted((directory / "reports").iterdir()):
         for line in path.read_text().splitlines(keepends=True):
-            if line.endswith("\n"):  # the kill did not come in the middle of it
-                told.update(json.loads(line))
-    report.recorded = sum(told.values())
-    if not told:
-        report.problems.append("actors: recorded nothing, so that nothing is proved; run more events")
+            if line.endswith("\n"):  # else the kill came in the middle of it
+                reported.update(json.loads(line))
+    report.recorded = sum(reported.values())
+    if not reported:
+        report.problems.append("actors: recorded nothing, so the test shows nothing; run more events")
     report.problems += verify(directory / "store").problems
     seen: Counter[tuple[int, int]] = Counter()
     with Reader(directory / "store") as reader:
@@ -440,14 +441,14 @@ def _check_store(directory: Path, report: ChainReport) -> None:
                 seen[seed, index] += 1
                 report.out_of_order += index != row
                 report.different += not row_equals(columns, index, seed, last=not is_step)
-    report.durable = sum((seed, index) in seen for seed, rows in told.items() for index in range(rows))
+    report.durable = sum((seed, index) in seen for seed, rows in reported.items() for index in range(rows))
     report.duplicated += seen.total() - len(seen)
-    report.untold = len(seen) - report.durable
+    report.unreported = len(seen) - report.durable
 
 
 def _check_reader(directory: Path, report: ChainReport) -> None:
-    """What the reader drew: each step of the store once, and those of an episode in their order."""
-    following: Counter[int] = Counter()  # by episode: the step that is to come next
+    """Check that the reader sampled each step of the store once, and those of an episode in order."""
+    following: Counter[int] = Counter()  # by episode: the index of its next step
     state = directory / "reader" / "state.json"
     size = json.loads(state.read_text())["log_bytes"] if state.exists() else 0
     log = (directory / "reader" / "log.jsonl").read_bytes()[:size] if size else b""
@@ -460,9 +461,9 @@ def _check_reader(directory: Path, report: ChainReport) -> None:
             report.out_of_order += index > following[episode]
             following[episode] = index + 1
     with Reader(directory / "store") as reader:
-        there = sum(max(record.num_rows - 1, 0) for record in reader.episodes("1"))
-    if report.consumed != there:
-        report.problems.append(f"reader: drew {report.consumed} steps of {there}")
+        stored = sum(max(record.num_rows - 1, 0) for record in reader.episodes("1"))
+    if report.consumed != stored:
+        report.problems.append(f"reader: sampled {report.consumed} steps of {stored}")
 
 
 if __name__ == "__main__":

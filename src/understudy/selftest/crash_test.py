@@ -1,13 +1,13 @@
-"""Crash test: kills a writing process again and again, in every phase of its work, and counts what was lost.
+"""Crash test: kills a writing process many times, in every phase of its work, and counts what was lost.
 
 The parent forks a child that opens the store, writes episodes from two threads, deletes, retains and compacts, and
-tells through a pipe each thing that was acknowledged to it. Each thread shows on a board in shared memory what it is
-doing. The parent waits for a phase or an instant chosen at random, kills the child with SIGKILL, opens the store and
-compares. What a step contains follows from its episode's seed and its index, so every row can be checked.
+reports through a pipe whatever the store acknowledged. Each thread shows its phase in shared memory. The parent waits
+for a phase or an instant chosen at random, kills the child with SIGKILL, opens the store and compares. The content of a
+step follows from its episode's seed and its index, so every row can be checked.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| parent | the board, the child's pipe | - (it polls) | - |
+| parent | the shared phases, the child's pipe | - (it polls) | - |
 | child, two writers | - | the store's commit lock | the committing thread |
 | child, main | - | a pause | time |
 """
@@ -56,7 +56,7 @@ PHASES = (
     "retention",
     "delete",
     "compact",
-    "move over",
+    "switch catalog",
     "remove files",
     "close",
 )
@@ -73,13 +73,13 @@ class CrashReport:
     kills: int = 0
     acknowledged: int = 0
     found: int = 0  # of the acknowledged
-    unacknowledged: int = 0  # committed when the kill came, before the writer was told: neither lost nor wrong
+    unacknowledged: int = 0  # committed, and killed before the writer knew: neither lost nor wrong
     lost: int = 0
     duplicated: int = 0
     different: int = 0
-    undeleted: int = 0  # episodes whose deletion was acknowledged and which are back
-    killed_while: Counter[str] = field(default_factory=Counter)  # threads by what they were doing
-    problems: list[str] = field(default_factory=list)  # what verify says at the end
+    undeleted: int = 0  # episodes whose deletion was acknowledged and that are not deleted
+    killed_while: Counter[str] = field(default_factory=Counter)  # threads, by phase
+    problems: list[str] = field(default_factory=list)  # what verify found at the end
 
     @property
     def ok(self) -> bool:
@@ -93,12 +93,12 @@ def run_crash_test(
     rng = random.Random(seed)
     report = CrashReport()
     ledger = _Ledger()
-    board = _Board()
+    phase_table = _PhaseTable()
     checked = 0
     while report.kills < kills:
-        _one_life(directory, rng, ledger, board)
+        _run_until_killed(directory, rng, ledger, phase_table)
         report.kills += 1
-        report.killed_while.update(board.phases())
+        report.killed_while.update(phase_table.phases())
         checked = _check_new(directory, ledger, report, checked)
         if progress:
             progress(report)
@@ -108,8 +108,8 @@ def run_crash_test(
     return report
 
 
-class _Board:
-    """One byte of shared memory for each thread of the child: what it is doing."""
+class _PhaseTable:
+    """One byte of shared memory for each thread of the child: its phase."""
 
     def __init__(self) -> None:
         self._bytes = mmap.mmap(-1, NUM_THREADS)
@@ -123,7 +123,7 @@ class _Board:
         self._slot.number = slot
 
     @contextmanager
-    def doing(self, phase: str) -> Iterator[None]:
+    def running(self, phase: str) -> Iterator[None]:
         slot = self._slot.number
         before = self._bytes[slot]
         self._bytes[slot] = PHASES.index(phase)
@@ -131,24 +131,24 @@ class _Board:
         self._bytes[slot] = before
 
     def watch(self, owner: Any, name: str, phase: str) -> None:
-        """In the child: show a phase while a function of the store runs."""
+        """In the child: show a phase whenever a function of the store runs."""
         function = getattr(owner, name)
 
         @wraps(function)
         def watched(*args: Any, **options: Any) -> Any:
-            with self.doing(phase):
+            with self.running(phase):
                 return function(*args, **options)
 
         setattr(owner, name, staticmethod(watched) if isinstance(owner.__dict__[name], staticmethod) else watched)
 
     def phases(self) -> list[str]:
-        """What the threads are doing, idle ones left out."""
+        """The phases of the threads that are not idle."""
         return [PHASES[number] for number in self._bytes[:] if number]
 
 
 @dataclass(kw_only=True)
 class _Ledger:
-    """What the children said was acknowledged to them."""
+    """What the store acknowledged to the children."""
 
     rows: dict[int, int] = field(default_factory=dict)  # by episode seed
     deleted: set[int] = field(default_factory=set)  # episode seeds
@@ -158,15 +158,15 @@ class _Ledger:
 # ---- the parent
 
 
-def _one_life(directory: Path, rng: random.Random, ledger: _Ledger, board: _Board) -> None:
-    """Start a child, let it live until a phase or a time chosen at random, kill it, note what it had said."""
-    board.clear()
+def _run_until_killed(directory: Path, rng: random.Random, ledger: _Ledger, phase_table: _PhaseTable) -> None:
+    """Start a child, kill it at a phase or a time chosen at random, and collect what it had reported."""
+    phase_table.clear()
     read_end, write_end = os.pipe()
     child_seed = rng.getrandbits(60)
     pid = os.fork()
     if pid == 0:
         os.close(read_end)
-        _child(directory, child_seed, write_end, board)
+        _child(directory, child_seed, write_end, phase_table)
     os.close(write_end)
     os.set_blocking(read_end, False)
     phase = rng.choice([None, *PHASES[1:]])
@@ -175,14 +175,14 @@ def _one_life(directory: Path, rng: random.Random, ledger: _Ledger, board: _Boar
     data = b""
     while (now := time.monotonic()) < deadline:
         data += _read_some(read_end)
-        if now >= not_before and phase in board.phases():
+        if now >= not_before and phase in phase_table.phases():
             break
         time.sleep(0.0001)
     time.sleep(rng.choice([0.0, rng.uniform(0, 0.0005), rng.uniform(0, 0.005)]))
     os.kill(pid, signal.SIGKILL)
     _, status = os.waitpid(pid, 0)
     os.set_blocking(read_end, True)
-    while part := os.read(read_end, 65536):  # what it had said before the kill was said
+    while part := os.read(read_end, 65536):  # what it had written before the kill
         data += part
     os.close(read_end)
     lines = data.decode(errors="replace").splitlines(keepends=True)
@@ -190,7 +190,7 @@ def _one_life(directory: Path, rng: random.Random, ledger: _Ledger, board: _Boar
         raise RuntimeError(f"the writing process ended by itself, status {status}: {lines[-1:]}")
     for line in lines:
         if line.endswith("\n"):
-            _note(json.loads(line), ledger)
+            _enter(json.loads(line), ledger)
 
 
 def _read_some(pipe: int) -> bytes:
@@ -200,7 +200,7 @@ def _read_some(pipe: int) -> bytes:
         return b""
 
 
-def _note(message: dict[str, Any], ledger: _Ledger) -> None:
+def _enter(message: dict[str, Any], ledger: _Ledger) -> None:
     if "rows" in message:
         ledger.rows[message["seed"]] = message["rows"]
     elif "will_delete" in message:
@@ -246,7 +246,7 @@ def _check_all(directory: Path, ledger: _Ledger, report: CrashReport) -> None:
             if record.deleted is None:
                 report.undeleted += seed in ledger.deleted
             elif record.info.kind == "demonstration" and seed not in ledger.may_delete:
-                report.lost += acknowledged  # nobody asked for that
+                report.lost += acknowledged  # it was never to be deleted
             if not record.purged:
                 _check_rows(reader, record, ledger, report)
     report.duplicated = sum(seen.values()) - len(seen)
@@ -256,10 +256,10 @@ def _check_all(directory: Path, ledger: _Ledger, report: CrashReport) -> None:
 # ---- the child
 
 
-def _child(directory: Path, seed: int, pipe: int, board: _Board) -> NoReturn:
+def _child(directory: Path, seed: int, pipe: int, phase_table: _PhaseTable) -> NoReturn:
     """Write, delete and compact until killed."""
     try:
-        board.take_slot(0)
+        phase_table.take_slot(0)
         for owner, name, phase in (
             (Store, "open", "open"),
             (Store, "close", "close"),
@@ -267,25 +267,25 @@ def _child(directory: Path, seed: int, pipe: int, board: _Board) -> NoReturn:
             (Segment, "sync", "sync"),
             (Commit, "record", "catalog transaction"),
             (Segment, "create", "begin segment"),
-            (compaction, "_move_over", "move over"),
+            (compaction, "_switch_catalog", "switch catalog"),
             (files, "remove_durably", "remove files"),
         ):
-            board.watch(owner, name, phase)
+            phase_table.watch(owner, name, phase)
         while True:
-            _Life(directory, seed, pipe, board).run()
+            _WriterSession(directory, seed, pipe, phase_table).run()
             seed += 1000
-    except BaseException as error:  # noqa: BLE001 (the outermost of a process: say why it ended)
+    except BaseException as error:  # noqa: BLE001 (the outermost of a process: it reports why it ended)
         os.write(pipe, f"{type(error).__name__}: {error}\n".encode())
         os._exit(3)
 
 
-class _Life:
-    """From an opening of the store to its closing, with two writers."""
+class _WriterSession:
+    """Opens the store, writes with two threads, and closes the store."""
 
-    def __init__(self, directory: Path, seed: int, pipe: int, board: _Board):
+    def __init__(self, directory: Path, seed: int, pipe: int, phase_table: _PhaseTable):
         self._pipe = pipe
         self._seed = seed
-        self._board = board
+        self._phase_table = phase_table
         self._store = Store.open(directory, segment_bytes=SEGMENT_BYTES)
         self._stop = threading.Event()
         self._error: BaseException | None = None
@@ -297,11 +297,11 @@ class _Life:
             thread.start()
         while self._error is None and rng.random() > 0.1:
             time.sleep(rng.uniform(0, 0.03))
-            with self._board.doing("retention"):
+            with self._phase_table.running("retention"):
                 self._store.retain(Retention(practice=Budget(max_steps=KEEP_PRACTICE_STEPS)))
             self._delete_some(rng)
-            with self._board.doing("compact"):
-                self._store.compact(min_dead=0.2)
+            with self._phase_table.running("compact"):
+                compaction.compact(self._store, min_dead=0.2)
         self._stop.set()
         for thread in writers:
             thread.join()
@@ -310,18 +310,18 @@ class _Life:
         self._store.close()
 
     def _delete_some(self, rng: random.Random) -> None:
-        with self._store.changing():
+        with self._store.commit_lock():
             known = list(self._store.catalog.episodes("kind = 'demonstration' and deleted is null and state = 'ended'"))
         chosen = rng.sample(known, min(len(known), max(len(known) - 40, 0) + rng.randrange(2)))
         if chosen:
             seeds = [record.info.seed for record in chosen]
-            self._say(will_delete=seeds)
-            with self._board.doing("delete"):
+            self._report(will_delete=seeds)
+            with self._phase_table.running("delete"):
                 self._store.delete([record.id for record in chosen])
-            self._say(deleted=seeds)
+            self._report(deleted=seeds)
 
     def _write(self, number: int) -> None:
-        self._board.take_slot(number)
+        self._phase_table.take_slot(number)
         try:
             self._write_episodes(number, random.Random(self._seed + number))
         except BaseException as error:  # noqa: BLE001 (the outermost of a thread: the main thread raises it)
@@ -331,31 +331,31 @@ class _Life:
         writer = self._store.writer(
             f"actor-{number}", SPEC, commit_steps=rng.choice([1, 4, 10, 30]), flush_each_episode=rng.random() < 0.7
         )
-        waiting: dict[int, int] = {}  # rows by seed: not all of them are known to be committed
+        unreported: dict[int, int] = {}  # rows by seed that may not be committed yet
         while not self._stop.is_set():
             seed = rng.getrandbits(60)
             writer.begin(EpisodeInfo(seed=seed, kind="demonstration" if rng.random() < 0.2 else "practice"))
             num_steps = rng.randrange(1, 40)
             for index in range(num_steps):
-                with self._board.doing("append"):
+                with self._phase_table.running("append"):
                     writer.append(step_of(seed, index, last=index == num_steps - 1))
-                waiting[seed] = index + 1
-                self._acknowledge(writer.num_uncommitted, waiting, seed)
-            with self._board.doing("append"):
+                unreported[seed] = index + 1
+                self._acknowledge(writer.num_uncommitted, unreported, seed)
+            with self._phase_table.running("append"):
                 writer.end(observation_of(seed, num_steps))
-            waiting[seed] = num_steps + 1
-            self._acknowledge(writer.num_uncommitted, waiting, seed)
+            unreported[seed] = num_steps + 1
+            self._acknowledge(writer.num_uncommitted, unreported, seed)
 
-    def _acknowledge(self, uncommitted: int, waiting: dict[int, int], current: int) -> None:
-        """Tell what is durable now: all, or all but the newest rows."""
+    def _acknowledge(self, uncommitted: int, unreported: dict[int, int], current: int) -> None:
+        """Report what is durable now: everything, or nothing new."""
         if uncommitted == 0:
-            for seed, rows in waiting.items():
-                self._say(seed=seed, rows=rows)
-            rows = waiting[current]
-            waiting.clear()
-            waiting[current] = rows
+            for seed, rows in unreported.items():
+                self._report(seed=seed, rows=rows)
+            rows = unreported[current]
+            unreported.clear()
+            unreported[current] = rows
 
-    def _say(self, **message: Any) -> None:
+    def _report(self, **message: Any) -> None:
         os.write(self._pipe, (json.dumps(message) + "\n").encode())
 
 

@@ -1,12 +1,12 @@
-"""Proxy: a TCP link that misbehaves when told to. Only the chain test stands behind it.
+"""Faulty proxy: a TCP link with faults that a test injects.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
 | accepting thread | the port | `accept`; a pause while the port is shut | a client; time |
 | two pumps for each link, one each way | one end of the link | `recv`, `send`; a freeze | either end; `cut`, `heal` |
 
-Bytes keep their order. A freeze and a delay hold them back, `silence` swallows all that ever comes on the links of
-now, `drop` and `repeat` change one run of bytes, of which the ends are told nothing.
+Bytes keep their order. A freeze and a delay hold them back, `silence` discards all bytes of the links that are open
+now, `drop` and `repeat` change one run of bytes without notice to either end.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from collections import Counter
 from contextlib import suppress
 from typing import Literal, TypeAlias
 
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 
-Harm: TypeAlias = Literal["drop", "repeat"]
+Corruption: TypeAlias = Literal["drop", "repeat"]
 
 READ_BYTES = 1 << 16
 MAX_RUN_BYTES = 2000  # of bytes that are dropped or repeated
 CONNECT_TIMEOUT_S = 5.0
-POLL_S = 0.02  # how often the accepting thread looks whether the port is to be shut
+POLL_S = 0.02  # how often the accepting thread checks whether the port is to be closed
 
 
-class Proxy(Closes):
+class Proxy(Closeable):
     """Forwards `host:port` to `target_port` on the same host. Use as a context manager."""
 
     def __init__(self, target_port: int, *, port: int = 0, host: str = "127.0.0.1", seed: int = 0):
@@ -40,9 +40,12 @@ class Proxy(Closes):
         self._delay_s = 0.0
         self._frozen = False
         self._refusing = False
-        self._harms: dict[bool, list[Harm]] = {True: [], False: []}  # waiting for bytes, by direction: to the target?
+        self._corruptions: dict[bool, list[Corruption]] = {
+            True: [],
+            False: [],
+        }  # waiting for bytes, by direction: to the target?
         self._closed = False
-        self.done: Counter[str] = Counter()  # runs of bytes that were changed, links that were cut or silenced
+        self.num_faults: Counter[str] = Counter()  # runs of bytes that were changed, links that were cut or silenced
         self._listener: socket.socket | None = self._listen((host, port))
         self.port: int = self._listener.getsockname()[1]
         self.address = f"{host}:{self.port}"
@@ -58,45 +61,45 @@ class Proxy(Closes):
         for link in self._cut_links():
             link.join()
 
-    # ---- what can be done to the link
+    # ---- faults
 
     def cut(self) -> None:
         """Close all connections."""
-        self.done["cut"] += len(self._cut_links())
+        self.num_faults["cut"] += len(self._cut_links())
 
-    def refuse(self, on: bool) -> None:
-        """Shut the port, so that connecting fails at once; what is connected stays."""
+    def refuse(self, *, on: bool) -> None:
+        """Close the port, so that connecting fails at once; open connections stay."""
         with self._changed:
             self._refusing = on
 
     def delay(self, seconds: float) -> None:
-        """Hold back each run of bytes for so long."""
+        """Hold back each run of bytes for this long."""
         with self._changed:
             self._delay_s = seconds
 
-    def freeze(self, on: bool) -> None:
-        """Forward nothing; at the end of it, all that came meanwhile."""
+    def freeze(self, *, on: bool) -> None:
+        """Forward nothing until it is switched off; then forward all that came meanwhile."""
         with self._changed:
             self._frozen = on
             self._changed.notify_all()
 
     def silence(self) -> None:
-        """Swallow from now on all bytes of the connections of now, and leave them open."""
+        """Discard from now on all bytes of the connections that are open now, and leave them open."""
         with self._changed:
             for link in self._links:
                 link.silent = True
-                self.done["silence"] += 1
+                self.num_faults["silence"] += 1
 
-    def harm(self, what: Harm, *, to_target: bool) -> None:
-        """Drop, or send twice, a run of the next bytes that go this way."""
+    def corrupt(self, what: Corruption, *, to_target: bool) -> None:
+        """Drop, or send twice, a run of the next bytes in this direction."""
         with self._changed:
-            self._harms[to_target].append(what)
+            self._corruptions[to_target].append(what)
 
     def heal(self) -> None:
-        """Forward as a good link does; what was cut, silenced, dropped or repeated stays so."""
+        """End all lasting faults; what was cut, silenced, dropped or repeated stays so."""
         with self._changed:
             self._delay_s, self._frozen, self._refusing = 0.0, False, False
-            self._harms = {True: [], False: []}
+            self._corruptions = {True: [], False: []}
             self._changed.notify_all()
 
     @property
@@ -110,7 +113,7 @@ class Proxy(Closes):
         for link in links:
             link.close()
         with self._changed:
-            self._changed.notify_all()  # those that wait for a thaw
+            self._changed.notify_all()  # the pumps that wait for the end of a freeze
         return links
 
     # ---- the accepting thread
@@ -123,7 +126,7 @@ class Proxy(Closes):
 
     def _accept(self) -> None:
         while not self._closed:
-            self._open_or_shut()
+            self._open_or_close()
             if self._listener is None:
                 time.sleep(POLL_S)
                 continue
@@ -135,7 +138,7 @@ class Proxy(Closes):
         if self._listener is not None:
             self._listener.close()
 
-    def _open_or_shut(self) -> None:
+    def _open_or_close(self) -> None:
         if self._refusing and self._listener is not None:
             self._listener.close()
             self._listener = None
@@ -145,7 +148,7 @@ class Proxy(Closes):
     def _connect(self, client: socket.socket) -> None:
         try:
             server = socket.create_connection(self._target, timeout=CONNECT_TIMEOUT_S)
-        except OSError:  # nobody is there: neither is the proxy
+        except OSError:  # the target does not listen, so the proxy closes too
             client.close()
             return
         for end in (client, server):
@@ -173,21 +176,21 @@ class Proxy(Closes):
             self._links.discard(link)
 
     def _through(self, link: _Link, data: bytes, to_target: bool) -> bytes:
-        """What becomes of bytes on their way."""
+        """The bytes to forward instead of `data`."""
         if self._delay_s:
             time.sleep(self._delay_s)
         with self._changed:
             self._changed.wait_for(lambda: not self._frozen or link.closed)
             if link.silent:
                 return b""
-            if not self._harms[to_target]:
+            if not self._corruptions[to_target]:
                 return data
-            harm = self._harms[to_target].pop(0)
-            self.done[harm] += 1
+            corruption = self._corruptions[to_target].pop(0)
+            self.num_faults[corruption] += 1
         start = self._rng.randrange(len(data))
         run = data[start : start + self._rng.randint(1, MAX_RUN_BYTES)]
         rest = data[start + len(run) :]
-        return data[:start] + rest if harm == "drop" else data[:start] + run + run + rest
+        return data[:start] + rest if corruption == "drop" else data[:start] + run + run + rest
 
 
 class _Link:
@@ -214,15 +217,15 @@ class _Link:
         with self._lock:
             self._ended += 1
             last = self._ended == 2
-        if last:  # a number that a pump still uses is not given back, lest another file gets it
+        if last:  # not before: a pump still uses the file descriptors
             self.client.close()
             self.server.close()
 
     def close(self) -> None:
-        """Tell both ends that it is over, and wake the pumps."""
+        """Shut down both ends, and wake the pumps."""
         self.closed = True
         for end in (self.client, self.server):
-            with suppress(OSError):  # it is over already
+            with suppress(OSError):  # already closed
                 end.shutdown(socket.SHUT_RDWR)
 
     def join(self) -> None:
@@ -231,7 +234,7 @@ class _Link:
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A port to listen on that no outgoing connection is given by chance, so that it can be opened again and again."""
+    """A port outside the range of outgoing connections, so that it can be opened repeatedly."""
     for port in random.Random().sample(range(20_000, 32_000), 100):
         try:
             socket.create_server((host, port)).close()

@@ -23,6 +23,7 @@ import torch
 
 from understudy.algorithms import CloningConfig, SACConfig
 from understudy.core import Source
+from understudy.durable import files
 from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import AlwaysScript, Takeover
 from understudy.envs.toy.world import TASKS, start_state
@@ -31,14 +32,14 @@ from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig
 from understudy.replay import Reader, Store
 from understudy.training.data.run_episode import run_episode
 from understudy.training.offpolicy.cloning import CloningRunConfig, run_cloning
-from understudy.training.offpolicy.learner import Moment
-from understudy.training.offpolicy.local import LocalRun
-from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig, policy_act
-from understudy.training.runs.evaluate import EvaluationConfig, last_score
+from understudy.training.offpolicy.local_run import LocalRun
+from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig, policy_act
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
+from understudy.training.runs.evaluate import EvaluationConfig, last_success_rate
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import CONFIG, Run, RunError
-from understudy.training.runs.score import Score
-from understudy.training.runs.video import cameras_of, draw, film, write_film
+from understudy.training.runs.video import cameras_of, draw, film, write_video
+from understudy.training.runs.wilson_interval import SuccessRate
 
 TASK = "press_button"
 ABOUT = TASKS[TASK][0]
@@ -60,8 +61,8 @@ Array = np.ndarray[Any, Any]
 class Result:
     """What came of it."""
 
-    cloned: Score
-    learned: Score
+    cloned: SuccessRate
+    learned: SuccessRate
     human: tuple[float, ...]  # the share of steps by the human, in each part of practice
     num_steps: int
     num_updates: int
@@ -110,8 +111,8 @@ class Demo:
         try:
             said = json.loads(path.read_text())
             return Result(
-                cloned=Score(**said["cloned"]),
-                learned=Score(**said["learned"]),
+                cloned=SuccessRate(**said["cloned"]),
+                learned=SuccessRate(**said["learned"]),
                 human=tuple(said["human"]),
                 num_steps=said["num_steps"],
                 num_updates=said["num_updates"],
@@ -143,9 +144,9 @@ class Demo:
         chosen: list[int] = np.random.default_rng(self.config.seed).permutation(starts)[:DEMONSTRATIONS].tolist()
         return chosen
 
-    def clone(self, say: Callable[[str], None]) -> Score:
+    def clone(self, say: Callable[[str], None]) -> SuccessRate:
         """Imitate them: the baseline. It is short, so one that was killed on the way begins anew."""
-        found = last_score(self.cloned.metrics) if self.cloned.metrics.exists() else None
+        found = last_success_rate(self.cloned.metrics) if self.cloned.metrics.exists() else None
         if found is None:
             for left in (self.cloned.path / CONFIG, self.cloned.metrics):
                 left.unlink(missing_ok=True)
@@ -156,11 +157,11 @@ class Demo:
                 evaluation=self.config.evaluation,
                 cloning=CloningConfig(actor=self.config.sac.actor),
             )
-            with Run.beginning(self.cloned.path, "cloning", config) as run:
+            with Run.create_or_remove(self.cloned.path, "cloning", config) as run:
                 found = run_cloning(run, say).score
         return found
 
-    def practise(self, watch: Callable[[Moment], None], told: Callable[[list[str]], None]) -> None:
+    def practise(self, watch: Callable[[RLPDProgress], None], told: Callable[[list[str]], None]) -> None:
         """Learn from them, from practice and from correction, until the steps are done."""
         with LocalRun(self.run, watch) as local:
             told(local.restored)
@@ -168,7 +169,7 @@ class Demo:
 
     def conclude(self) -> Result:
         """The scores of both, and how much the human had to do; kept in a file."""
-        cloned, learned = (last_score(run.metrics) for run in (self.cloned, self.run))
+        cloned, learned = (last_success_rate(run.metrics) for run in (self.cloned, self.run))
         assert cloned is not None
         assert learned is not None
         episodes = list(read_metrics(self.run.metrics, "episode"))
@@ -176,9 +177,7 @@ class Demo:
         human = tuple(sum(e["human_steps"] for e in part) / sum(e["length"] for e in part) for part in parts)
         *_, last = read_metrics(self.run.metrics, "evaluation")
         result = Result(cloned=cloned, learned=learned, human=human, num_steps=last["step"], num_updates=last["update"])
-        new = self.run.path / f".{RESULT}.new"
-        new.write_text(json.dumps(asdict(result), indent=1))
-        new.rename(self.run.path / RESULT)
+        files.write_durably(self.run.path / RESULT, json.dumps(asdict(result), indent=1).encode())
         return result
 
     # ---- films
@@ -201,7 +200,7 @@ class Demo:
                 raise LookupError(where)
             episode = reader.read(records[which].id)
         path = self.run.path / name
-        write_film(path, film(episode), fps=FPS)
+        write_video(path, film(episode), fps=FPS)
         return path, list(episode.observation["front"])
 
     def film_both(self) -> Path:
@@ -215,7 +214,7 @@ class Demo:
         one, other = ([*pictures, *[pictures[-1]] * (length - len(pictures))] for pictures in (cloned, learned))
         frames = [list(pair) for pair in zip(one, other, strict=True)]
         path = self.run.path / BOTH
-        write_film(path, draw(frames, np.full(length - 1, Source.POLICY)), fps=FPS)
+        write_video(path, draw(frames, np.full(length - 1, Source.POLICY)), fps=FPS)
         return path
 
     def _telling_start(self) -> int:
@@ -235,7 +234,7 @@ def demo_config(*, seed: int, steps: int, episodes: int) -> RLPDConfig:
         env=ENV,
         steps=steps,
         seed=seed,
-        human=HumanConfig(by="script"),
+        human=InterventionConfig(by="script"),
         eval_every=steps,
         checkpoint_every=250,
         evaluation=EvaluationConfig(episodes=episodes),

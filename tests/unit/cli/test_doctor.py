@@ -15,8 +15,8 @@ import pytest
 
 from understudy.cli import main
 from understudy.cli.tools.doctor import EXTRAS
-from understudy.durable.files import file_system_type
-from understudy.envs.registry import KNOWN
+from understudy.durable.file_system import file_system_type
+from understudy.envs.registry import WORLD_REGISTRY
 
 CODE = "import sys; from understudy.cli import main; sys.exit(main())"
 
@@ -51,7 +51,7 @@ def test_what_is_installed_is_named_with_its_version(healthy: tuple[int, dict[tu
     assert sys.executable in found["python", "python"]["found"]
     assert metadata.version("grpcio") in found["extras", "remote"]["found"]
     assert {name for part, name in found if part == "extras"} == set(EXTRAS)
-    assert {name for part, name in found if part == "worlds"} == set(KNOWN)
+    assert {name for part, name in found if part == "worlds"} == set(WORLD_REGISTRY)
 
 
 def test_torch_is_really_imported(healthy: tuple[int, dict[tuple[str, str], Any]]) -> None:

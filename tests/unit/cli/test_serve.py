@@ -104,7 +104,7 @@ def test_writers_of_a_store_that_is_replaced_go_on_with_the_new_one(tmp_path: Pa
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (["--host", "0.0.0.0"], "a token is required; pass --token-file, or listen on 127.0.0.1"),
+        (["--host", "0.0.0.0"], "a token is required; pass one (--token-file), or listen on 127.0.0.1"),
         (["--host", "robot.lab"], "a token is required"),
         (["--token-file", "nowhere"], "pass a file that holds the token"),
         (["--tls-cert", "cert.pem"], "pass both --tls-cert and --tls-key"),

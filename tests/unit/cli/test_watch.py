@@ -107,8 +107,8 @@ def test_it_opens_a_browser_if_asked_to(store: Path, tmp_path: Path) -> None:
     ("token", "host", "words"),
     [
         (None, "0.0.0.0", "a token is required"),
-        ("short", "127.0.0.1", "at least 16 characters"),
-        ("not a token for addresses", "127.0.0.1", "expected letters and digits"),
+        ("short", "127.0.0.1", "at least 16 letters and digits"),
+        ("not a token for addresses", "127.0.0.1", "expected at least 16 letters and digits"),
     ],
 )
 def test_what_cannot_be_is_said(

@@ -13,8 +13,8 @@ import pytest
 
 from understudy.compat import TrajectoryReplayBuffer
 from understudy.core import SpecError, StoreClosedError, StoreError, StoreFormatError
-from understudy.replay import Reader, verify
-from understudy.replay.write.store import segment_files
+from understudy.replay import Reader, compact, verify
+from understudy.replay.format.paths import segment_files
 
 
 def make(path: Path, **options: Any) -> TrajectoryReplayBuffer:
@@ -318,7 +318,7 @@ def test_a_checkpoint_outlives_the_buffer_and_costs_no_copy(tmp_path: Path) -> N
         (saved,) = (tmp_path / "ckpt").glob("store-*")
         assert [p.stat().st_ino for p in segment_files(saved)] == [p.stat().st_ino for p in segment_files(buffer.path)]
         buffer.clear()
-        buffer._store.compact(min_dead=0.0)
+        compact(buffer._store, min_dead=0.0)
         assert not segment_files(buffer.path)
         buffer.load_checkpoint(tmp_path / "ckpt")  # gone from the store, so it is copied
         assert check(buffer.sample(2000)) == codes(0, 1, 2, 3)

@@ -22,6 +22,7 @@ from understudy.compat import (
 )
 from understudy.core import ArraySpec, RefusedError, Source, SpecError, StoreError, StoreLockedError
 from understudy.replay import Reader, verify
+from understudy.web.errors import AccessError
 
 TOKEN = "0123456789abcdef0123"
 
@@ -386,7 +387,7 @@ def test_an_unknown_request_is_refused_with_those_there_are(serve, connect):
 
 def test_a_token_is_needed_off_this_machine(serve, connect, tmp_path):
     with pytest.raises(
-        RefusedError, match=r"host '0.0.0.0' can be reached from other machines, so a token is required"
+        AccessError, match=r"host '0.0.0.0' can be reached from other machines, so a token is required"
     ):
         TrainerServer(make_trainer_config(), host="0.0.0.0")
     (tmp_path / "token").write_text(TOKEN)

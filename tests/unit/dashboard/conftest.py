@@ -11,7 +11,7 @@ pytest.importorskip("PIL")
 
 from tests.unit.dashboard.stores import copy_of, make_store
 
-from understudy.dashboard.api.targets import Place
+from understudy.dashboard.api.targets import Target
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def store(template: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def place(store: Path) -> Iterator[Place]:
-    made = Place(store, "store")
+def target(store: Path) -> Iterator[Target]:
+    made = Target(store, "store")
     yield made
     made.close()

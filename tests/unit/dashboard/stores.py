@@ -25,9 +25,9 @@ ACTORS = ("local", "arm-1")
 
 
 def observation(number: int, index: int) -> dict[str, np.ndarray]:
-    """A picture in one colour that tells the episode and the row."""
-    picture = np.full((48, 64, 3), (number * 37 % 256, index * 11 % 256, 90), np.uint8)
-    return {"front": picture, "state": np.float32([number, index, 0])}
+    """A image in one colour that tells the episode and the row."""
+    image = np.full((48, 64, 3), (number * 37 % 256, index * 11 % 256, 90), np.uint8)
+    return {"front": image, "state": np.float32([number, index, 0])}
 
 
 def step(number: int, index: int, source: Source, *, last: bool) -> Step:

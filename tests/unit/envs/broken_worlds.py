@@ -20,14 +20,14 @@ from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core.spec import text
 from understudy.envs.suite import Suite, Task
 from understudy.envs.world import World
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 ROOT = Path(__file__).resolve().parents[3]
 EPISODE_STEPS = 20
 
 
-def source(factory: str = "Broken", **options: Any) -> WorldSource:
-    return WorldSource(
+def source(factory: str = "Broken", **options: Any) -> WorldFactory:
+    return WorldFactory(
         factory=f"tests.unit.envs.broken_worlds:{factory}", options=options, env={"PYTHONPATH": str(ROOT)}
     )
 

@@ -23,7 +23,7 @@ from understudy.robots.server import ArmServer
 PICTURE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 
 
-class Pictures(http.server.BaseHTTPRequestHandler):
+class Images(http.server.BaseHTTPRequestHandler):
     """A camera of its own kind: any server that gives PPM."""
 
     def do_GET(self) -> None:
@@ -38,8 +38,8 @@ class Pictures(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def pictures() -> Iterator[str]:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pictures)
+def images() -> Iterator[str]:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Images)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"
@@ -111,12 +111,12 @@ def test_a_long_step_is_one_motion(server: ArmServer, arm: PointArm) -> None:
         assert server.control.health.num_expired == expired
 
 
-def test_cameras_are_addresses_or_objects_with_read(server: ArmServer, pictures: str) -> None:
+def test_cameras_are_addresses_or_objects_with_read(server: ArmServer, images: str) -> None:
     class Grey:
         def read(self) -> np.ndarray:
             return np.full((2, 3, 3), 128, np.uint8)
 
-    with RobotEnv(server.url, hz=50, cameras={"http": f"{pictures}/good", "own": Grey()}) as world:
+    with RobotEnv(server.url, hz=50, cameras={"http": f"{images}/good", "own": Grey()}) as world:
         observation, _ = world.reset(seed=0)
         assert np.array_equal(observation["http"], PICTURE)
         assert observation["own"].shape == (2, 3, 3)
@@ -125,9 +125,9 @@ def test_cameras_are_addresses_or_objects_with_read(server: ArmServer, pictures:
         assert np.array_equal(world.observe()["http"], PICTURE)  # the caller's is the caller's own
 
 
-def test_what_is_no_picture_is_named(pictures: str) -> None:
-    camera = HttpCamera(f"{pictures}/bad")
-    with pytest.raises(WorldError, match=r"/bad: expected a PPM picture with 8 bits a colour, got"):
+def test_what_is_no_picture_is_named(images: str) -> None:
+    camera = HttpCamera(f"{images}/bad")
+    with pytest.raises(WorldError, match=r"/bad: expected a PPM image with 8 bits a colour, got"):
         camera.read()
     camera.close()
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from understudy.core import Episode, StepSpec
-from understudy.formats import KNOWN, EpisodeSource, EpisodeTarget, FormatError, find_format
+from understudy.formats import FORMATS, DatasetReader, DatasetWriter, FormatError, find_format
 
 
 def all_of_it(spec: StepSpec, episode: Episode) -> tuple[StepSpec, Episode] | None:
@@ -31,10 +31,10 @@ class Case:
     """The spec and the episode that come back of what is written; None if the format says that it cannot."""
     same: Callable[[Episode, Episode], bool] = Episode.equals  # (wanted, got); for lossy fields, within the bound
 
-    def write(self, folder: Path, spec: StepSpec) -> EpisodeTarget:
+    def write(self, folder: Path, spec: StepSpec) -> DatasetWriter:
         return find_format(self.format).write(folder / self.file, spec, self.options)
 
-    def read(self, folder: Path) -> EpisodeSource:
+    def read(self, folder: Path) -> DatasetReader:
         return find_format(self.format).read(folder / self.file, self.read_options)
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Case:
 def all_cases() -> list[Case]:
     """Those of every format whose file is there and whose libraries are installed."""
     found: list[Case] = []
-    for name in KNOWN:
+    for name in FORMATS:
         if importlib.util.find_spec(f"tests.unit.formats.case_{name}") is not None:
             try:
                 find_format(name)

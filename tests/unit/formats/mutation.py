@@ -21,7 +21,7 @@ from tests.unit.formats.case import Case
 
 from understudy.core import Episode, StepSpec, UnderstudyError
 from understudy.core.examples import CANONICAL
-from understudy.formats import EpisodeSource, FormatError
+from understudy.formats import DatasetReader, FormatError
 
 LIMIT_S = 20.0  # for a data set that is read in some milliseconds
 LIMIT_BYTES = 512 * 2**20  # beyond what the process had when it began
@@ -125,7 +125,7 @@ def damage(place: Path, rng: random.Random) -> str:
     return f"{path.name}: {how.__name__}"
 
 
-def read_all(source: EpisodeSource) -> list[Episode]:
+def read_all(source: DatasetReader) -> list[Episode]:
     """The episodes, each checked against the spec."""
     found = []
     for _, episode in source.episodes():
@@ -161,7 +161,7 @@ def survive_in(
     name: str,
     places: Sequence[Path],
     file: str,
-    read: Callable[[Path], EpisodeSource],
+    read: Callable[[Path], DatasetReader],
     folder: Path,
     *,
     num: int,
@@ -189,7 +189,7 @@ def survive_in(
     return outcomes
 
 
-def _outcome(read: Callable[[Path], EpisodeSource], folder: Path) -> str:
+def _outcome(read: Callable[[Path], DatasetReader], folder: Path) -> str:
     signal.setitimer(signal.ITIMER_REAL, LIMIT_S)
     try:
         source = read(folder)

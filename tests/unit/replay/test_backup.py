@@ -8,7 +8,7 @@ from tests.writing import write_episode
 
 from understudy.core import StoreError
 from understudy.core.examples import CANONICAL
-from understudy.replay import Reader, Store, verify
+from understudy.replay import Reader, Store, compact, verify
 from understudy.replay.maintain.backup import backup
 
 
@@ -28,7 +28,7 @@ def test_a_backup_is_a_store_of_its_own(name: str, linked: bool, tmp_path: Path,
         write(store)
         backup(store, tmp_path / "copy")
         store.delete([1, 2])
-        store.compact(min_dead=0.0)
+        compact(store, min_dead=0.0)
         write(store)  # the store goes on, and the copy stays as it was
         with pytest.raises(StoreError, match="a backup is made in a new directory, and this exists"):
             backup(store, tmp_path / "copy")

@@ -13,8 +13,8 @@ import pytest
 from understudy.core import StoreError, StoreFormatError, StoreLockedError
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import EpisodeRecord, Reader, Store, verify
-from understudy.replay.write import edit_requests as inbox
-from understudy.replay.write.edit_requests import Request, pending, put
+from understudy.replay.write import edit_requests
+from understudy.replay.write.edit_requests import EditRequest, pending_edits, submit_edit
 
 
 def live(store: Store, number: int = 1) -> None:
@@ -47,41 +47,41 @@ def path(template: Path, tmp_path: Path) -> Path:
 
 
 def test_requests_are_applied_when_the_store_is_opened(path: Path) -> None:
-    put(path, Request(action="delete", episodes=(1, 2), who="ada"))
-    put(path, Request(action="label", episodes=(2, 3), labels={"look": "again"}, who="ada"))
-    put(path, Request(action="restore", episodes=(2,), who="bob"))
-    assert [request.action for request in pending(path)] == ["delete", "label", "restore"]
+    submit_edit(path, EditRequest(action="delete", episodes=(1, 2), who="ada"))
+    submit_edit(path, EditRequest(action="label", episodes=(2, 3), labels={"look": "again"}, who="ada"))
+    submit_edit(path, EditRequest(action="restore", episodes=(2,), who="bob"))
+    assert [request.action for request in pending_edits(path)] == ["delete", "label", "restore"]
     assert [record.deleted for record in records(path)] == [None] * 3
     Store.open(path).close()
     first, second, third = records(path)
     assert first.deleted
     assert second.deleted is None
     assert [record.info.labels for record in (first, second, third)] == [{}, {"look": "again"}, {"look": "again"}]
-    assert pending(path) == []
+    assert pending_edits(path) == []
     assert list((path / "inbox").iterdir()) == []
     assert verify(path).ok
     Store.open(path).close()
 
 
 def test_the_owner_applies_them_at_its_next_commit(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "LOOK_S", 0.0)
+    monkeypatch.setattr(edit_requests, "POLL_S", 0.0)
     with Store.open(path) as store:
-        put(path, Request(action="delete", episodes=(1,)))
+        submit_edit(path, EditRequest(action="delete", episodes=(1,)))
         with pytest.raises(StoreLockedError):
             Store.open(path)
         assert records(path)[0].deleted is None
         live(store)
         assert records(path)[0].deleted
-        put(path, Request(action="restore", episodes=(1,)))  # within the same tick of the directory's clock
+        submit_edit(path, EditRequest(action="restore", episodes=(1,)))  # within the same tick of the directory's clock
         live(store)
         assert records(path)[0].deleted is None
-        assert pending(path) == []
+        assert pending_edits(path) == []
 
 
 def test_a_commit_looks_at_most_once_in_a_while(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "LOOK_S", 3600.0)
+    monkeypatch.setattr(edit_requests, "POLL_S", 3600.0)
     with Store.open(path) as store:
-        put(path, Request(action="delete", episodes=(1,)))
+        submit_edit(path, EditRequest(action="delete", episodes=(1,)))
         live(store)
         assert records(path)[0].deleted is None
     Store.open(path).close()
@@ -89,14 +89,14 @@ def test_a_commit_looks_at_most_once_in_a_while(path: Path, monkeypatch: pytest.
 
 
 def test_an_inbox_that_has_not_changed_is_not_listed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "LOOK_S", 0.0)
+    monkeypatch.setattr(edit_requests, "POLL_S", 0.0)
     with Store.open(path) as store:
-        put(path, Request(action="delete", episodes=(1,)))
+        submit_edit(path, EditRequest(action="delete", episodes=(1,)))
         live(store)
-        time.sleep(inbox.TICK_S * 1.5)
+        time.sleep(edit_requests.CLOCK_TICK_S * 1.5)
         live(store)
         seen = []
-        monkeypatch.setattr(inbox, "_requests", lambda path: seen.append(path) or [])
+        monkeypatch.setattr(edit_requests, "_request_files", lambda path: seen.append(path) or [])
         live(store, 3)
         assert seen == []
         os.utime(path / "inbox")
@@ -111,7 +111,7 @@ def test_an_inbox_that_has_not_changed_is_not_listed(path: Path, monkeypatch: py
         (b"[]", "not a request"),
         (b"\xff", "not a request"),
         (b"[" * 100_000, "not a request"),
-        (b" " * (inbox.MAX_REQUEST_BYTES + 1), "expected up to"),
+        (b" " * (edit_requests.MAX_REQUEST_BYTES + 1), "expected up to"),
         (json.dumps({"action": "purge", "episodes": [1]}).encode(), "expected one of delete, restore, label"),
         (json.dumps({"action": "delete", "episodes": [1], "more": 1}).encode(), "more"),
         (json.dumps({"action": "delete", "episodes": []}).encode(), "numbers from 1"),
@@ -127,12 +127,12 @@ def test_a_damaged_request_is_set_aside_and_the_next_is_applied(
 ) -> None:
     (path / "inbox").mkdir()
     (path / "inbox" / "0.json").write_bytes(content)
-    put(path, Request(action="delete", episodes=(3,)))
-    assert len(pending(path)) in (1, 2)  # a request may be sound and about an episode that is not there
+    submit_edit(path, EditRequest(action="delete", episodes=(3,)))
+    assert len(pending_edits(path)) in (1, 2)  # a request may be sound and about an episode that is not there
     with caplog.at_level(logging.WARNING):
         Store.open(path).close()
     assert words in caplog.text
-    assert "0.json: set aside in refused/" in caplog.text
+    assert "0.json: moved to refused/" in caplog.text
     assert records(path)[2].deleted
     assert [p.name for p in (path / "inbox").glob("*.json")] == []
     assert (path / "inbox" / "refused" / "0.json").read_bytes() == content
@@ -143,14 +143,14 @@ def test_a_file_that_is_half_written_is_left_alone(path: Path) -> None:
     (path / "inbox" / "1.json.new").write_bytes(b'{"action": "del')
     Store.open(path).close()
     assert (path / "inbox" / "1.json.new").exists()
-    assert pending(path) == []
+    assert pending_edits(path) == []
 
 
 def test_a_request_needs_a_store(tmp_path: Path) -> None:
     with pytest.raises(StoreFormatError, match="not an Understudy store"):
-        put(tmp_path / "nothing", Request(action="delete", episodes=(1,)))
+        submit_edit(tmp_path / "nothing", EditRequest(action="delete", episodes=(1,)))
     with pytest.raises(StoreError, match="numbers from 1"):
-        Request(action="delete", episodes=(0,))
+        EditRequest(action="delete", episodes=(0,))
 
 
 def test_requests_of_many_processes_are_all_applied_while_another_commits(path: Path) -> None:
@@ -160,7 +160,7 @@ def test_requests_of_many_processes_are_all_applied_while_another_commits(path: 
         asking = [context.Process(target=_ask, args=(path, first)) for first in (1, 11)]
         for process in asking:
             process.start()
-        while any(process.is_alive() for process in asking) or pending(path):
+        while any(process.is_alive() for process in asking) or pending_edits(path):
             live(store)
             time.sleep(0.05)
         for process in asking:
@@ -171,16 +171,16 @@ def test_requests_of_many_processes_are_all_applied_while_another_commits(path: 
 
 def _ask(path: Path, first: int) -> None:
     for number in range(first, first + 10):
-        put(path, Request(action="label", episodes=(number,), labels={"n": str(number)}))
+        submit_edit(path, EditRequest(action="label", episodes=(number,), labels={"n": str(number)}))
 
 
 def test_a_request_in_the_same_tick_as_the_last_look_is_not_missed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "LOOK_S", 0.0)
+    monkeypatch.setattr(edit_requests, "POLL_S", 0.0)
     tick = time.time_ns() + 10**10  # a directory that changed just now, however slow this machine is
     (path / "inbox").mkdir()
     os.utime(path / "inbox", ns=(tick, tick))
     with Store.open(path) as store:  # looks, and finds nothing
-        put(path, Request(action="delete", episodes=(1,)))
+        submit_edit(path, EditRequest(action="delete", episodes=(1,)))
         os.utime(path / "inbox", ns=(tick, tick))
         live(store)
         assert records(path)[0].deleted

@@ -18,6 +18,7 @@ from tests.waiting import wait_for
 
 from understudy.robots import ArmError
 from understudy.robots.server import ArmServer
+from understudy.web.errors import AccessError, ListenError
 
 DOWN = [1.0, 0.0, 0.0, 0.0]
 BEAT_S = PointArm.limits.heartbeat_s
@@ -238,11 +239,11 @@ def test_who_gets_in(arm: PointArm) -> None:
         assert post("/getpos", Authorization=f"Bearer {token}", Host="evil.example:5000")[0] == 403
         assert post("/getpos", Authorization=f"Bearer {token}", Host="localhost:1")[0] == 200
         status, said = post("/getpos", Authorization=f"Bearer {token}", Origin="http://127.0.0.1")
-        assert (status, said["detail"]) == (403, "origin: a web page may not drive an arm; use a program")
+        assert (status, said["detail"]) == (403, "origin: a web page may not use this server; use a program")
         post.connection.close()
-    with pytest.raises(ArmError, match=r"host '0.0.0.0' can be reached from other machines, so a token is required"):
+    with pytest.raises(AccessError, match=r"host '0.0.0.0' can be reached from other machines, so a token is required"):
         ArmServer(arm, host="0.0.0.0", port=0)
-    with pytest.raises(ArmError, match=r"token: expected at least 16 characters, got 5"):
+    with pytest.raises(AccessError, match=r"token: expected at least 16 characters, got 5"):
         ArmServer(arm, port=0, token="short")
 
 
@@ -253,7 +254,10 @@ def test_a_large_body_is_refused_unread(post: Client) -> None:
 
 def test_a_port_that_is_taken(server: ArmServer, arm: PointArm) -> None:
     port = int(server.url.rpartition(":")[2])
-    with pytest.raises(ArmError, match=r"cannot listen on 127.0.0.1:\d+ .*; is another server there\?"):
+    with pytest.raises(
+        ListenError,
+        match=r"127.0.0.1:\d+: cannot listen there \(.*\); stop the server that does",
+    ):
         ArmServer(arm, port=port)
 
 

@@ -1,4 +1,4 @@
-"""`understudy compact`: gives back the disk space of deleted episodes."""
+"""`understudy compact`: frees the disk space of deleted episodes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from understudy.cli.console import progress_bar, size_text
 from understudy.core import StoreError
-from understudy.replay import Budget, Retention, Store, summarize
+from understudy.replay import Budget, Retention, Store, compact, summarize
 
 
 def command(
@@ -22,18 +22,18 @@ def command(
     max_demonstration_steps: int | None = None,
     yes: bool = False,
 ) -> int:
-    """Give back the disk space of deleted episodes; asks before it removes anything.
+    """Free the disk space of deleted episodes; asks before it removes anything.
 
-    With a budget, the oldest episodes of that kind beyond it are deleted first. Each kind has its own: practice
-    never evicts demonstrations.
+    With a maximum, the oldest episodes of that kind beyond it are deleted first. Each kind has its own maximum:
+    practice never evicts demonstrations.
 
     Args:
-        store: The directory of the store.
-        min_dead: Rewrite segments of which at least this share of rows is dead.
-        max_practice_steps: Keep at most so many steps of practice, the newest.
-        max_correction_steps: Keep at most so many steps of episodes in which a human took over.
-        max_demonstration_steps: Keep at most so many steps of demonstrations.
-        yes: Do not ask.
+        store: Directory of the store.
+        min_dead: Smallest share of deleted rows (0 to 1) at which a segment file is rewritten.
+        max_practice_steps: Number of the newest steps of practice to keep; by default all.
+        max_correction_steps: Number of the newest steps of episodes with an intervention to keep; by default all.
+        max_demonstration_steps: Number of the newest steps of demonstrations to keep; by default all.
+        yes: Remove the episodes without asking first.
     """
     console = Console()
     retention = Retention(
@@ -54,11 +54,11 @@ def command(
             console.print("nothing was changed")
             return 1
         opened.retain(retention)
-        with progress_bar(console, "compact") as move:
-            report = opened.compact(min_dead=min_dead, progress=move)
+        with progress_bar(console, "compact") as progress:
+            report = compact(opened, min_dead=min_dead, progress=progress)
     console.print(
         f"removed {report.segments_removed} segments, wrote {report.segments_written}; {report.rows_moved:,} rows "
-        f"moved, {report.episodes_purged} episodes gone, {size_text(report.bytes_freed)} given back, "
+        f"moved, {report.episodes_purged} episodes removed, {size_text(report.bytes_freed)} freed, "
         f"{report.orphans_removed} leftover files removed",
         style="green",
         highlight=False,
@@ -72,5 +72,5 @@ def command(
 
 def _asked(console: Console) -> bool:
     if not sys.stdin.isatty():
-        raise StoreError("compact removes data and nobody is there to be asked; add --yes if that is meant")
+        raise StoreError("compact removes data and cannot ask, because there is no terminal; add --yes to confirm")
     return console.input("remove them? [y/N] ").strip().lower() in ("y", "yes")

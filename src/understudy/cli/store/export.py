@@ -1,4 +1,4 @@
-"""`understudy export`: episodes of a store as a data set of another format."""
+"""`understudy export`: exports episodes of a store as a dataset of another format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.store.import_ import episodes_bar
-from understudy.formats import find_place
+from understudy.formats import parse_dataset_path
 from understudy.training.data import dataset_io as exchange
 
 
@@ -19,17 +19,17 @@ def command(
     *,
     where: str = "1",
 ) -> int:
-    """Write episodes of a store as a data set of another format; it is there whole, or not at all.
+    """Export episodes of a store as a dataset of another format; the dataset appears only when it is complete.
 
-    What the format cannot carry is printed. Options of the format stand behind the path: 'rlds:out?images=jpeg'.
+    Prints what the format cannot hold. Options of the format follow the path: 'rlds:out?images=jpeg'.
 
     Args:
-        store: The directory of the store; another process may be writing to it.
-        target: FORMAT:PATH of the new data set, such as rlds:out/kitchen/1.0.0; formats are in docs/importing.md.
-        where: Which episodes: SQL on their attributes, as in views, such as "success = 1 and kind = 'demonstration'".
+        store: Directory of the store, to which another process may be writing.
+        target: New dataset as FORMAT:PATH, such as rlds:out/kitchen/1.0.0; docs/importing.md lists the formats.
+        where: Episodes to export, as an SQL condition such as "success = 1 and kind = 'demonstration'".
     """
     console = Console(highlight=False)
-    place = find_place(target)
+    place = parse_dataset_path(target)
     with episodes_bar(console, place.path.name) as progress:
         report = exchange.export_episodes(store, place, where=where, progress=progress)
     console.print(
@@ -38,7 +38,7 @@ def command(
         soft_wrap=True,
     )
     if report.num_unfinished:
-        console.print(f"{report.num_unfinished:,} have no finished step yet and were left out", soft_wrap=True)
+        console.print(f"{report.num_unfinished:,} have no complete step yet and were skipped", soft_wrap=True)
     for sentence in place.format.cannot:
         console.print(f"  {place.format.name}: {sentence}", style="dim", soft_wrap=True, markup=False)
     return 0

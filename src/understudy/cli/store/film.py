@@ -1,4 +1,4 @@
-"""`understudy film`: an episode's cameras as a moving picture, with a strip that shows who was in control."""
+"""`understudy film`: writes the cameras of an episode as a video, with a strip that shows the source of each action."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from understudy.core import UnderstudyError
 from understudy.replay import Reader
-from understudy.training.runs.video import film, write_film
+from understudy.training.runs.video import draw_episode, write_video
 
 
 def command(
@@ -20,22 +20,22 @@ def command(
     out: Path | None = None,
     fps: float = 20.0,
 ) -> int:
-    """Make a moving picture (GIF) of an episode: its cameras side by side, and below them who was in control.
+    """Write an episode as a GIF video: its cameras side by side, and below them the source of each action.
 
-    Grey is the policy, orange a human, blue a script, purple chance.
+    Grey is the policy, orange a human, blue a script, purple a random action.
 
     Args:
         store: Directory of the store.
-        episode: Number of the episode, as `understudy info STORE --episodes` shows it.
-        out: File to write; by default episode-NUMBER.gif here.
-        fps: Frames a second.
+        episode: Id of the episode, as `understudy info STORE --episodes` shows it.
+        out: File to write; by default episode-ID.gif in the working directory.
+        fps: Frame rate of the video in frames per second.
     """
     if not fps > 0:
         raise UnderstudyError(f"fps: expected a number above 0, got {fps:g}")
     out = out or Path(f"episode-{episode}.gif")
     with Reader(store) as reader:
-        frames = film(reader.read(episode))
-    write_film(out, frames, fps=fps)
+        frames = draw_episode(reader.read(episode))
+    write_video(out, frames, fps=fps)
     height, width = frames[0].shape[:2]
     Console(highlight=False).print(f"{out}: {len(frames)} frames of {width}x{height}", soft_wrap=True)
     return 0

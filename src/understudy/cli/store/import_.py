@@ -1,4 +1,4 @@
-"""`understudy import`: a data set of another format into a store."""
+"""`understudy import`: imports a dataset of another format into a store."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from understudy.core import UnderstudyError
-from understudy.formats import EpisodeSource, Place, find_place
+from understudy.formats import DatasetPath, DatasetReader, parse_dataset_path
 from understudy.training.data import dataset_io as exchange
 
 
@@ -29,52 +29,52 @@ def command(
     token_file: Path | None = None,
     tls_cert: Path | None = None,
 ) -> int:
-    """Bring a data set of another format into a store; what is there already is not imported again.
+    """Import a dataset of another format into a store; episodes that the store already has are skipped.
 
-    An import that was interrupted, even by a kill, goes on with the same command. Each episode says where it came from
-    in its label `origin`. Options of the format stand behind the path: 'rlds:kitchen/1.0.0?split=train&last=step'.
+    The same command continues an import that was interrupted or killed. The label `origin` of each episode names its
+    source. Options of the format follow the path: 'rlds:kitchen/1.0.0?split=train&last=step'.
 
     Args:
-        source: FORMAT:PATH, such as rlds:~/data/kitchen/1.0.0; formats are in docs/importing.md.
-        store: Directory of a store (made if it is not there), or the address of a server (host:port).
-        kind: What the episodes are; by default what the data says, and practice where it says nothing.
-        dry_run: Say what would become of the fields, and read nothing but the first episode.
-        workers: Threads that decode, for formats that have them.
-        token_file: With a server: file with its token.
-        tls_cert: With a server: its certificate.
+        source: Dataset as FORMAT:PATH, such as rlds:~/data/kitchen/1.0.0; docs/importing.md lists the formats.
+        store: Directory of a store, which is created if needed, or the address of a server (HOST:PORT).
+        kind: Kind of the episodes; by default that in the dataset, or practice if it has none.
+        dry_run: Print how the fields are mapped, and read only the first episode.
+        workers: Number of decoder threads, for formats that have them.
+        token_file: File with the server's token, if it needs one.
+        tls_cert: File with the server's TLS certificate in PEM format, if it uses one.
     """
     console = Console(highlight=False)
-    place = find_place(source)
+    place = parse_dataset_path(source)
     if workers is not None:
         place = replace(place, options={**place.options, "workers": str(workers)})
     if store is None and not dry_run:
-        raise UnderstudyError("store: expected a directory or the address of a server; or look first with --dry-run")
+        raise UnderstudyError("store: expected a directory or the address of a server; to look first, add --dry-run")
     with closing(place.format.read(place.path, place.options)) as opened:
         if dry_run:
             _show(console, place, opened)
             return 0
         assert store is not None
         with (
-            exchange.open_destination(store, token_file=token_file, tls_cert=tls_cert) as destination,
+            exchange.open_import_target(store, token_file=token_file, tls_cert=tls_cert) as target,
             episodes_bar(console, place.path.name) as progress,
         ):
-            report = exchange.import_episodes(opened, destination, place, kind=kind, progress=progress)
-    said = [f"{report.num_imported:,} episodes imported ({report.num_steps:,} steps)"]
+            report = exchange.import_episodes(opened, target, place, kind=kind, progress=progress)
+    parts = [f"{report.num_imported:,} episodes imported ({report.num_steps:,} steps)"]
     if report.num_known:
-        said.append(f"{report.num_known:,} were there already")
+        parts.append(f"{report.num_known:,} were in the store already")
     if report.num_without_steps:
-        said.append(f"{report.num_without_steps:,} have no step and were left out")
-    console.print("; ".join(said), style="green" if report.num_imported or report.num_known else "red", soft_wrap=True)
+        parts.append(f"{report.num_without_steps:,} have no step and were skipped")
+    console.print("; ".join(parts), style="green" if report.num_imported or report.num_known else "red", soft_wrap=True)
     return 0 if report.num_imported or report.num_known else 1
 
 
-def _show(console: Console, place: Place, opened: EpisodeSource) -> None:
-    """What each field becomes."""
+def _show(console: Console, place: DatasetPath, opened: DatasetReader) -> None:
+    """Print what each field of the dataset becomes."""
     total = "an unknown number of" if opened.num_episodes is None else f"{opened.num_episodes:,}"
     console.print(f"[bold]{escape(str(place.path))}[/bold]  {place.format.name}, {total} episodes", soft_wrap=True)
     columns = opened.spec.columns
     table = Table()
-    for name in ("theirs", "ours", "is", "how"):
+    for name in ("dataset", "store", "type", "conversion"):
         table.add_column(name, overflow="fold")
     for line in opened.mapping:
         leaf = columns.get(line.ours)
@@ -85,7 +85,7 @@ def _show(console: Console, place: Place, opened: EpisodeSource) -> None:
 
 @contextmanager
 def episodes_bar(console: Console, what: str) -> Iterator[exchange.Progress]:
-    """A bar that is moved by calling it with (done, of); it goes away at the end."""
+    """A bar that is updated by calling it with (completed, total), and removed at the end."""
     columns = (
         TextColumn(escape(what)),
         BarColumn(),
@@ -98,7 +98,7 @@ def episodes_bar(console: Console, what: str) -> Iterator[exchange.Progress]:
     with Progress(*columns, console=console, transient=True) as bar:
         line = bar.add_task(what, total=None)
 
-        def move(done: int, of: int | None) -> None:
-            bar.update(line, completed=done, total=of)
+        def update(completed: int, total: int | None) -> None:
+            bar.update(line, completed=completed, total=total)
 
-        yield move
+        yield update

@@ -1,4 +1,4 @@
-"""`understudy info`: what a store holds."""
+"""`understudy info`: shows what a store contains."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from understudy.replay import EpisodeRecord, Reader, Summary, summarize
 def command(
     store: tyro.conf.Positional[Path], *, episodes: bool = False, limit: int = 20, as_json: bool = False
 ) -> int:
-    """Show what a store holds, also while another process writes to it.
+    """Show what a store contains, also while another process writes to it.
 
     Args:
-        store: The directory of the store.
-        episodes: List the newest episodes instead.
-        limit: How many episodes to list.
+        store: Directory of the store.
+        episodes: List the newest episodes instead of a summary.
+        limit: Number of episodes to list.
         as_json: Print JSON instead of tables.
     """
     console = Console()
@@ -44,7 +44,7 @@ def command(
 
 
 def _print(console: Console, summary: Summary) -> None:
-    state = "being written now" if summary.being_written else "at rest"
+    state = "being written" if summary.being_written else "not being written"
     console.print(
         f"[bold]{summary.path}[/bold]  commit {summary.commit}, {state}, {size_text(summary.disk_bytes)} on disk"
     )
@@ -53,7 +53,7 @@ def _print(console: Console, summary: Summary) -> None:
         table.add_column(name, justify="left" if name == "kind" else "right")
     for group in summary.totals:
         kind = f"{group.kind}, deleted" if group.deleted else group.kind
-        success = f"{group.successes} of {group.judged}" if group.judged else "-"
+        success = f"{group.successes} of {group.success_known}" if group.success_known else "-"
         table.add_row(
             kind,
             f"{group.episodes:,}",
@@ -67,20 +67,20 @@ def _print(console: Console, summary: Summary) -> None:
         )
     console.print(table)
     for number, spec in enumerate(summary.specs):
-        fields = ", ".join(f"{path} {leaf}" for path, leaf in spec.columns.items() if _told(path))
+        fields = ", ".join(f"{path} {leaf}" for path, leaf in spec.columns.items() if _is_shown(path))
         console.print(f"spec {number + 1}: {fields}", highlight=False)
     names = sorted({writer.name for writer in summary.writers})
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     console.print(f"writers: {shown or 'none'}", highlight=False)
     lines = [f"{summary.num_segments} segments with {summary.num_rows:,} rows"]
     if summary.num_dead_rows:
-        lines.append(f"{summary.num_dead_rows:,} of the rows are dead; `understudy compact` gives their space back")
+        lines.append(f"{summary.num_dead_rows:,} of the rows are dead; `understudy compact` frees their space")
     if summary.num_orphans:
         lines.append(f"{summary.num_orphans} files were left by a crash; `understudy compact` removes them")
     console.print("\n".join(lines), highlight=False)
 
 
-def _told(path: str) -> bool:
+def _is_shown(path: str) -> bool:
     return path.split("/")[0] in ("observation", "action", "extras", "reward")
 
 

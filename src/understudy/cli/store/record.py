@@ -1,4 +1,4 @@
-"""`understudy record`: demonstrations of a task into a store."""
+"""`understudy record`: records demonstrations of a task into a store."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import tyro
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from understudy.cli.operator import open_hands, open_pace, open_page
+from understudy.cli.operator import open_operator_input, open_pace, open_page
 from understudy.core import UnderstudyError
 from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import AlwaysScript, Device, Takeover
 from understudy.envs.world import World
-from understudy.training import RecordConfig, RecordReport, Rolled, open_target
+from understudy.training import EpisodeResult, RecordConfig, RecordReport, open_target
 from understudy.training.data.record import record
 from understudy.training.data.run_episode import Show
 
@@ -37,62 +37,64 @@ def command(
     token_file: Path | None = None,
     tls_cert: Path | None = None,
 ) -> int:
-    """Record demonstrations of a task until enough of them have succeeded, by a script or by a person.
+    """Record demonstrations of a task, by a script or a human, until enough of them have succeeded.
 
-    Failures are kept and marked, and are not in the view `demo`. What was recorded before counts, so an interrupted
-    recording goes on where it stopped. Exit code 1 if the successes were not reached.
+    Failed episodes are stored with their outcome, and are not in the view `DEMO`. Earlier successes in the store count,
+    so an interrupted recording continues where it stopped. Exit code 1 if there are too few successes.
 
     Args:
-        target: Directory of a store (made if it is not there), or the address of a server (host:port).
-        env: The world and its task, such as metaworld:push-v3; `understudy env list` lists the worlds.
-        human: Who demonstrates: the world's script, or a person at a browser page or a SpaceMouse.
-        successes: Successful demonstrations wanted, those already there included.
-        noise: Spread of what is added to the script's speeds, so that no two demonstrations are alike.
-        operator: Name of who demonstrates, kept with each episode.
-        max_episodes: Give up after so many; by default three times the successes.
-        seed: Chooses the start states and the noise.
-        hz: Steps a second; by default 10 for a person, and as fast as it goes for a script.
-        page: Address (host:port) of the page with live pictures; 127.0.0.1:7448 with a browser, else none.
-        spool: With a server: directory on this machine in which steps survive a crash.
-        token_file: With a server: file with its token.
-        tls_cert: With a server: its certificate.
+        target: Directory of a store, which is created if needed, or the address of a server (HOST:PORT).
+        env: Name of the world and its task, such as metaworld:push-v3; `understudy env list` lists the worlds.
+        human: Who demonstrates: the world's script, or a human at a browser page or a SpaceMouse.
+        successes: Number of successful demonstrations that the store should have in the end.
+        noise: Standard deviation of the noise on the script's actions, so that demonstrations differ.
+        operator: Name of the human operator, which is stored with each episode.
+        max_episodes: Number of episodes after which to give up; by default three times the successes.
+        seed: Seed of the starts and of the noise.
+        hz: Control rate in steps per second; by default 10 for a human, and no limit for a script.
+        page: Address (HOST:PORT) of the page with camera images; by default 127.0.0.1:7448 with a browser, else none.
+        spool: Directory on a local disk that keeps steps through a crash until the server has them.
+        token_file: File with the server's token, if it needs one.
+        tls_cert: File with the server's TLS certificate in PEM format, if it uses one.
     """
     console = Console(highlight=False)
     if spool is not None and ":" not in target:
-        raise UnderstudyError("spool: a store here needs none; leave it out, or give the address of a server")
-    with ExitStack() as undo:
+        raise UnderstudyError(
+            "spool: a store on this machine needs none; leave --spool out, or give the address of a server"
+        )
+    with ExitStack() as stack:
         with console.status(f"{env}: starting"):
-            world = undo.enter_context(open_world(env))
+            world = stack.enter_context(open_world(env))
         task = world.task.name
         config = RecordConfig(task=task, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed)
         if human == "script":
             device: Device = _script(world, noise, seed)
-            show: Show | None = None if page is None else open_page(undo, console, world, page, watch_only=True).show
+            show: Show | None = None if page is None else open_page(stack, console, world, page, watch_only=True).show
         else:
-            device, show = open_hands(undo, console, world, human, page, to_the_end=True)
-        pace = open_pace(world, hz, person=human != "script")
+            device, show = open_operator_input(stack, console, world, human, page, to_the_end=True)
+        pace = open_pace(world, hz, human=human != "script")
         takeover = Takeover(device, operator=operator)
-        opened = undo.enter_context(open_target(target, spool=spool, token_file=token_file, tls_cert=tls_cert))
-        bar = undo.enter_context(_bar(console, task))
+        opened = stack.enter_context(open_target(target, spool=spool, token_file=token_file, tls_cert=tls_cert))
+        bar = stack.enter_context(_bar(console, task))
         line = bar.add_task(task, total=successes, last="")
 
-        def progress(report: RecordReport, rolled: Rolled) -> None:
-            last = f"last: {'success' if rolled.success else 'failure'} in {rolled.num_steps} steps"
+        def progress(report: RecordReport, episode: EpisodeResult) -> None:
+            last = f"last: {'success' if episode.success else 'failure'} in {episode.num_steps} steps"
             bar.update(line, completed=min(report.num_successes, successes), last=last)
 
         report = record(world, opened, takeover, config, progress, pace=pace, show=show)
-    done = report.num_successes >= successes
+    reached = report.num_successes >= successes
     broken = f", {report.num_broken} of them cut because the simulator failed" if report.num_broken else ""
     console.print(
         f"{report.num_successes} successes in {report.num_episodes} episodes of {task}{broken} "
-        f"({report.num_steps} steps recorded now)",
-        style="green" if done else "red",
+        f"({report.num_steps} new steps)",
+        style="green" if reached else "red",
         soft_wrap=True,
     )
-    kept = pace or getattr(world, "pace", None)  # its own, of a world that lives in real time
+    kept = pace or getattr(world, "pace", None)  # a real-time world has its own
     if kept is not None and kept.report.num_ticks:
         console.print(str(kept.report), soft_wrap=True)
-    return 0 if done else 1
+    return 0 if reached else 1
 
 
 def _script(world: World, noise: float, seed: int) -> Device:

@@ -1,4 +1,4 @@
-"""`understudy repair`: keeps all that is whole in a damaged store and says what it dropped."""
+"""`understudy repair`: keeps every valid row of a damaged store and reports what it dropped."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from understudy.replay import repair
 
 
 def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
-    """Keep all rows of a store that are whole, in episodes without gaps, and say what was dropped.
+    """Keep all valid rows of a store, in episodes without gaps, and report what was dropped.
 
-    Changes nothing if nothing is wrong. No file is deleted: a catalog that cannot be trusted is put aside in the
-    store's directory, and dropped rows stay in their files until `understudy compact`.
+    Changes nothing if nothing is wrong. No file is deleted: a damaged catalog is renamed within the store's directory,
+    and dropped rows stay in their files until `understudy compact`.
 
     Args:
-        store: The directory of the store.
-        limit: How many actions and problems to print.
+        store: Directory of the store.
+        limit: Largest number of actions and problems to print.
     """
     console = Console()
-    with progress_bar(console, "repair") as move:
-        report = repair(store, progress=move)
+    with progress_bar(console, "repair") as progress:
+        report = repair(store, progress=progress)
     if report.before.ok:
         console.print("nothing to repair", style="green")
         return 0
@@ -34,7 +34,7 @@ def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
         console.print(f"and {len(report.actions) - limit} more")
     console.print(
         f"dropped {report.rows_dropped} rows; {report.episodes_trimmed} episodes are shorter, {report.episodes_lost} "
-        f"are gone, {report.episodes_salvaged} new ones hold whole rows from behind a gap",
+        f"are lost, {report.episodes_salvaged} new ones hold the valid rows after a gap",
         highlight=False,
     )
     return show_report(console, report.after, limit)

@@ -1,4 +1,4 @@
-"""`understudy serve`: a store over the network."""
+"""`understudy serve`: serves a store over the network."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from rich.console import Console
 from understudy.cli.console import with_remote
 from understudy.replay import Store
 from understudy.training.runs.health import HEALTH, Health
+from understudy.web.access import is_loopback
+from understudy.web.tokens import read_token
 
-SLOW_COMMIT_S = 5.0  # beyond this a commit counts as no progress
+SLOW_COMMIT_S = 5.0  # a commit that takes longer counts as no progress
 
 
 def command(
@@ -32,28 +34,27 @@ def command(
     replaces: tuple[str, ...] = (),
     verbose: bool = False,
 ) -> int:
-    """Serve a store: writers send steps to it, learners sample from it, parameters go the other way.
+    """Serve a store: writers send steps, learners sample from it and publish policies to actors.
 
-    A step is acknowledged when it is on disk. Stop with Ctrl-C; whatever happens, nothing acknowledged is lost.
+    A step is acknowledged when it is on disk, so no acknowledged step is lost in a crash. Stop with Ctrl-C.
 
     Args:
-        store: Directory of the store; made if it is not there.
-        host: Address to listen on. Anything but loopback needs --token-file.
-        port: Port to listen on; 0 takes any that is free.
-        token_file: File with the token that clients must show, at least 16 characters.
-        tls_cert: Certificate (PEM); clients trust it with connect(..., tls_cert=...).
-        tls_key: Its private key (PEM).
-        metrics_port: Show Prometheus metrics at http://127.0.0.1:PORT/metrics.
-        max_message_mb: The largest message that is taken.
-        replaces: Stores (by their identity) that are gone for good: writers that sent to one of them go on with this
-            one instead of waiting for it.
-        verbose: Log each refusal.
+        store: Directory of the store, which is created if needed.
+        host: Address to listen on; all but loopback addresses need --token-file.
+        port: TCP port to listen on; 0 takes any free port.
+        token_file: File with the token that clients must send, of at least 16 characters.
+        tls_cert: File with the TLS certificate in PEM format, which clients trust with connect(..., tls_cert=...).
+        tls_key: File with the private key of the certificate in PEM format.
+        metrics_port: TCP port of Prometheus metrics, at http://127.0.0.1:PORT/metrics; by default none.
+        max_message_mb: Size of the largest accepted message in MiB.
+        replaces: Ids of lost stores that this store replaces; their writers continue here instead of waiting.
+        verbose: Log each refused request.
     """
     service = with_remote("understudy.service")
     console = Console(highlight=False)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(message)s")
     service.keep_large_blocks()
-    token = service.read_token(token_file) if token_file is not None else None
+    token = read_token(token_file) if token_file is not None else None
     config = service.ServerConfig(
         host=host,
         port=port,
@@ -64,22 +65,22 @@ def command(
         replaces=replaces,
     )
     stop = threading.Event()
-    with Store.open(store) as opened, contextlib.ExitStack() as undo:
-        server = undo.enter_context(service.Server(opened, config))
+    with Store.open(store) as opened, contextlib.ExitStack() as stack:
+        server = stack.enter_context(service.Server(opened, config))
         for number in (signal.SIGINT, signal.SIGTERM):
-            undo.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+            stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
         console.print(f"serving {store} at {server.address}", soft_wrap=True)
-        if token is not None and tls_cert is None and not service.is_loopback(host):
-            console.print("without --tls-cert, the token and all data cross the network in the clear", style="yellow")
+        if token is not None and tls_cert is None and not is_loopback(host):
+            console.print("without --tls-cert, the token and all data cross the network unencrypted", style="yellow")
         if metrics_port is not None:
             shown, close = server.metrics.serve(metrics_port)
-            undo.callback(close)
+            stack.callback(close)
             console.print(f"metrics at http://127.0.0.1:{shown}/metrics")
-        health = undo.enter_context(Health(store / HEALTH, role="server", name=store.resolve().name))
-        health.add(lambda: {"address": server.address, "commit": opened.last_commit, **server.heard.to_json()})
+        health = stack.enter_context(Health(store / HEALTH, role="server", name=store.resolve().name))
+        health.add(lambda: {"address": server.address, "commit": opened.last_commit, **server.writer_stats.to_json()})
         while not stop.is_set() and not server.failed.wait(0.2):
-            if server.answers(timeout_s=1.0) and server.heard.oldest_s < SLOW_COMMIT_S:
-                health.progress("serving", policy_version=server.board.version)
+            if server.is_responsive(timeout_s=1.0) and server.writer_stats.oldest_pending_s < SLOW_COMMIT_S:
+                health.progress("serving", policy_version=server.parameters.version)
         if server.failure is not None:
             raise server.failure
         console.print(f"stopped at commit {opened.last_commit}")

@@ -1,4 +1,4 @@
-"""`understudy verify`: checks that every byte of a store is what was written."""
+"""`understudy verify`: checks that every byte of a store is as it was written."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from understudy.replay import VerifyReport, verify
 
 
 def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
-    """Read every committed byte of a store and say what is not as it was written; changes nothing.
+    """Read every committed byte of a store and report what is not as it was written; changes nothing.
 
     May run while another process writes. Exit code 1 if anything is damaged.
 
     Args:
-        store: The directory of the store.
-        limit: How many problems to print.
+        store: Directory of the store.
+        limit: Largest number of problems to print.
     """
     console = Console()
-    with progress_bar(console, "verify") as move:
-        report = verify(store, progress=move)
+    with progress_bar(console, "verify") as progress:
+        report = verify(store, progress=progress)
     return show_report(console, report, limit)
 
 
 def show_report(console: Console, report: VerifyReport, limit: int) -> int:
-    """Print what verify found; returns the exit code."""
+    """Print the result of verify; returns the exit code."""
     for note in report.notes[:limit]:
         console.print(f"note: {note}", style="yellow", highlight=False, soft_wrap=True)
     for problem in report.problems[:limit]:
@@ -36,7 +36,9 @@ def show_report(console: Console, report: VerifyReport, limit: int) -> int:
         console.print(f"and {len(report.problems) - limit} more", style="red")
     what = f"{report.num_episodes:,} episodes, {report.num_rows:,} rows, {report.num_segments} segments"
     if report.ok:
-        console.print(f"all is as it was written: {what}, up to commit {report.commit}", style="green", highlight=False)
+        console.print(
+            f"everything is as it was written: {what}, up to commit {report.commit}", style="green", highlight=False
+        )
         return 0
     console.print(
         f"{len(report.problems)} problems; read {what}; run `understudy repair`", style="red", highlight=False

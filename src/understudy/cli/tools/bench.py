@@ -1,11 +1,12 @@
-"""`understudy bench`: speed, measured on the machine it is run on."""
+"""`understudy bench`: measures the speed of this machine."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import Progress
@@ -13,26 +14,29 @@ from rich.table import Table
 
 from understudy.cli.console import with_remote
 from understudy.core import UnderstudyError
-from understudy.selftest.bench_sample import SampleBenchConfig, measure_sampling
-from understudy.selftest.bench_store import APPEND, COMMIT, BenchConfig, BenchResult, measure
+
+if TYPE_CHECKING:
+    from understudy.selftest.bench_store import BenchConfig, BenchResult
 
 
 def store(*, directory: Path | None = None, rounds: int = 7, commits: int = 50, commit_steps: int = 50) -> int:
     """Compare durable commits with a bare pwrite and fdatasync of the same bytes.
 
-    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action. All ways take turns; a figure is the median
-    of the rounds, and a ratio is the bare time divided by ours.
+    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action. The methods take turns; a number is the
+    median of the rounds, and a ratio is the bare time divided by ours.
 
     Args:
-        directory: Where to measure, in a new directory that is removed afterwards; by default here.
-        rounds: How often all ways are measured.
-        commits: Commits of each way in each round.
-        commit_steps: Steps in each commit.
+        directory: Directory for the temporary files of the measurement; by default the working directory.
+        rounds: Number of rounds; each measures every method once.
+        commits: Number of commits of each method in each round.
+        commit_steps: Number of steps in each commit.
     """
+    from understudy.selftest.bench_store import BenchConfig, measure
+
     console = Console()
-    with _place(directory) as place:
-        config = BenchConfig(directory=place, rounds=rounds, commits=commits, commit_steps=commit_steps)
-        # It refreshes between turns only: a thread that draws would be measured too.
+    with _temporary_directory(directory) as path:
+        config = BenchConfig(directory=path, rounds=rounds, commits=commits, commit_steps=commit_steps)
+        # Refreshes only between turns: a thread that draws would be measured too.
         with Progress(console=console, auto_refresh=False, transient=True) as progress:
             task = progress.add_task("bench store", total=config.num_turns)
             result = measure(config, lambda: progress.update(task, advance=1, refresh=True))
@@ -46,14 +50,17 @@ def sample(*, directory: Path | None = None, steps: int = 20_000, batch_size: in
     A step has two 128x128x3 cameras, 20 numbers of state and 7 of action; a batch has observation and next observation.
 
     Args:
-        directory: Where to measure, in a new directory that is removed afterwards; by default here. 98 kB a step.
-        steps: Steps in the store.
-        batch_size: Transitions in a batch.
-        rounds: How often all ways are measured.
+        directory: Directory for the temporary files of the measurement; by default the working directory.
+            A step takes 98 kB.
+        steps: Number of steps in the store.
+        batch_size: Number of transitions in a batch.
+        rounds: Number of rounds; each measures every method once.
     """
+    from understudy.selftest.bench_sample import SampleBenchConfig, measure_sampling
+
     console = Console()
-    with _place(directory) as place:
-        config = SampleBenchConfig(directory=place, steps=steps, batch_size=batch_size, rounds=rounds)
+    with _temporary_directory(directory) as path:
+        config = SampleBenchConfig(directory=path, steps=steps, batch_size=batch_size, rounds=rounds)
         with console.status("bench sample") as status:
             result = measure_sampling(config, lambda what: status.update(f"bench sample: {what}"))
     table = Table(
@@ -87,57 +94,57 @@ def deliver(
     """Compare delivery to a durable store in another process with a bare gRPC stream of the same bytes.
 
     A step has two 128x128x3 cameras, 20 numbers of state and 7 of action. Measured from the first append until the
-    server has all steps on disk. All ways take turns; a figure is the median of the rounds, and a ratio is the bare
-    time divided by ours. With several writers there is nothing bare; shown is what the slowest gets beside the mean.
+    server has all steps on disk. The methods take turns; a number is the median of the rounds, and a ratio is the bare
+    time divided by ours. With several writers it compares the slowest writer with the mean instead.
 
     Args:
-        directory: Where to measure, in a new directory that is removed afterwards; by default here.
-        rounds: How often all ways are measured.
-        chunks: Chunks of each writer in each round.
-        chunk_steps: Steps in each chunk.
-        writers: Writers at once, in up to 4 client processes.
+        directory: Directory for the temporary files of the measurement; by default the working directory.
+        rounds: Number of rounds; each measures every method once.
+        chunks: Number of chunks of each writer in each round.
+        chunk_steps: Number of steps in each chunk.
+        writers: Number of writers at the same time, in up to 4 client processes.
     """
     parts = with_remote("understudy.cli.tools.bench_deliver")
-    with _place(directory) as place:
-        parts.deliver(place, rounds=rounds, chunks=chunks, chunk_steps=chunk_steps, writers=writers)
+    with _temporary_directory(directory) as path:
+        parts.deliver(path, rounds=rounds, chunks=chunks, chunk_steps=chunk_steps, writers=writers)
     return 0
 
 
 def control_loop(*, directory: Path | None = None, seconds: float = 60.0, rate_hz: float = 100.0) -> int:
-    """Measure what append costs a control loop while the server is healthy, slow, dead, or comes and goes.
+    """Measure the time of append in a control loop while the server is healthy, slow, dead, or restarts.
 
-    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action, and goes to a spool on disk. The server is in
-    a process of its own; it is stopped for 2 s in 3, killed for good, or killed every 4 s. Exit code 1 if a step is
-    lost.
+    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action, and goes to a spool on disk. The server is a
+    subprocess that is paused for 2 s in 3, killed for good, or killed every 4 s. Exit code 1 if a step is lost.
 
     Args:
-        directory: Where to measure, in a new directory that is removed afterwards; by default here.
-        seconds: Of each of the four phases.
-        rate_hz: Steps a second.
+        directory: Directory for the temporary files of the measurement; by default the working directory.
+        seconds: Duration of each of the four phases in seconds.
+        rate_hz: Control rate in steps per second.
     """
     parts = with_remote("understudy.cli.tools.bench_deliver")
-    with _place(directory) as place:
-        lost = parts.control_loop(place, seconds=seconds, rate_hz=rate_hz)
+    with _temporary_directory(directory) as path:
+        lost = parts.control_loop(path, seconds=seconds, rate_hz=rate_hz)
     return 1 if lost else 0
 
 
 def remote_sample(
     *, directory: Path | None = None, steps: int = 20_000, batch_size: int = 256, batches: int = 10, rounds: int = 7
 ) -> int:
-    """Compare batches drawn over loopback with bare gRPC streams of as many bytes.
+    """Compare batches sampled over loopback with bare gRPC streams of the same size.
 
     A step has two 128x128x3 cameras, 20 numbers of state and 7 of action; a batch has observation and next observation.
 
     Args:
-        directory: Where to measure, in a new directory that is removed afterwards; by default here. 98 kB a step.
-        steps: Steps in the store.
-        batch_size: Transitions in a batch.
-        batches: Batches in each round.
-        rounds: How often all ways are measured.
+        directory: Directory for the temporary files of the measurement; by default the working directory.
+            A step takes 98 kB.
+        steps: Number of steps in the store.
+        batch_size: Number of transitions in a batch.
+        batches: Number of batches in each round.
+        rounds: Number of rounds; each measures every method once.
     """
     parts = with_remote("understudy.cli.tools.bench_remote")
-    with _place(directory) as place:
-        parts.remote_sample(place, steps=steps, batch_size=batch_size, batches=batches, rounds=rounds)
+    with _temporary_directory(directory) as path:
+        parts.remote_sample(path, steps=steps, batch_size=batch_size, batches=batches, rounds=rounds)
     return 0
 
 
@@ -147,43 +154,35 @@ def parameters(*, directory: Path | None = None, megabytes: int = 100, readers: 
     Measured from the call of publish until the last reader has the version; each reader is a process.
 
     Args:
-        directory: Where to measure, in a new directory that is removed afterwards; by default here.
-        megabytes: Size of the parameters.
-        readers: How many actors.
-        rounds: How often both ways are measured.
+        directory: Directory for the temporary files of the measurement; by default the working directory.
+        megabytes: Size of the parameters in megabytes.
+        readers: Number of actors, each a process.
+        rounds: Number of rounds; each measures both methods once.
     """
     parts = with_remote("understudy.cli.tools.bench_remote")
-    with _place(directory) as place:
-        parts.parameters(place, megabytes=megabytes, readers=readers, rounds=rounds)
+    with _temporary_directory(directory) as path:
+        parts.parameters(path, megabytes=megabytes, readers=readers, rounds=rounds)
     return 0
 
 
-COMMANDS: dict[str, Callable[..., int]] = {
-    "store": store,
-    "sample": sample,
-    "deliver": deliver,
-    "control-loop": control_loop,
-    "remote-sample": remote_sample,
-    "parameters": parameters,
-}
-
-
 @contextmanager
-def _place(directory: Path | None) -> Iterator[Path]:
+def _temporary_directory(directory: Path | None) -> Iterator[Path]:
     """A new directory to measure in, removed afterwards."""
     if directory is not None and not directory.is_dir():
-        raise UnderstudyError(f"{directory}: there is no such directory; make it, or choose another")
-    with tempfile.TemporaryDirectory(prefix="understudy-bench-", dir=directory or Path.cwd()) as place:
-        yield Path(place)
+        raise UnderstudyError(f"{directory}: no such directory; create it, or choose another")
+    with tempfile.TemporaryDirectory(prefix="understudy-bench-", dir=directory or Path.cwd()) as path:
+        yield Path(path)
 
 
 def _table(config: BenchConfig, result: BenchResult) -> Table:
+    from understudy.selftest.bench_store import APPEND, COMMIT
+
     table = Table(
         title=f"{config.commit_steps} steps ({result.commit_bytes / 1e6:.2f} MB) a commit, {config.commits} commits, "
         f"median of {config.rounds} rounds",
         title_justify="left",
     )
-    table.add_column("way")
+    table.add_column("method")
     for name in ("MB/s", "ms", "ratio", "CPU ms", "CPU ratio"):
         table.add_column(name, justify="right")
     bare = result.cost(result.bare)

@@ -1,4 +1,4 @@
-"""What `understudy bench deliver` and `understudy bench control-loop` run and show; needs the extra `remote`."""
+"""Runs `understudy bench deliver` and `understudy bench control-loop`. Needs the extra `remote`."""
 
 from __future__ import annotations
 
@@ -21,33 +21,33 @@ from understudy.selftest.bench_delivery import (
     measure_many_writers,
 )
 
-# Transitions a second over loopback of agentlace's code as published, and with one of its log lines taken out.
+# Transitions per second over loopback of agentlace's published code, and without one of its log lines.
 AGENTLACE, AGENTLACE_QUIET = (89, 186), 548
 
 
-def deliver(place: Path, *, rounds: int, chunks: int, chunk_steps: int, writers: int) -> None:
-    """Measure in the directory `place` and print a table."""
+def deliver(directory: Path, *, rounds: int, chunks: int, chunk_steps: int, writers: int) -> None:
+    """Measure in the directory `directory` and print a table."""
     console = Console()
     config = DeliveryBenchConfig(
-        directory=place, rounds=rounds, chunks=chunks, chunk_steps=chunk_steps, writers=writers
+        directory=directory, rounds=rounds, chunks=chunks, chunk_steps=chunk_steps, writers=writers
     )
-    # It refreshes between turns only: a thread that draws would be measured too.
+    # Refreshes only between turns: a thread that draws would be measured too.
     with Progress(console=console, auto_refresh=False, transient=True) as progress:
         task = progress.add_task("bench deliver", total=config.num_turns)
 
-        def turn_done() -> None:
+        def on_turn() -> None:
             progress.update(task, advance=1, refresh=True)
 
         if writers > 1:
-            _print_many(console, config, measure_many_writers(config, turn_done))
+            _print_many(console, config, measure_many_writers(config, on_turn))
         else:
-            _print_delivery(console, config, measure_delivery(config, turn_done))
+            _print_delivery(console, config, measure_delivery(config, on_turn))
 
 
-def control_loop(place: Path, *, seconds: float, rate_hz: float) -> int:
-    """Measure in the directory `place` and print a table; returns the steps that are missing or wrong."""
+def control_loop(directory: Path, *, seconds: float, rate_hz: float) -> int:
+    """Measure in the directory `directory` and print a table; returns the steps that are missing or wrong."""
     console = Console()
-    config = ControlLoopConfig(directory=place, seconds=seconds, rate_hz=rate_hz)
+    config = ControlLoopConfig(directory=directory, seconds=seconds, rate_hz=rate_hz)
     with console.status("bench control-loop") as status:
         phases = measure_control_loop(config, lambda name: status.update(f"bench control-loop: server {name}"))
     console.print(_phase_table(config, phases))
@@ -68,7 +68,7 @@ def _print_delivery(console: Console, config: DeliveryBenchConfig, result: Deliv
         f"({result.turn_bytes / config.chunks / 1e6:.2f} MB), median of {config.rounds} rounds",
         title_justify="left",
     )
-    table.add_column("way")
+    table.add_column("method")
     for name in ("MB/s", "steps/s", "ratio", "CPU s/GB", "client", "server"):
         table.add_column(name, justify="right")
     for way in WAYS:
@@ -84,7 +84,7 @@ def _print_delivery(console: Console, config: DeliveryBenchConfig, result: Deliv
     console.print(table)
     ours = result.steps_per_s(SPOOL)
     console.print(
-        f"wanted: a ratio of at least 0.7, and 10 times agentlace, whose code as published brings {AGENTLACE[0]} to "
+        f"wanted: a ratio of at least 0.7, and 10 times agentlace, whose published code reaches {AGENTLACE[0]} to "
         f"{AGENTLACE[1]} transitions/s over loopback, and {AGENTLACE_QUIET} without a log line. With a spool: "
         f"{ours / AGENTLACE[1]:.0f} times {AGENTLACE[1]}, {ours / AGENTLACE_QUIET:.0f} times {AGENTLACE_QUIET}",
         highlight=False,
@@ -97,7 +97,7 @@ def _print_many(console: Console, config: DeliveryBenchConfig, result: ManyWrite
         f"({result.writer_bytes / 1e6:.0f} MB), median of {config.rounds} rounds",
         title_justify="left",
     )
-    table.add_column("way")
+    table.add_column("method")
     for name in ("MB/s, all", "steps/s, all", "slowest / mean", "wanted"):
         table.add_column(name, justify="right")
     for way in (MEMORY, SPOOL):

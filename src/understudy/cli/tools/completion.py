@@ -1,13 +1,11 @@
-"""`understudy completion`: what makes bash, zsh or fish complete commands, options and their values.
+"""`understudy completion`: the script with which bash, zsh or fish complete commands, options and their values.
 
-The script that is printed holds all of it, so that a Tab starts no Python. It is made of the commands' own signatures,
-which are what tyro makes options of.
+The script holds all of them, so that Tab does not start Python. It is generated from the signatures of the commands.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import inspect
 import shlex
 import types
@@ -18,28 +16,29 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from understudy.cli.commands import COMMANDS as ALL
-from understudy.cli.commands import module_of
+from understudy.cli.commands import COMMANDS, all_functions
 from understudy.core import UnderstudyError
-from understudy.envs.registry import KNOWN
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.toy.world import TASKS
 
 Shell = Literal["bash", "zsh", "fish"]
 
-# Values of options that are text, as people will want them.
-WORLDS = (*(f"toy:{task}" for task in TASKS), *(f"{name}:" for name in KNOWN if name != "toy"))
+# Suggested values of text options.
+WORLDS = (*(f"toy:{task}" for task in TASKS), *(f"{name}:" for name in WORLD_REGISTRY if name != "toy"))
 VALUES: dict[str, tuple[str, ...]] = {"--env": WORLDS}
-WORDS: dict[str, tuple[str, ...]] = {"env setup": tuple(name for name, known in KNOWN.items() if known.packages)}
+WORDS: dict[str, tuple[str, ...]] = {
+    "env setup": tuple(name for name, entry in WORLD_REGISTRY.items() if entry.packages)
+}
 
 
 def command(shell: Annotated[Shell, tyro.conf.Positional]) -> int:
-    """Print what makes your shell complete these commands.
+    """Print the completion script of your shell.
 
     bash: add `eval "$(understudy completion bash)"` to ~/.bashrc. zsh: add `eval "$(understudy completion zsh)"` to
     ~/.zshrc, below compinit. fish: `understudy completion fish > ~/.config/fish/completions/understudy.fish`.
 
     Args:
-        shell: Yours.
+        shell: Name of your shell.
     """
     print({"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](entries()))
     return 0
@@ -47,7 +46,7 @@ def command(shell: Annotated[Shell, tyro.conf.Positional]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What may follow a command: words (its own commands, or values) and options, each with its values."""
+    """What may follow a command: words (subcommands or values), and options with their values."""
 
     path: str  # "", "train", "train rlpd"
     words: tuple[str, ...] = ()
@@ -55,19 +54,19 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Of every command that can be imported here; of one whose extra is missing, only the name is known."""
-    found = [Entry(path="", words=tuple(ALL), options={"--help": (), "--version": ()})]
-    for name in ALL:
+    """The entries of all commands; a command whose extra is not installed has none."""
+    found = [Entry(path="", words=tuple(COMMANDS), options={"--help": (), "--version": ()})]
+    found += [
+        Entry(path=name, words=tuple(command.subcommands), options={"--help": ()})
+        for name, command in COMMANDS.items()
+        if command.subcommands
+    ]
+    for path, command in all_functions():
         try:
-            module = importlib.import_module(module_of(name))
+            function = command.load()
         except (UnderstudyError, ModuleNotFoundError):
             continue
-        functions = getattr(module, "COMMANDS", None)
-        if functions is None:
-            found.append(_entry(name, module.command))
-            continue
-        found.append(Entry(path=name, words=tuple(functions), options={"--help": ()}))
-        found += [_entry(f"{name} {inner}", function) for inner, function in functions.items()]
+        found.append(_entry(path, function))
     return found
 
 
@@ -84,7 +83,7 @@ def _entry(path: str, function: Callable[..., int]) -> Entry:
         if any(mark is _POSITIONAL for mark in marks):
             words += _choices(hint)
         else:
-            # tyro.conf.arg(name=...): another name, or none for a config that gives its fields to the command.
+            # tyro.conf.arg(name=...) is another name; an empty one makes the fields options of the command itself.
             given = [mark.name for mark in marks if getattr(mark, "name", None) is not None]
             options |= dict(_options(given[0] if given else name, hint, parameter.default))
     for option, values in VALUES.items():
@@ -106,7 +105,7 @@ def _options(name: str, hint: Any, default: Any) -> Iterator[tuple[str, tuple[st
         return
     *parents, last = name.replace("_", "-").split(".")
     if hint is bool and default is True:
-        last = f"no-{last}"  # the only thing that can be said
+        last = f"no-{last}"  # the only form of a flag that is on by default
     yield "--" + ".".join([*parents, last]), _choices(hint)
 
 
@@ -123,7 +122,7 @@ def _choices(hint: Any) -> tuple[str, ...]:
 
 
 def _cases(found: list[Entry], indent: str) -> tuple[str, str]:
-    """Two lists of cases that a POSIX shell understands: words by command, and values by command and option."""
+    """The cases of a POSIX shell: words by command, and values by command and option."""
     words = [
         f"{indent}{shlex.quote(entry.path)}) words={shlex.quote(' '.join([*entry.words, *entry.options]))} ;;"
         for entry in found
@@ -138,7 +137,7 @@ def _cases(found: list[Entry], indent: str) -> tuple[str, str]:
 
 
 def _groups(found: list[Entry]) -> str:
-    """The commands that have commands of their own, as a pattern."""
+    """The commands that have subcommands, as a pattern."""
     return "|".join(dict.fromkeys(entry.path.split()[0] for entry in found if " " in entry.path))
 
 
@@ -149,21 +148,21 @@ def _bash(found: list[Entry]) -> str:
     local line=${{COMP_LINE:0:COMP_POINT}} words=
     local -a typed
     IFS=' ' read -ra typed <<< "$line"
-    local cur= prev place=
+    local cur= prev path=
     [[ $line == *' ' ]] || {{ cur=${{typed[-1]}}; unset 'typed[-1]'; }}
     prev=${{typed[-1]}}
     case "${{typed[1]}}" in
-        {_groups(found)}) place="${{typed[*]:1:2}}" ;;
-        *) place=${{typed[1]}} ;;
+        {_groups(found)}) path="${{typed[*]:1:2}}" ;;
+        *) path=${{typed[1]}} ;;
     esac
-    case "$place" in
+    case "$path" in
 {words}
     esac
-    case "$place $prev" in
+    case "$path $prev" in
 {values}
     esac
     COMPREPLY=($(compgen -W "$words" -- "$cur"))
-    if [[ ${{#COMPREPLY[@]}} -eq 0 && $cur != -* && -n $place ]]; then
+    if [[ ${{#COMPREPLY[@]}} -eq 0 && $cur != -* && -n $path ]]; then
         compopt -o filenames
         COMPREPLY=($(compgen -f -- "$cur"))
     elif [[ $cur == *:* && $COMP_WORDBREAKS == *:* ]]; then
@@ -176,20 +175,20 @@ complete -F _understudy understudy"""
 def _zsh(found: list[Entry]) -> str:
     words, values = (cases.replace(") words=", ") offered=") for cases in _cases(found, " " * 8))
     return f"""_understudy() {{
-    local place offered cur=${{words[CURRENT]}} prev=${{words[CURRENT-1]}}
+    local path offered cur=${{words[CURRENT]}} prev=${{words[CURRENT-1]}}
     (( CURRENT == 2 )) && prev=
     case "${{words[2]}}" in
-        {_groups(found)}) place="${{words[2,3]}}"; (( CURRENT == 3 )) && place=${{words[2]}} ;;
-        *) place=${{words[2]}} ;;
+        {_groups(found)}) path="${{words[2,3]}}"; (( CURRENT == 3 )) && path=${{words[2]}} ;;
+        *) path=${{words[2]}} ;;
     esac
-    (( CURRENT == 2 )) && place=
-    case "$place" in
+    (( CURRENT == 2 )) && path=
+    case "$path" in
 {words}
     esac
-    case "$place $prev" in
+    case "$path $prev" in
 {values}
     esac
-    compadd -- ${{=offered}} || {{ [[ $cur != -* && -n $place ]] && _files; }}
+    compadd -- ${{=offered}} || {{ [[ $cur != -* && -n $path ]] && _files; }}
 }}
 compdef _understudy understudy"""
 

@@ -1,4 +1,4 @@
-"""`understudy doctor`: what is installed here, what is missing, and the command that would bring it."""
+"""`understudy doctor`: shows what is installed, what is missing, and the command that installs it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from rich.text import Text
 
 import understudy
 from understudy.cli.console import size_text
-from understudy.durable.files import NETWORK_FILE_SYSTEMS, file_system_type
+from understudy.durable.file_system import NETWORK_FILE_SYSTEMS, file_system_type
 from understudy.envs.install import has_library, missing_libraries
-from understudy.envs.registry import KNOWN, home
+from understudy.envs.registry import WORLD_REGISTRY, home
 
 State: TypeAlias = Literal["good", "missing", "careful", "broken"]
 
@@ -35,8 +35,8 @@ EXTRAS = {
     "train": "training, and `understudy demo`",
     "vla": "vision-language-action policies, OpenVLA, LoRA",
     "remote": "a store over the network: serve, actor, learner",
-    "web": "pages to drive a robot from, and to watch runs on",
-    "plot": "figures, and films of episodes",
+    "web": "web pages to drive a robot and to watch runs",
+    "plot": "figures, and videos of episodes",
     "gym": "Gymnasium's environments",
     "robot": "an arm's server, and a simulated arm",
     "spacemouse": "demonstrating with a SpaceMouse",
@@ -58,22 +58,22 @@ MARKS: dict[State, tuple[str, str]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     part: str  # python, extras, worlds, this machine
     name: str
-    state: State  # missing: what nobody may need; careful: it works, and may not for long
+    state: State  # missing: optional; careful: works, but may fail later
     found: str
     remedy: str = ""  # a command, or a sentence
 
 
 def command(*, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> int:
-    """Say what is installed, what is missing and how to get it; changes nothing, and asks no network.
+    """Show what is installed, what is missing and how to install it; changes nothing, and uses no network.
 
-    Exit code 1 if something that is installed is broken; what is only missing is no fault.
+    Exit code 1 if something that is installed is broken; a missing optional part is no error.
 
     Args:
-        as_json: Print JSON, for the report of a bug.
+        as_json: Print JSON instead of tables, for a bug report.
     """
     with _importing_torch() as torch:
         findings = [*_python(), *_torch(torch), *_extras(), *_worlds(), *_machine()]
@@ -94,44 +94,46 @@ def _show(findings: list[Finding]) -> None:
         table.add_column()
         for finding in (finding for finding in findings if finding.part == part):
             mark, colour = MARKS[finding.state]
-            said = Text(finding.found, style="dim" if finding.state == "missing" else "")
+            text = Text(finding.found, style="dim" if finding.state == "missing" else "")
             if finding.remedy:
-                said.append(f"\n{finding.remedy}", style="cyan")
-            table.add_row(Text(mark, style=colour), finding.name, said)
+                text.append(f"\n{finding.remedy}", style="cyan")
+            table.add_row(Text(mark, style=colour), finding.name, text)
         console.print(table)
     broken = [finding.name for finding in findings if finding.state == "broken"]
     if broken:
         console.print(f"\nbroken: {', '.join(broken)}", style="bold red")
     elif any(finding.name == "train" and finding.state == "good" for finding in findings):
-        console.print("\nall that is installed works; `understudy demo` shows it", style="green")
+        console.print("\neverything that is installed works; try `understudy demo`", style="green")
     else:
-        console.print("\nall that is installed works", style="green")
+        console.print("\neverything that is installed works", style="green")
 
 
-# ---- what is looked at
+# ---- checks
 
 
 def _python() -> Iterator[Finding]:
-    fits = (3, 10) <= sys.version_info[:2] < (3, 14)
+    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
     yield Finding(
         part="python",
         name="python",
         state="good" if fits else "careful",
         found=f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}",
-        remedy="" if fits else "Understudy is tested with Python 3.10 to 3.13",
+        remedy="" if fits else "Understudy is tested with Python 3.11 to 3.13",
     )
-    place = Path(understudy.__file__).parent
-    yield Finding(part="python", name="understudy", state="good", found=f"{understudy.__version__} at {place}")
+    directory = Path(understudy.__file__).parent
+    yield Finding(part="python", name="understudy", state="good", found=f"{understudy.__version__} at {directory}")
     packages = ("numpy", "safetensors", "xxhash", "tyro", "rich")
     found = ", ".join(f"{name} {_version(name)}" for name in packages)
     yield Finding(part="python", name="needs", state="good", found=f"{found}, SQLite {sqlite3.sqlite_version}")
 
 
 class _importing_torch:  # noqa: N801  # read as a verb
-    """Imports torch in a process of its own while other things are looked at; None if it is not installed."""
+    """Imports torch in a subprocess during the other checks; None if it is not installed."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> subprocess.Popen[str] | None:
-        self._process = None
         if importlib.util.find_spec("torch") is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", TORCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -146,24 +148,26 @@ class _importing_torch:  # noqa: N801  # read as a verb
 
 def _torch(process: subprocess.Popen[str] | None) -> Iterator[Finding]:
     if process is None:
-        return  # the extra `train` says so
+        return  # reported with the extra `train`
     again = f"{sys.executable} -m pip install --force-reinstall torch"
     try:
         out, error = process.communicate(timeout=TORCH_S)
     except subprocess.TimeoutExpired:
-        yield Finding(part="python", name="torch", state="broken", found=f"not there after {TORCH_S:g} s", remedy=again)
+        yield Finding(
+            part="python", name="torch", state="broken", found=f"not imported after {TORCH_S:g} s", remedy=again
+        )
         return
     if process.returncode != 0:
         last = (error.strip().splitlines() or [f"ended with {process.returncode}"])[-1]
         yield Finding(part="python", name="torch", state="broken", found=f"cannot be imported: {last}", remedy=again)
         return
     version, threads, cards = json.loads(out)
-    where = f"CUDA on {', '.join(cards)}" if cards else "no GPU that it can use, so --device cpu"
+    where = f"CUDA on {', '.join(cards)}" if cards else "no usable GPU: use --device cpu"
     yield Finding(part="python", name="torch", state="good", found=f"{version}, {threads} threads; {where}")
 
 
 def _extras() -> Iterator[Finding]:
-    """Each extra, by what the package's own metadata says it needs."""
+    """Each extra, by the requirements in the package's metadata."""
     needs: dict[str, list[str]] = {}
     for line in metadata.requires("understudy") or ():
         package, marker = re.match(r"[\w.-]+(\[[\w,-]+\])?", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
@@ -171,7 +175,7 @@ def _extras() -> Iterator[Finding]:
             needs.setdefault(marker[1], []).append(package[0])
 
     def packages(extra: str) -> Iterator[str]:
-        """Also those of other extras that it names, as in understudy[web]."""
+        """Its packages, with those of other extras that it includes, as in understudy[web]."""
         for name in needs.get(extra, ()):
             others = re.fullmatch(r"understudy\[(.*)\]", name)
             if others:
@@ -194,26 +198,26 @@ def _extras() -> Iterator[Finding]:
 
 
 def _worlds() -> Iterator[Finding]:
-    for known in KNOWN.values():
-        if not known.packages:
-            lacking = known.name == "gym" and _version("gymnasium") is None
+    for entry in WORLD_REGISTRY.values():
+        if not entry.packages:
+            lacking = entry.name == "gym" and _version("gymnasium") is None
             yield Finding(
                 part="worlds",
-                name=known.name,
+                name=entry.name,
                 state="missing" if lacking else "good",
-                found=known.about,
+                found=entry.about,
                 remedy="pip install 'understudy[gym]'" if lacking else "",
             )
             continue
-        libraries = missing_libraries(known)
+        libraries = missing_libraries(entry)
         if libraries:
-            state: State = "broken" if known.ready else "missing"
-            remedy = f"apt-get install -y {' '.join(known.debian)}"
-            found = f"{known.about}; the system lacks {', '.join(libraries)}"
+            state: State = "broken" if entry.ready else "missing"
+            remedy = f"apt-get install -y {' '.join(entry.debian)}"
+            found = f"{entry.about}; the system lacks {', '.join(libraries)}"
         else:
-            state, found = ("good", f"{known.about}, in {known.place}") if known.ready else ("missing", known.about)
-            remedy = "" if known.ready else f"understudy env setup {known.name}"
-        yield Finding(part="worlds", name=known.name, state=state, found=found, remedy=remedy)
+            state, found = ("good", f"{entry.about}, in {entry.venv}") if entry.ready else ("missing", entry.about)
+            remedy = "" if entry.ready else f"understudy env setup {entry.name}"
+        yield Finding(part="worlds", name=entry.name, state=state, found=found, remedy=remedy)
 
 
 def _machine() -> Iterator[Finding]:
@@ -238,8 +242,8 @@ def _machine() -> Iterator[Finding]:
         part="this machine",
         name="graphics",
         state="good" if screen else "missing",
-        found="EGL draws without a screen" if screen else "no EGL; MuJoCo's pictures need it, the toy world does not",
-        remedy="" if screen else f"apt-get install -y {' '.join(KNOWN['metaworld'].debian)}",
+        found="EGL renders without a display" if screen else "no EGL; MuJoCo's cameras need it, the toy world does not",
+        remedy="" if screen else f"apt-get install -y {' '.join(WORLD_REGISTRY['metaworld'].debian)}",
     )
     if not os.access(home() if home().exists() else home().parent, os.W_OK) and home().parent.exists():
         yield Finding(

@@ -1,9 +1,8 @@
-"""`understudy env`: the worlds that have a name: which there are, how to install them, and whether they are right."""
+"""`understudy env`: lists worlds, installs their simulators, and checks that a world keeps its contract."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Annotated
 
 import tyro
@@ -16,14 +15,14 @@ from understudy.core import UnderstudyError
 from understudy.core import tree as trees
 from understudy.envs.check import check_env
 from understudy.envs.install import install, missing_libraries
-from understudy.envs.registry import KNOWN, Known, open_world
+from understudy.envs.registry import WORLD_REGISTRY, WorldEntry, open_world
 
 
 def list_(*, tasks: str | None = None) -> int:
-    """List the worlds, or the tasks of one.
+    """List the worlds, or the tasks of one world.
 
     Args:
-        tasks: A world, such as toy or libero:libero_goal, of which to list the tasks.
+        tasks: Name of a world whose tasks to list, such as toy or libero:libero_goal.
     """
     console = Console(highlight=False)
     if tasks is not None:
@@ -33,33 +32,33 @@ def list_(*, tasks: str | None = None) -> int:
                 table.add_row(escape(task.name), escape(task.instruction), str(task.num_starts), str(task.max_steps))
     else:
         table = Table("name", "what", "state")
-        for known in KNOWN.values():
-            table.add_row(escape(known.form), known.about, escape(_state(known)))
+        for entry in WORLD_REGISTRY.values():
+            table.add_row(escape(entry.form), entry.about, escape(_state(entry)))
     console.print(table)
     return 0
 
 
 def setup(name: Annotated[str, tyro.conf.Positional], *, again: bool = False) -> int:
-    """Make the virtual environment of a world, and try it.
+    """Install a world's simulator in a virtual environment, and test it.
 
     Args:
-        name: A world of `understudy env list`.
-        again: Make it anew even if it is there.
+        name: Name of a world in `understudy env list`.
+        again: Install it again even if it is installed.
     """
     console = Console(highlight=False)
-    known = _known(name)
-    if known.ready and not again:
-        console.print(f"{name}: nothing to do; {_state(known)}. --again makes it anew", soft_wrap=True)
+    entry = _entry(name)
+    if entry.ready and not again:
+        console.print(f"{name}: nothing to do; {_state(entry)}. Add --again to install it again", soft_wrap=True)
         return 0
-    console.print(f"{name}: {', '.join(known.packages)} and what they need", soft_wrap=True)
+    console.print(f"{name}: {', '.join(entry.packages)} and what they need", soft_wrap=True)
     began = time.monotonic()
     with console.status(f"{name}: ...") as status:
-        install(known, lambda text: status.update(f"{name}: {text}"))
-        status.update(f"{name}: trying it")
-        seen = _try(known)
-    size = sum(path.lstat().st_size for path in known.place.rglob("*"))
+        install(entry, lambda text: status.update(f"{name}: {text}"))
+        status.update(f"{name}: testing it")
+        seen = _test(entry)
+    size = sum(path.lstat().st_size for path in entry.venv.rglob("*"))
     console.print(
-        f"{name}: ready after {time.monotonic() - began:.0f} s, {size_text(size)} in {known.place}; it showed {seen}",
+        f"{name}: ready after {time.monotonic() - began:.0f} s, {size_text(size)} in {entry.venv}; it shows {seen}",
         style="green",
         soft_wrap=True,
         markup=False,
@@ -68,41 +67,38 @@ def setup(name: Annotated[str, tyro.conf.Positional], *, again: bool = False) ->
 
 
 def check(name: Annotated[str, tyro.conf.Positional], *, episodes: int = 3) -> int:
-    """Play a world and say whether it keeps its contract.
+    """Run episodes of a world and check that it keeps its contract.
 
     Args:
-        name: A world, such as toy:pick_red, gym:CartPole-v1, or your own as module:factory.
-        episodes: How many starts are played several times over.
+        name: Name of a world, such as toy:pick_red, gym:CartPole-v1, or your own as module:factory.
+        episodes: Number of starts, each of which is run several times.
     """
     console = Console(highlight=False)
-    with console.status(f"{name}: playing it"):
+    with console.status(f"{name}: running episodes"):
         report = check_env(lambda: open_world(name), episodes=episodes)
     console.print(str(report), style="green", soft_wrap=True, markup=False)
     return 0
 
 
-COMMANDS: dict[str, Callable[..., int]] = {"list": list_, "setup": setup, "check": check}
-
-
-def _known(name: str) -> Known:
-    if name not in KNOWN:
-        own = [known.name for known in KNOWN.values() if known.packages]
+def _entry(name: str) -> WorldEntry:
+    if name not in WORLD_REGISTRY:
+        own = [entry.name for entry in WORLD_REGISTRY.values() if entry.packages]
         raise UnderstudyError(f"env: no world {name!r} to set up; there are {', '.join(own)}")
-    return KNOWN[name]
+    return WORLD_REGISTRY[name]
 
 
-def _state(known: Known) -> str:
-    if not known.packages:
+def _state(entry: WorldEntry) -> str:
+    if not entry.packages:
         return "ready"
-    if known.ready:
-        return f"ready, in {known.place}"
-    lacking = missing_libraries(known)
-    return f"`understudy env setup {known.name}`" + (f"; the system lacks {', '.join(lacking)}" if lacking else "")
+    if entry.ready:
+        return f"ready, in {entry.venv}"
+    lacking = missing_libraries(entry)
+    return f"`understudy env setup {entry.name}`" + (f"; the system lacks {', '.join(lacking)}" if lacking else "")
 
 
-def _try(known: Known) -> str:
-    """Build the world, begin an episode and look; what is seen, in words."""
-    with open_world(known.example) as world:
+def _test(entry: WorldEntry) -> str:
+    """Create the world and begin an episode; returns its observation in words."""
+    with open_world(entry.example) as world:
         observation, info = world.reset(seed=0)
         fields = ", ".join(f"{path} {list(leaf.shape)}" for path, leaf in trees.leaves(observation))
         return f"{info['task']!r}: {fields}"

@@ -1,4 +1,4 @@
-"""`understudy report`: a run as one HTML file, and its figures for a paper."""
+"""`understudy report`: writes a report of a run as one HTML file, and its figures for a paper."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from understudy.cli.console import with_extra
 
 
 def command(run: Annotated[Path, tyro.conf.Positional], *, out: Path | None = None) -> int:
-    """Write a report of a run, finished or at work: one HTML file that opens offline, and its figures.
+    """Write a report of a run, finished or running: one HTML file that opens offline, and its figures.
 
-    In it: the learning curve with its interval, the human's share, losses, lengths of episodes, the last evaluations
-    with what they were measured on, the worst episodes as films, the config, and the command that repeats the run.
+    It shows the learning curve with its interval, the intervention rate, losses, episode lengths, the last evaluations,
+    videos of the worst episodes, the config, and the command that repeats the run.
 
     Args:
         run: Directory of the run.
@@ -25,5 +25,5 @@ def command(run: Annotated[Path, tyro.conf.Positional], *, out: Path | None = No
     written = with_extra("understudy.dashboard.report.report", "plot").write_report(run, out)
     for text in written.missing:
         console.print(text, style="yellow", soft_wrap=True, markup=False)
-    console.print(f"{written.html}, {len(written.figures)} files of figures", style="green", soft_wrap=True)
+    console.print(f"{written.html}, {len(written.figures)} figure files", style="green", soft_wrap=True)
     return 0

@@ -1,4 +1,4 @@
-"""`understudy robot`: an arm behind a small server, simulated or real."""
+"""`understudy robot`: serves a robot arm over HTTP, simulated or real."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +17,7 @@ from rich.console import Console
 from understudy.cli.console import with_extra
 from understudy.core.errors import UnderstudyError
 from understudy.robots import Arm, ArmError
+from understudy.web.tokens import read_token
 
 
 def simulate(
@@ -27,37 +27,39 @@ def simulate(
     scene_port: int = 5001,
     token_file: Path | None = None,
     rate_hz: float = 200.0,
-    picture_size: int = 128,
+    image_size: int = 128,
 ) -> int:
-    """Simulate a Franka arm over a table with a cube, in real time, behind the same server as a real one.
+    """Serve a simulated Franka arm at a table with a cube, in real time, with the interface of a real arm.
 
     Stop with Ctrl-C.
 
     Args:
-        host: Address to listen on. Anything but loopback needs --token-file.
-        port: Port of the arm's server; 0 takes any that is free.
-        scene_port: Port of the cameras and the cube; 0 takes any that is free.
-        token_file: File with the token that clients must show, at least 16 characters.
-        rate_hz: How often the commanded pose moves on, and limits are checked.
-        picture_size: Side of the cameras' pictures in pixels.
+        host: Address to listen on; all but loopback addresses need --token-file.
+        port: TCP port of the arm; 0 takes any free port.
+        scene_port: TCP port of the cameras and the cube; 0 takes any free port.
+        token_file: File with the token that clients must send, of at least 16 characters.
+        rate_hz: Rate of the control loop, which moves the arm and checks its limits, in Hz.
+        image_size: Width and height of the camera images in pixels.
     """
     franka = with_extra("understudy.robots.franka", "robot")
     scenes = with_extra("understudy.robots.scene", "robot")
     server = with_extra("understudy.robots.server", "robot")
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as stack:
         try:
             arm = franka.SimulatedFranka()
         except ModuleNotFoundError:
             raise UnderstudyError("mujoco is not installed; run `pip install 'understudy[robot]'`") from None
-        undo.callback(arm.close)
-        eyes = scenes.Eyes(arm, size=picture_size)
-        undo.callback(eyes.close)
+        stack.callback(arm.close)
+        eyes = scenes.Eyes(arm, size=image_size)
+        stack.callback(eyes.close)
         app = scenes.make_scene_app(arm, eyes)
-        listener = server.Listener(app, host=host, port=scene_port, token=_token(token_file))
-        undo.callback(listener.close)
+        listener = server.ProgramServer(
+            app, host=host, port=scene_port, token=None if token_file is None else read_token(token_file)
+        )
+        stack.callback(listener.close)
         return _serve(
             arm,
-            undo,
+            stack,
             lines=[f"cameras and cube at {listener.url}"],
             host=host,
             port=port,
@@ -75,30 +77,27 @@ def serve(
     token_file: Path | None = None,
     rate_hz: float = 200.0,
 ) -> int:
-    """Serve an arm of your own: a class with five methods, docs/robots.md says which.
+    """Serve your own arm: a Python class with five methods, which docs/robots.md describes.
 
-    Stop with Ctrl-C; the arm is let go, standing still.
+    Stop with Ctrl-C; the arm stands still when it is released.
 
     Args:
-        backend: The arm, as module:Class; it is called without arguments.
-        host: Address to listen on. Anything but loopback needs --token-file.
-        port: Port to listen on; 0 takes any that is free.
-        token_file: File with the token that clients must show, at least 16 characters.
-        rate_hz: How often the commanded pose moves on, and limits are checked.
+        backend: Class of the arm as module:Class, which is called without arguments.
+        host: Address to listen on; all but loopback addresses need --token-file.
+        port: TCP port to listen on; 0 takes any free port.
+        token_file: File with the token that clients must send, of at least 16 characters.
+        rate_hz: Rate of the control loop, which moves the arm and checks its limits, in Hz.
     """
     with_extra("understudy.robots.server", "robot")
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as stack:
         arm = _build(backend)
-        undo.callback(arm.close)
-        return _serve(arm, undo, lines=[], host=host, port=port, token_file=token_file, rate_hz=rate_hz, scene=None)
-
-
-COMMANDS: dict[str, Callable[..., int]] = {"simulate": simulate, "serve": serve}
+        stack.callback(arm.close)
+        return _serve(arm, stack, lines=[], host=host, port=port, token_file=token_file, rate_hz=rate_hz, scene=None)
 
 
 def _serve(
     arm: Arm,
-    undo: contextlib.ExitStack,
+    stack: contextlib.ExitStack,
     *,
     lines: list[str],
     host: str,
@@ -110,16 +109,21 @@ def _serve(
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     console = Console(highlight=False)
     # Threads share one interpreter: a request that is worked on gives way to the control loop after 1 ms, not 5.
-    undo.callback(sys.setswitchinterval, sys.getswitchinterval())
+    stack.callback(sys.setswitchinterval, sys.getswitchinterval())
     sys.setswitchinterval(0.001)
-    server = undo.enter_context(
+    server = stack.enter_context(
         with_extra("understudy.robots.server", "robot").ArmServer(
-            arm, host=host, port=port, token=_token(token_file), rate_hz=rate_hz, scene=scene
+            arm,
+            host=host,
+            port=port,
+            token=None if token_file is None else read_token(token_file),
+            rate_hz=rate_hz,
+            scene=scene,
         )
     )
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        undo.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+        stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
     limits = arm.limits
     console.print(f"arm at {server.url}", *lines, sep="\n", soft_wrap=True)
     console.print(
@@ -143,21 +147,14 @@ def _build(backend: str) -> Arm:
     if not (module and colon and name):
         raise ArmError(f"backend: expected module:Class, got {backend!r}; docs/robots.md has an example")
     if "" not in sys.path:
-        sys.path.insert(0, "")  # a file beside which the command is run is found, as `python -m` would find it
+        sys.path.insert(0, "")  # finds modules in the working directory, as `python -m` does
     try:
         found: Any = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise ArmError(f"backend: {backend!r} cannot be imported ({error}); run this beside the file") from None
+        raise ArmError(
+            f"backend: {backend!r} cannot be imported ({error}); run this command in the directory of the file"
+        ) from None
     arm = found()
     if not isinstance(arm, Arm):
         raise ArmError(f"backend: expected {backend!r} to be a subclass of understudy.robots.Arm, got {type(arm)}")
     return arm
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ArmError(f"{path}: cannot be read ({error}); pass a file that holds the token") from None

@@ -1,4 +1,4 @@
-"""`understudy watch`: a page that shows runs and stores while they are written."""
+"""`understudy watch`: a live web page of runs and stores."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import with_extra
-from understudy.core import UnderstudyError
+from understudy.web.tokens import read_token
 
 
 def command(
-    place: Annotated[Path, tyro.conf.Positional],
+    target: Annotated[Path, tyro.conf.Positional],
     more: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
     *,
     host: str = "127.0.0.1",
@@ -26,46 +26,36 @@ def command(
     hosts: tuple[str, ...] = (),
     open_browser: bool = False,
 ) -> int:
-    """Show runs and stores on a page, live: curves, episodes, interventions, replay, health.
+    """Show runs and stores on a live web page: curves, episodes, interventions, replay, health.
 
-    Looking changes nothing, whoever writes. Episodes can be labelled, deleted and restored: the process that writes the
-    store does it with its next commit, or this one at once if nobody writes. Stop with Ctrl-C.
+    The page can label, delete and restore episodes: the process that writes the store applies the edit with its next
+    commit, or this process does at once if no other writes. Stop with Ctrl-C.
 
     Args:
-        place: Directory of a run or a store; it need not be there yet.
-        more: More of them, to compare.
-        host: Address to listen on. Anything but loopback needs --token-file.
-        port: Port to listen on; 0 takes any that is free.
-        token_file: File with the token that the page must know, at least 16 letters and digits.
-        hosts: More names by which browsers ask for this machine.
-        open_browser: Open the page in this machine's browser.
+        target: Directory of a run or a store, which need not exist yet.
+        more: Directories of further runs and stores to compare.
+        host: Address to listen on; all but loopback addresses need --token-file.
+        port: TCP port to listen on; 0 takes any free port.
+        token_file: File with the token that the page needs, of at least 16 letters and digits.
+        hosts: Further host names under which browsers may open the page.
+        open_browser: Open the page in the browser of this machine.
     """
     server = with_extra("understudy.dashboard.server", "web")
     console = Console(highlight=False)
     stop = threading.Event()
-    with contextlib.ExitStack() as undo:
+    with contextlib.ExitStack() as stack:
         for number in (signal.SIGINT, signal.SIGTERM):
-            undo.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
-        token = _token(token_file)
-        page = undo.enter_context(server.WatchServer([place, *more], host=host, port=port, token=token, hosts=hosts))
-        for path in (place, *more):
+            stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+        token = None if token_file is None else read_token(token_file)
+        page = stack.enter_context(server.WatchServer([target, *more], host=host, port=port, token=token, hosts=hosts))
+        for path in (target, *more):
             if not path.exists():
-                console.print(f"{path}: is not there yet; it is shown when it is", style="yellow", soft_wrap=True)
+                console.print(
+                    f"{path}: does not exist yet; the page shows it as soon as it does", style="yellow", soft_wrap=True
+                )
         console.print(f"the page: {page.url}", style="bold", soft_wrap=True, markup=False)
         if open_browser:
             webbrowser.open(page.url)
         while not stop.wait(0.2):
             pass
     return 0
-
-
-def _token(path: Path | None) -> str | None:
-    if path is None:
-        return None
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UnderstudyError(f"{path}: cannot be read ({error}); pass a file that holds the token") from None
-    if not (token.isascii() and token.isalnum()):
-        raise UnderstudyError(f"{path}: expected letters and digits, since the token is part of an address")
-    return token

@@ -1,4 +1,4 @@
-"""`understudy learner`: the half of a run that learns."""
+"""`understudy learner`: the process of an RLPD run that learns."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import needs_extra
-from understudy.cli.training.progress import run_line
+from understudy.cli.training.progress import rlpd_progress
 from understudy.core import UnderstudyError
-from understudy.training.runs.evaluate import last_score
-
-with needs_extra("train"):
-    from understudy.training.offpolicy.learner_process import run_learner
-    from understudy.training.runs.run import Run
 
 
 def command(
     run: Annotated[Path, tyro.conf.Positional],
     server: Annotated[str, tyro.conf.Positional],
     *,
-    here: tuple[str, ...] = (),
-    lost: tuple[str, ...] = (),
+    local_shards: tuple[str, ...] = (),
+    lost_shards: tuple[str, ...] = (),
     token_file: Path | None = None,
     tls_cert: Path | None = None,
 ) -> int:
-    """Learn from what actors write to a server, and publish policies to them; goes on if it was killed.
+    """Learn from the steps that actors write to a server, and publish policies to them; resumes if it was killed.
 
     Args:
-        run: Directory of the run, with its config.json; its store is what the server serves, on this machine
+        run: Directory of the run with its config.json; the server must serve its store from this machine
             (`understudy serve RUN/store`).
-        server: Address of that server (host:port), or of several shards (shard-0=host:port,shard-1=host:port).
-        here: Shards on this machine, which are read without the network (shard-0=DIRECTORY).
-        lost: Names of shards that are gone for good and were counted on.
-        token_file: File with the server's token.
-        tls_cert: The server's certificate.
+        server: Address of that server as HOST:PORT, or of several shards as shard-0=HOST:PORT,shard-1=HOST:PORT.
+        local_shards: Shards on this machine as NAME=DIRECTORY, which are read from disk instead of the network.
+        lost_shards: Names of shards whose disk is lost for good; the learner no longer waits for them.
+        token_file: File with the server's token, if it needs one.
+        tls_cert: File with the server's TLS certificate in PEM format, if it uses one.
     """
+    with needs_extra("train"):
+        from understudy.training.offpolicy.learner_process import run_learner
+        from understudy.training.runs.evaluate import last_success_rate
+        from understudy.training.runs.run import Run
+
     console = Console(highlight=False)
-    with run_line(console) as line:
+    with rlpd_progress(console) as progress:
         run_learner(
             Run(run),
             server,
-            here=read_places(here),
-            lost=lost,
+            here=shard_directories(local_shards),
+            lost=lost_shards,
             token_file=token_file,
             tls_cert=tls_cert,
-            watch=line,
-            told=lambda texts: console.print(*texts, sep="\n", soft_wrap=True),
+            watch=progress,
+            on_restored=lambda texts: console.print(*texts, sep="\n", soft_wrap=True),
         )
-    console.print(f"{last_score(Run(run).metrics)} of held-out episodes succeed", style="green", soft_wrap=True)
+    console.print(f"{last_success_rate(Run(run).metrics)} of held-out episodes succeed", style="green", soft_wrap=True)
     return 0
 
 
-def read_places(texts: tuple[str, ...]) -> dict[str, Path] | None:
-    """Names and directories, from name=directory; None if there are none."""
+def shard_directories(texts: tuple[str, ...]) -> dict[str, Path] | None:
+    """Directories by shard, from NAME=DIRECTORY; None if there are none."""
     found = {}
     for text in texts:
         name, _, path = text.partition("=")
         if not name or not path:
-            raise UnderstudyError(f"here: expected name=directory, such as shard-0=/data/shard-0, got {text!r}")
+            raise UnderstudyError(f"local-shards: expected NAME=DIRECTORY, such as shard-0=/data/shard-0, got {text!r}")
         found[name] = Path(path)
     return found or None

@@ -1,44 +1,45 @@
-"""`understudy train grpo`, `rloo`, `reinforce`, `ppo`: a policy rehearses, and learns from what succeeded."""
+"""`understudy train grpo`, `rloo`, `reinforce`, `ppo`: a new on-policy run, on ranks or on a cluster."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 
 from understudy.cli.console import needs_extra
-from understudy.cli.training.progress import iteration_line
+from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOptions, check_cluster_options
+from understudy.cli.training.progress import iteration_progress
+from understudy.cluster.config import ClusterConfig
 from understudy.core import UnderstudyError
-from understudy.training.runs.evaluate import last_score
 
 with needs_extra("train"):
-    from understudy.cluster.config import ClusterConfig
-    from understudy.training.distributed.launch import launch
-    from understudy.training.distributed.ranks import Ranks, join
     from understudy.training.onpolicy.config import ESTIMATORS as ESTIMATORS  # for `understudy resume`
     from understudy.training.onpolicy.config import OnPolicyConfig, default_config
+
+if TYPE_CHECKING:
+    from understudy.training.distributed.ranks import Ranks
     from understudy.training.runs.run import Run
 
-DEFAULT_PLACE = ClusterConfig()
-LINES = {
-    "grpo": "Learn from groups of episodes of the same start: better than their mean, by their spread (GRPO).",
-    "rloo": "Learn from groups of episodes of the same start: better than the mean of the others (RLOO).",
-    "reinforce": "Learn from returns that are whitened over the whole batch, without groups (REINFORCE++).",
-    "ppo": "Learn from what a value head did not expect (PPO with generalised advantages).",
+SUMMARIES = {
+    "grpo": "Train a policy with GRPO: advantages are normalized within groups of episodes from the same start.",
+    "rloo": "Train a policy with RLOO: the baseline of an episode is the mean return of the others of its group.",
+    "reinforce": "Train a policy with REINFORCE++: returns are normalized over the whole batch, without groups.",
+    "ppo": "Train a policy with PPO: a value head and generalized advantage estimation.",
 }
 ARGS = """
 
     Args:
-        run: Directory of the run, made if it is not there.
-        config: What to do.
-        ranks: Processes that train together on this machine (then --engine.parallel ddp or fsdp).
-        cluster: Run on Ray: `here` starts one on this machine, `auto` finds the one that runs here, HOST:PORT another.
-        place: How many of each role there are on the cluster, and what each takes.
+        run: Directory of the new run, which is created.
+        config: Options of the run.
+        ranks: Number of processes on this machine that train together; above 1, set --engine.parallel to ddp or fsdp.
+        cluster: Address of the Ray cluster to run on: `local` starts one on this machine, `auto` finds the one that
+            runs on this machine, and HOST:PORT connects to another.
+        cluster_config: Workers of each role on the cluster, and their resources.
     """
 
 
@@ -51,98 +52,109 @@ def _command(kind: str) -> Callable[..., int]:
         *,
         ranks: int = 1,
         cluster: str | None = None,
-        place: ClusterConfig = DEFAULT_PLACE,
+        cluster_config: ClusterOptions = DEFAULT_CLUSTER,
     ) -> int:
-        return _begin(kind, run, config, ranks, cluster, place)
+        return _start(kind, run, config, ranks, cluster, cluster_config)
 
-    command.__doc__ = LINES[kind] + ARGS
+    command.__doc__ = SUMMARIES[kind] + ARGS
     return command
 
 
-COMMANDS: dict[str, Callable[..., int]] = {kind: _command(kind) for kind in ESTIMATORS}
+grpo, rloo, reinforce, ppo = (_command(kind) for kind in ("grpo", "rloo", "reinforce", "ppo"))
 
 
-def _begin(
-    kind: str, path: Path, config: OnPolicyConfig, num_ranks: int, cluster: str | None, place: ClusterConfig
+def _start(
+    kind: str,
+    path: Path,
+    config: OnPolicyConfig,
+    num_ranks: int,
+    cluster: str | None,
+    cluster_config: ClusterConfig,
 ) -> int:
-    wanted, got = ESTIMATORS[kind], config.algorithm.adv_estimator
-    if got != wanted:
+    expected, got = ESTIMATORS[kind], config.algorithm.adv_estimator
+    if got != expected:
         name = next(name for name, estimator in ESTIMATORS.items() if estimator == got)
-        raise UnderstudyError(f"algorithm.adv-estimator: `train {kind}` is {wanted!r}, got {got!r}; `train {name}` is")
-    config = replace(config, policy=str(Path(config.policy).resolve()))  # ranks and resumed runs begin elsewhere
-    if "RANK" in os.environ:  # torchrun has started us
+        raise UnderstudyError(
+            f"algorithm.adv-estimator: `train {kind}` expects {expected!r}, got {got!r}; use `train {name}`"
+        )
+    with needs_extra("train"):
+        from understudy.training.distributed.ranks import join
+        from understudy.training.runs.run import Run
+
+    config = replace(config, policy=str(Path(config.policy).resolve()))  # ranks may have another working directory
+    if "RANK" in os.environ:  # torchrun has started this process
         with join() as ranks:
             run = Run.create(path, kind, config) if ranks.first else Run(path)
-            ranks.barrier("the run is there")
-            return _work(run, ranks)
-    check_place(cluster, place)
-    most = num_ranks if cluster is None else place.learner.num
-    if most > 1 and config.engine.parallel == "none":
-        raise UnderstudyError(f"engine.parallel: 'none' is for 1 process, got {most} ranks; use ddp or fsdp")
+            ranks.barrier("the run is created")
+            return _run_rank(run, ranks)
+    check_cluster_options(cluster, cluster_config)
+    num_processes = num_ranks if cluster is None else cluster_config.learner.num
+    if num_processes > 1 and config.engine.parallel == "none":
+        raise UnderstudyError(f"engine.parallel: 'none' is for 1 process, got {num_processes} ranks; use ddp or fsdp")
     try:
-        with Run.beginning(path, kind, config) as run:
-            code = work(run, num_ranks, cluster, place)
+        with Run.create_or_remove(path, kind, config) as run:
+            code = run_until_finished(run, num_ranks, cluster, cluster_config)
             if code:
-                raise _Ended(code)  # ranks have said why; what they did not begin is to be gone
-    except _Ended as ended:
-        return ended.code
+                raise _RanksFailedError(code)  # removes the run if it has not begun
+    except _RanksFailedError as error:
+        return error.code
     return 0
 
 
-def check_place(cluster: str | None, place: ClusterConfig) -> None:
-    """Without a cluster there is nothing to place."""
-    if cluster is None and place != DEFAULT_PLACE:
-        raise UnderstudyError("place: says how a run stands on a cluster, and there is none; add --cluster here")
-
-
-class _Ended(Exception):
-    """Other processes failed, and said so."""
+class _RanksFailedError(Exception):
+    """Other processes failed and have printed why."""
 
     def __init__(self, code: int):
         self.code = code
 
 
-def work(run: Run, num_ranks: int, cluster: str | None = None, place: ClusterConfig = DEFAULT_PLACE) -> int:
-    """Run until the iterations are done, in this process, in several or on a cluster; also for `understudy resume`."""
+def run_until_finished(run: Run, num_ranks: int, cluster: str | None, cluster_config: ClusterConfig) -> int:
+    """Train until the iterations are finished; `understudy resume` calls it too."""
     if cluster is not None:
-        return _work_on_cluster(run, num_ranks, cluster, place)
+        return _run_on_cluster(run, num_ranks, cluster, cluster_config)
+    with needs_extra("train"):
+        from understudy.training.distributed.launch import launch
+        from understudy.training.distributed.ranks import join
+
     if "RANK" not in os.environ and num_ranks > 1:
         return launch(num_ranks, ["-m", "understudy", "resume", str(run.path)])
     with join() as ranks:
-        return _work(run, ranks)
+        return _run_rank(run, ranks)
 
 
-def _work(run: Run, ranks: Ranks) -> int:
-    from understudy.training.onpolicy.run import OnPolicyRun  # only now: other runs need none of its engine
+def _run_rank(run: Run, ranks: Ranks) -> int:
+    from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 
     console = Console(highlight=False, quiet=not ranks.first)
-    with iteration_line(console) as line, OnPolicyRun(run, line, ranks) as local:
+    with iteration_progress(console) as progress, OnPolicyRun(run, progress, ranks) as local:
         for text in local.restored:
             console.print(text, soft_wrap=True)
-        local.go()
+        local.run()
     if ranks.first:
-        _say_score(run, console)
+        _print_score(run, console)
     return 0
 
 
-def _work_on_cluster(run: Run, num_ranks: int, cluster: str, place: ClusterConfig) -> int:
+def _run_on_cluster(run: Run, num_ranks: int, cluster: str, cluster_config: ClusterConfig) -> int:
     if num_ranks > 1:
-        raise UnderstudyError(f"ranks: on a cluster --place.learner.num says how many, got --ranks {num_ranks} too")
+        raise UnderstudyError(f"ranks: on a cluster use --cluster.learner.num instead, got --ranks {num_ranks} too")
     with needs_extra("cluster"):
         from understudy.cluster.launch import run_on_policy
 
     console = Console(highlight=False)
 
-    def told(lines: list[str]) -> None:
+    def show_restored(lines: Sequence[str]) -> None:
         for text in lines:
             console.print(text, soft_wrap=True)
 
-    with iteration_line(console) as line:
-        run_on_policy(run, place, address=cluster, watch=line, told=told)
-    _say_score(run, console)
+    with iteration_progress(console) as progress:
+        run_on_policy(run, cluster_config, address=cluster, watch=progress, told=show_restored)
+    _print_score(run, console)
     return 0
 
 
-def _say_score(run: Run, console: Console) -> None:
-    score = last_score(run.metrics)
+def _print_score(run: Run, console: Console) -> None:
+    from understudy.training.runs.evaluate import last_success_rate
+
+    score = last_success_rate(run.metrics)
     console.print(f"{score} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""The lines that a person watches while a run is at work."""
+"""The progress bars of training runs."""
 
 from __future__ import annotations
 
@@ -11,100 +11,96 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
-    from understudy.training.offpolicy.learner import Moment
-    from understudy.training.onpolicy.run import Progress as Iterations
+    from understudy.training.offpolicy.rlpd_learner import RLPDProgress
+    from understudy.training.onpolicy.onpolicy_run import Progress as OnPolicyProgress
 
 RECENT = 20  # episodes
 
 
-class RunLine:
-    """Told each Moment of a run; shows success and takeovers of recent episodes, speed, and the last evaluation."""
+class RLPDProgressBar:
+    """Shows success and interventions of recent episodes, updates per second, and the last evaluation."""
 
     def __init__(self, console: Console, bar: Progress):
         self._console = console
         self._bar = bar
-        self._line = bar.add_task("train", total=None, said="")
-        self._recent: deque[tuple[bool, float]] = deque(maxlen=RECENT)
-        self._evaluated = ""
-        self._first: tuple[float, int] | None = None
+        self._task = bar.add_task("train", total=None, status="")
+        self._recent: deque[tuple[bool, float]] = deque(maxlen=RECENT)  # success, intervention rate
+        self._evaluation = ""
+        self._first: tuple[float, int] | None = None  # seconds and update of the first call
 
-    def __call__(self, moment: Moment) -> None:
+    def __call__(self, progress: RLPDProgress) -> None:
         if self._first is None:
-            self._first = (moment.seconds, moment.update)
-        if moment.rolled is not None:
-            self._recent.append((moment.rolled.success, moment.rolled.num_human / moment.rolled.num_steps))
-        if moment.evaluation is not None:
-            self._evaluated = f"alone: {moment.evaluation.score}"
-            self._console.print(f"step {moment.step:,}, alone: {moment.evaluation.score} succeed", soft_wrap=True)
-        self._bar.update(
-            self._line, completed=min(moment.step, moment.steps), total=moment.steps, said=self._said(moment)
-        )
+            self._first = (progress.seconds, progress.update)
+        if progress.episode is not None:
+            self._recent.append((progress.episode.success, progress.episode.num_human / progress.episode.num_steps))
+        if progress.evaluation is not None:
+            self._evaluation = f"evaluation: {progress.evaluation.success_rate}"
+            self._console.print(
+                f"step {progress.step:,}, evaluation: {progress.evaluation.success_rate} succeed", soft_wrap=True
+            )
+        completed = min(progress.step, progress.steps)
+        self._bar.update(self._task, completed=completed, total=progress.steps, status=self._status(progress))
 
-    def _said(self, moment: Moment) -> str:
-        said = []
+    def _status(self, progress: RLPDProgress) -> str:
+        parts = []
         if self._recent:
             success, human = (sum(values) / len(self._recent) for values in zip(*self._recent, strict=True))
-            said.append(f"success {100 * success:.0f} %, human {100 * human:.0f} %")
+            parts.append(f"success {100 * success:.0f} %, interventions {100 * human:.0f} %")
         seconds, updates = self._first or (0.0, 0)
-        if moment.seconds > seconds:
-            said.append(f"{(moment.update - updates) / (moment.seconds - seconds):.0f} updates/s")
-        if self._evaluated:
-            said.append(self._evaluated)
-        return "; ".join(said)
+        if progress.seconds > seconds:
+            parts.append(f"{(progress.update - updates) / (progress.seconds - seconds):.0f} updates/s")
+        if self._evaluation:
+            parts.append(self._evaluation)
+        return "; ".join(parts)
 
 
-@contextmanager
-def run_line(console: Console) -> Iterator[RunLine]:
-    """A bar with the line, which goes away at the end."""
-    columns = (
-        BarColumn(20),
-        MofNCompleteColumn(),
-        TextColumn("steps"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield RunLine(console, bar)
-
-
-class IterationLine:
-    """Told each Progress of an on-policy run; shows what the last iteration lived and learned from."""
+class IterationProgressBar:
+    """Shows the success rate and the kept groups of the last iteration of an on-policy run."""
 
     def __init__(self, console: Console, bar: Progress):
         self._console = console
         self._bar = bar
-        self._line = bar.add_task("train", total=None, said="")
-        self._said = ""
+        self._task = bar.add_task("train", total=None, status="")
+        self._last = ""
 
-    def __call__(self, news: Iterations) -> None:
-        if news.evaluation is not None:
-            self._console.print(f"iteration {news.iteration}, alone: {news.evaluation}", soft_wrap=True)
-        report = news.report
+    def __call__(self, progress: OnPolicyProgress) -> None:
+        if progress.evaluation is not None:
+            self._console.print(f"iteration {progress.iteration}, evaluation: {progress.evaluation}", soft_wrap=True)
+        report = progress.report
         if report is not None:
             success = 100 * report.num_successes / max(report.num_episodes, 1)
-            self._said = (
-                f"success {success:.0f} % of {report.num_episodes}; "
-                f"{report.num_kept} of {report.num_wanted} groups teach"
+            self._last = (
+                f"success {success:.0f} % of {report.num_episodes} episodes; "
+                f"{report.num_kept} of {report.num_requested} groups kept"
             )
-            if report.num_kept < report.num_wanted:
+            if report.num_kept < report.num_requested:
                 self._console.print(str(report), style="yellow", soft_wrap=True)
-        living = f"; {news.episodes} episodes so far" if news.episodes else ""
-        self._bar.update(self._line, completed=news.iteration, total=news.iterations, said=self._said + living)
+        now = f"; {progress.episodes} episodes so far" if progress.episodes else ""
+        self._bar.update(self._task, completed=progress.iteration, total=progress.iterations, status=self._last + now)
 
 
 @contextmanager
-def iteration_line(console: Console) -> Iterator[IterationLine]:
-    """A bar with the line, which goes away at the end."""
+def rlpd_progress(console: Console) -> Iterator[RLPDProgressBar]:
+    """The bar of an RLPD run, removed at the end."""
+    with _bar(console, "steps") as bar:
+        yield RLPDProgressBar(console, bar)
+
+
+@contextmanager
+def iteration_progress(console: Console) -> Iterator[IterationProgressBar]:
+    """The bar of an on-policy run, removed at the end."""
+    with _bar(console, "iterations") as bar:
+        yield IterationProgressBar(console, bar)
+
+
+def _bar(console: Console, unit: str) -> Progress:
     columns = (
         BarColumn(20),
         MofNCompleteColumn(),
-        TextColumn("iterations"),
+        TextColumn(unit),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
+        TextColumn("{task.fields[status]}"),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
-        yield IterationLine(console, bar)
+    return Progress(*columns, console=console, transient=True)

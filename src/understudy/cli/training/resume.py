@@ -1,4 +1,4 @@
-"""`understudy resume`: a run that was stopped or killed goes on."""
+"""`understudy resume`: a run that was stopped or killed continues."""
 
 from __future__ import annotations
 
@@ -7,12 +7,8 @@ from typing import Annotated
 
 import tyro
 
-from understudy.cli.training import onpolicy, train
-from understudy.cli.training.onpolicy import DEFAULT_PLACE
-from understudy.cluster.config import ClusterConfig
-from understudy.cluster.status import last_place
+from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOptions, check_cluster_options
 from understudy.core import UnderstudyError
-from understudy.training.runs.run import Run
 
 
 def command(
@@ -20,31 +16,40 @@ def command(
     *,
     ranks: int = 1,
     cluster: str | None = None,
-    place: ClusterConfig = DEFAULT_PLACE,
+    cluster_config: ClusterOptions = DEFAULT_CLUSTER,
 ) -> int:
-    """Go on with a run as if nothing had happened, and say what was restored; or refuse in one sentence.
+    """Resume a run from its newest checkpoint, as if it had not been stopped, and print what was restored.
 
     Args:
-        run: Directory of the run.
-        ranks: Processes that train together, for grpo, rloo, reinforce and ppo; not necessarily as many as before.
-        cluster: Go on on Ray: `here` starts one on this machine, `auto` finds the one that runs here, HOST:PORT
-            another.
-        place: How many of each role there are on the cluster, and what each takes; if nothing is said, as before.
+        run: Directory of the run to resume.
+        ranks: Number of processes that train together, for grpo, rloo, reinforce and ppo; it may differ from before.
+        cluster: Address of the Ray cluster to run on: `local` starts one on this machine, `auto` finds the one that
+            runs on this machine, and HOST:PORT connects to another.
+        cluster_config: Workers of each role on the cluster, and their resources; by default as before.
     """
-    found = Run(run)
-    onpolicy.check_place(cluster, place)
-    if cluster is not None and place == DEFAULT_PLACE:
-        place = last_place(run) or place
-    if found.kind in onpolicy.ESTIMATORS:
-        return onpolicy.work(found, ranks, cluster, place)
-    if ranks != 1:
-        raise UnderstudyError(f"ranks: a run of {found.kind} is trained by 1 process, got {ranks}; leave it out")
-    if cluster is not None and found.kind != "rlpd":
-        raise UnderstudyError(f"cluster: a run of {found.kind} is trained by 1 process; leave it out")
-    if found.kind == "sft":
-        from understudy.cli.training import sft  # only now: it needs transformers
+    from understudy.cluster.status import last_place
+    from understudy.training.runs.run import Run
 
-        return sft.work(found)
+    found = Run(run)
+    check_cluster_options(cluster, cluster_config)
+    if cluster is not None and cluster_config == DEFAULT_CLUSTER:
+        cluster_config = last_place(run) or cluster_config
+    if found.kind in ("grpo", "rloo", "reinforce", "ppo"):
+        from understudy.cli.training import onpolicy
+
+        return onpolicy.run_until_finished(found, ranks, cluster, cluster_config)
+    if ranks != 1:
+        raise UnderstudyError(f"ranks: a run of {found.kind} has 1 process, got {ranks}; leave --ranks out")
+    if cluster is not None and found.kind != "rlpd":
+        raise UnderstudyError(f"cluster: a run of {found.kind} has 1 process; leave --cluster out")
+    if found.kind == "sft":
+        from understudy.cli.training import sft
+
+        return sft.run_until_finished(found)
     if found.kind != "rlpd":
-        raise UnderstudyError(f"{run}: is a run of {found.kind}, which is short; train it again in another directory")
-    return train.work(found, cluster, place)
+        raise UnderstudyError(
+            f"{run}: a run of {found.kind} has no checkpoints because it is short; train again in a new directory"
+        )
+    from understudy.cli.training import rlpd
+
+    return rlpd.run_until_finished(found, cluster, cluster_config)

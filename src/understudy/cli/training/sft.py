@@ -1,9 +1,9 @@
-"""`understudy sft`: a VLA imitates demonstrations, of one task or many."""
+"""`understudy sft`: supervised fine-tuning of a VLA on demonstrations, of one task or many."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
@@ -11,7 +11,9 @@ from rich.console import Console
 from understudy.cli.console import needs_extra
 
 with needs_extra("vla"):
-    from understudy.training.onpolicy.sft import KIND, SFTConfig, run_sft
+    from understudy.training.onpolicy.sft import SFTConfig
+
+if TYPE_CHECKING:
     from understudy.training.runs.run import Run
 
 DEFAULT = SFTConfig()
@@ -21,22 +23,28 @@ def command(
     run: Annotated[Path, tyro.conf.Positional],
     config: Annotated[SFTConfig, tyro.conf.arg(name="")] = DEFAULT,
 ) -> int:
-    """Teach a vision-language-action policy by demonstrations (supervised fine-tuning).
+    """Fine-tune a vision-language-action policy on demonstrations (supervised fine-tuning).
 
     Args:
-        run: Directory of the run, made if it is not there. Demonstrations are in its store (`understudy record
-            RUN/store`), or elsewhere (--demos).
-        config: What to do.
+        run: Directory of the new run. Demonstrations are in its store (`understudy record RUN/store`), or in --demos.
+        config: Options of the run.
     """
-    with Run.beginning(run, KIND, config) as begun:
-        return work(begun)
+    with needs_extra("vla"):
+        from understudy.training.onpolicy.sft import KIND
+        from understudy.training.runs.run import Run
+
+    with Run.create_or_remove(run, KIND, config) as created:
+        return run_until_finished(created)
 
 
-def work(run: Run) -> int:
-    """Imitate until the updates are done; also for `understudy resume`."""
+def run_until_finished(run: Run) -> int:
+    """Train until the updates are finished; `understudy resume` calls it too."""
+    with needs_extra("vla"):
+        from understudy.training.onpolicy.sft import run_sft
+
     console = Console(highlight=False)
-    with console.status("imitating") as status:
-        policy, found = run_sft(run, lambda text: status.update(f"imitating: {text}"))
+    with console.status("fine-tuning") as status:
+        policy, found = run_sft(run, lambda text: status.update(f"fine-tuning: {text}"))
     if found is not None:
         console.print(str(found), soft_wrap=True)
     console.print(f"{policy.version:,} updates; {run.policy}", style="green", soft_wrap=True)

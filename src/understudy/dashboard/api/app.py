@@ -1,4 +1,7 @@
-"""The page's endpoints: its files, and below /api what it shows. Only /api/PLACE/ask changes anything."""
+"""The page's routes: its files, and below /api the data that it shows. Only /api/TARGET/edit changes anything.
+
+TARGET is the position of a run or store on the command line, from 0.
+"""
 
 from __future__ import annotations
 
@@ -15,26 +18,32 @@ from pydantic import BaseModel, Field
 
 from understudy import __version__
 from understudy.core import UnderstudyError
-from understudy.dashboard.api import alarms as vitals
-from understudy.dashboard.api import episode_queries as library
-from understudy.dashboard.api import store_stats as tallies
-from understudy.dashboard.api.cluster import cluster_view, members
+from understudy.dashboard.api import alarms, episode_queries, store_stats
+from understudy.dashboard.api.change_events import MAX_PAGES, ChangeEvents
+from understudy.dashboard.api.cluster import cluster_view, workers
 from understudy.dashboard.api.compare import compare
-from understudy.dashboard.api.door import ENTER, Door
-from understudy.dashboard.api.episode_rows import Pictures, steps_of
+from understudy.dashboard.api.episode_rows import EpisodeImages, steps_of
 from understudy.dashboard.api.filters import Filter
-from understudy.dashboard.api.live import MAX_PAGES, Live
-from understudy.dashboard.api.targets import Place
-from understudy.replay.write import edit_requests as inbox
-from understudy.robots.app import printable, what_is_wrong
+from understudy.dashboard.api.targets import Target
+from understudy.replay.write import edit_requests
+from understudy.web.auth import LoginCookie
+from understudy.web.replies import printable, validation_text
 
 PAGE = Path(__file__).parents[1] / "page"
-FOREVER = {"cache-control": "private, max-age=31536000, immutable"}  # for what its address names fully
+LOGIN = "/api/enter"
+FOREVER = {"cache-control": "private, max-age=31536000, immutable"}  # for URLs that name a version
+MEDIA_TYPES = {
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".html": "text/html; charset=utf-8",
+}
+PROCESS_FIELDS = ("role", "name", "state", "step", "update", "steps_per_s", "updates_per_s", "doing", "page")
 Strict = Field(strict=True)
 
 
-class Wish(BaseModel):
-    """What a page asks of a store; see replay/write/edit_requests.py."""
+class EditBody(BaseModel):
+    """A change of episodes; see replay/write/edit_requests.py."""
 
     model_config = {"extra": "forbid"}
 
@@ -44,202 +53,190 @@ class Wish(BaseModel):
     who: str = ""
 
 
-class Key(BaseModel):
-    """The token, from the address."""
+class TokenBody(BaseModel):
+    """The token from the page's URL."""
 
     token: Annotated[str, Field(max_length=200)]
 
 
-def make_app(places: list[Place], live: Live, door: Callable[[], Door]) -> FastAPI:
-    """The app. `door` is asked about tokens; it stands before the app, and so is made after it."""
+def make_app(targets: list[Target], changes: ChangeEvents, cookie: LoginCookie) -> FastAPI:
+    """The app. A page that shows the token at LOGIN gets the cookie."""
     app = FastAPI(title="understudy watch", docs_url=None, redoc_url=None, openapi_url=None)
     _answer_errors(app)
     _add_files(app)
-    _add_entrance(app, door)
-    _add_views(app, places, live)
-    _add_episodes(app, places)
+    _add_login(app, cookie)
+    _add_views(app, targets, changes)
+    _add_episodes(app, targets)
     return app
 
 
 def _add_files(app: FastAPI) -> None:
-    """The files of the page, read once: no path of a request ever reaches the disk."""
-    types = {
-        ".js": "text/javascript; charset=utf-8",
-        ".css": "text/css; charset=utf-8",
-        ".svg": "image/svg+xml",
-        ".html": "text/html; charset=utf-8",
-    }
+    """Serve the files of the page from memory: no path of a request ever reaches the disk."""
 
     def add(route: str, path: Path) -> None:
         body = path.read_bytes()
-        kind = types.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-        app.get(route)(lambda: Response(body, media_type=kind, headers={"cache-control": "no-cache"}))
+        media_type = MEDIA_TYPES.get(path.suffix) or mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+        app.get(route)(lambda: Response(body, media_type=media_type, headers={"cache-control": "no-cache"}))
 
     for path in sorted(PAGE.rglob("*")):
         if path.is_file():
             add("/" if path.name == "index.html" else f"/{path.relative_to(PAGE).as_posix()}", path)
 
 
-def _add_entrance(app: FastAPI, door: Callable[[], Door]) -> None:
-    @app.post(ENTER)
-    def enter(key: Key) -> Response:
-        value = door().enter(key.token)
+def _add_login(app: FastAPI, cookie: LoginCookie) -> None:
+    @app.post(LOGIN)
+    def enter(body: TokenBody) -> Response:
+        value = cookie.exchange(body.token)
         if value is None:
             return JSONResponse({"detail": "the token is wrong; open the address that `understudy watch` printed"}, 401)
         answer = JSONResponse({})
-        answer.set_cookie(door().cookie, value, httponly=True, samesite="strict", max_age=30 * 86400)
+        answer.set_cookie(cookie.name, value, httponly=True, samesite="strict", max_age=30 * 86400)
         return answer
 
 
-def _add_views(app: FastAPI, places: list[Place], live: Live) -> None:
-    @app.get("/api/places")
-    def all_places() -> Response:
-        said = [
+def _add_views(app: FastAPI, targets: list[Target], changes: ChangeEvents) -> None:
+    @app.get("/api/targets")
+    def all_targets() -> Response:
+        listed = [
             {
-                "name": place.name,
-                "path": str(place.path),
-                "run": place.is_run,
-                "store": place.has_store,
-                "cluster": place.cluster.exists,
+                "name": target.name,
+                "path": str(target.path),
+                "run": target.is_run,
+                "store": target.has_store,
+                "cluster": target.cluster.exists,
             }
-            for place in places
+            for target in targets
         ]
-        return answer({"version": __version__, "places": said})
+        return answer({"version": __version__, "targets": listed})
 
-    @app.get("/api/live")
+    @app.get("/api/events")
     async def events() -> Response:
-        if live.num_pages >= MAX_PAGES:
-            return JSONResponse({"detail": f"{MAX_PAGES} pages look on already"}, 503)
-        return StreamingResponse(live.events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+        if changes.num_pages >= MAX_PAGES:
+            return JSONResponse({"detail": f"{MAX_PAGES} pages are open already; close one"}, 503)
+        return StreamingResponse(changes.events(), media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     @app.get("/api/runs")
     def runs() -> Response:
-        return answer(compare(places))
+        return answer(compare(targets))
 
-    def view(name: str, show: Callable[[Place], Any]) -> None:
-        app.get(f"/api/{{number}}/{name}")(lambda number: answer(show(_place(places, number))))
+    def view(name: str, show: Callable[[Target], dict[str, Any]]) -> None:
+        app.get(f"/api/{{number}}/{name}")(lambda number: answer(show(_target(targets, number))))
 
     view("overview", overview)
     view("replay", replay)
     view(
         "interventions",
-        lambda place: {
-            "kind": (place.config() or {}).get("kind"),
-            **(tallies.interventions(place) if place.has_store else {"absent": True}),
+        lambda target: {
+            "kind": (target.config() or {}).get("kind"),
+            **(store_stats.interventions(target) if target.has_store else {"absent": True}),
         },
     )
     view(
         "health",
-        lambda place: {
-            "roles": vitals.roles(place),
-            "owner": vitals.owner(place),
-            "disk": vitals.disk(place.path),
-            "directories": [str(path) for path in place.health],
+        lambda target: {
+            "processes": alarms.processes(target),
+            "lock_owner": alarms.lock_owner(target),
+            "disk": alarms.disk_space(target.path),
+            "directories": [str(path) for path in target.health],
         },
     )
     view("cluster", cluster_view)
 
-    @app.get("/api/{number}/members")
-    def group(number: str, role: str, node: str = "", offset: int = 0) -> Response:
-        return answer(members(_place(places, number), node, role, offset))
+    @app.get("/api/{number}/workers")
+    def worker_group(number: str, role: str, node: str = "", offset: int = 0) -> Response:
+        return answer(workers(_target(targets, number), node, role, offset))
 
 
-def overview(place: Place) -> dict[str, Any]:
-    """The first view."""
-    known = place.metrics.follow()
-    there, cluster = place.has_store, place.cluster.read()
+def overview(target: Target) -> dict[str, Any]:
+    """The first view: progress, scores, curves and alarms."""
+    metrics = target.metrics.follow()
+    has_store, cluster = target.has_store, target.cluster.read()
     found: dict[str, Any] = {
-        "run": place.is_run,
-        "store": there,
-        "config": place.config(),
-        "metrics": known,
-        "totals": tallies.totals(place) if there else None,
-        "tasks": tallies.tasks(place) if there else [],
-        "course": tallies.course(place) if there else [],
-        "roles": [
-            {
-                name: role.get(name)
-                for name in ("role", "name", "state", "step", "update", "steps_per_s", "updates_per_s", "doing", "page")
-            }
-            for role in vitals.roles(place)
-        ],
-        "pending": len(inbox.pending(place.store)),
+        "run": target.is_run,
+        "store": has_store,
+        "config": target.config(),
+        "metrics": metrics,
+        "totals": store_stats.totals(target) if has_store else None,
+        "tasks": store_stats.tasks(target) if has_store else [],
+        "course": store_stats.training_course(target) if has_store else [],
+        "processes": [{name: process.get(name) for name in PROCESS_FIELDS} for process in alarms.processes(target)],
+        "pending": len(edit_requests.pending_edits(target.store)),
         "cluster": None if cluster is None else cluster.state,
     }
-    evaluations = known["evaluations"]
-    tried = evaluations[-1]["tasks"] if evaluations else {}
-    found["scores"] = [{"task": task, **tallies.score_json(*tally)} for task, tally in tried.items()]
-    last_commit_s = found["totals"]["rate"]["last_commit_s"] if there else None
-    found["alarms"] = vitals.alarms(place, last_train=known["last"].get("train"), last_commit_s=last_commit_s)
+    evaluations = metrics["evaluations"]
+    by_task = evaluations[-1]["tasks"] if evaluations else {}
+    found["scores"] = [{"task": task, **store_stats.score_json(*tally)} for task, tally in by_task.items()]
+    last_commit_s = found["totals"]["rate"]["last_commit_s"] if has_store else None
+    found["alarms"] = alarms.find_alarms(target, last_train=metrics["last"].get("train"), last_commit_s=last_commit_s)
     return found
 
 
-def replay(place: Place) -> dict[str, Any]:
-    """What is learned from."""
-    if not place.has_store:
+def replay(target: Target) -> dict[str, Any]:
+    """The contents of the store, and what was sampled from it."""
+    if not target.has_store:
         return {"absent": True}
-    known = place.metrics.follow()
+    metrics = target.metrics.follow()
     return {
-        "totals": tallies.totals(place),
-        "groups": tallies.groups(place),
-        "train": known["curves"].get("train"),
-        "last": known["last"].get("train"),
-        "disk": vitals.disk(place.store),
-        "config": place.config(),
-        "roles": [role for role in vitals.roles(place) if "delivery" in role or "writers" in role],
+        "totals": store_stats.totals(target),
+        "groups": store_stats.groups(target),
+        "train": metrics["curves"].get("train"),
+        "last": metrics["last"].get("train"),
+        "disk": alarms.disk_space(target.store),
+        "config": target.config(),
+        "processes": [one for one in alarms.processes(target) if "delivery" in one or "writers" in one],
     }
 
 
-def _add_episodes(app: FastAPI, places: list[Place]) -> None:
-    pictures = Pictures()
+def _add_episodes(app: FastAPI, targets: list[Target]) -> None:
+    images = EpisodeImages()
 
     @app.get("/api/{number}/episodes")
     def episodes(number: str, request: Request, offset: int = 0, limit: int = 100) -> Response:
-        place = _place(places, number)
-        if not place.has_store:
+        target = _target(targets, number)
+        if not target.has_store:
             return answer({"absent": True, "total": 0, "rows": [], "newest": 0, "offset": 0, "steps": 0, "store": ""})
-        return answer(library.list_episodes(place, Filter.parse(request.query_params), offset, limit))
+        return answer(episode_queries.list_episodes(target, Filter.parse(request.query_params), offset, limit))
 
     @app.get("/api/{number}/facets")
     def facets(number: str) -> Response:
-        place = _place(places, number)
-        return answer(library.facets(place) if place.has_store else {"absent": True})
+        target = _target(targets, number)
+        return answer(episode_queries.facets(target) if target.has_store else {"absent": True})
 
     @app.get("/api/{number}/episode/{episode}")
     def episode(number: str, episode: int) -> Response:
-        place = _place(places, number)
-        return answer({**library.one_episode(place, episode), "steps": steps_of(place, episode)})
+        target = _target(targets, number)
+        return answer({**episode_queries.one_episode(target, episode), "steps": steps_of(target, episode)})
 
-    @app.get("/api/{number}/thumb/{episode}")
-    def thumb(number: str, episode: int, at: float = 1.0, v: str = "") -> Response:
+    @app.get("/api/{number}/thumbnail/{episode}")
+    def thumbnail(number: str, episode: int, at: float = 1.0, v: str = "") -> Response:
         share = min(max(at, 0.0), 1.0) if math.isfinite(at) else 1.0
-        made = pictures.thumb(_place(places, number), episode, share, v[:64])
+        made = images.thumbnail(_target(targets, number), episode, share, v[:64])
         return Response(made, media_type="image/jpeg", headers=FOREVER if v else None)
 
     @app.get("/api/{number}/frames/{episode}")
     def frames(number: str, episode: int, camera: str, first: int = 0, count: int = 32, v: str = "") -> Response:
-        made = pictures.frames(_place(places, number), episode, camera, first, count)
+        made = images.frames(_target(targets, number), episode, camera, first, count)
         return Response(made, media_type="application/octet-stream", headers=FOREVER if v else None)
 
-    @app.post("/api/{number}/ask")
-    def ask(number: str, wish: Wish) -> Response:
-        wanted = inbox.Request(
-            action=wish.action,  # type: ignore[arg-type]  # it looks for itself
-            episodes=tuple(wish.episodes),
-            labels=wish.labels,
-            who=wish.who,
+    @app.post("/api/{number}/edit")
+    def edit(number: str, body: EditBody) -> Response:
+        request = edit_requests.EditRequest(
+            action=body.action,  # type: ignore[arg-type]  # the request checks it
+            episodes=tuple(body.episodes),
+            labels=body.labels,
+            who=body.who,
         )
-        return answer(library.ask(_place(places, number), wanted))
+        return answer(episode_queries.edit_episodes(_target(targets, number), request))
 
 
-def _place(places: list[Place], number: str) -> Place:
-    if not number.isdecimal() or len(number) > 6 or int(number) >= len(places):
-        raise UnderstudyError(f"there is no place {number[:20]!r} here; there are 0 to {len(places) - 1}")
-    return places[int(number)]
+def _target(targets: list[Target], number: str) -> Target:
+    if not number.isdecimal() or len(number) > 6 or int(number) >= len(targets):
+        raise UnderstudyError(f"target: expected a number from 0 to {len(targets) - 1}, got {number[:20]!r}")
+    return targets[int(number)]
 
 
-def answer(value: Any) -> Response:
-    """As JSON; what is not a number is null there."""
+def answer(value: Mapping[str, Any]) -> Response:
+    """A JSON response, in which NaN and infinity are null."""
     return JSONResponse(_finite(value))
 
 
@@ -256,11 +253,11 @@ def _finite(value: Any) -> Any:
 
 
 def _answer_errors(app: FastAPI) -> None:
-    async def wrong_body(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": what_is_wrong(error)}, 422)
+    async def invalid_body(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": validation_text(error)}, 422)
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": printable(str(error))}, 409)
 
-    app.add_exception_handler(RequestValidationError, wrong_body)
+    app.add_exception_handler(RequestValidationError, invalid_body)
     app.add_exception_handler(UnderstudyError, refused)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from understudy.cluster.status import EVENTS, NOW
-from understudy.training.runs.health import SILENT_S
+from understudy.training.runs.health import HEARTBEAT_TIMEOUT_S
 
 MAX_BYTES = 64 * 2**20  # a thousand stacks
 TAIL_BYTES = 2**20  # of the events, from the end
@@ -123,7 +123,7 @@ class Cluster:
             return "failed" if self.said == "failed" else "ended"
         if self.pid is not None and self.host == platform.node() and not _is_there(self.pid):
             return "gone"
-        return "silent" if self.silent_s > SILENT_S else "running"
+        return "silent" if self.silent_s > HEARTBEAT_TIMEOUT_S else "running"
 
 
 def _is_there(pid: int) -> bool:

@@ -1,39 +1,39 @@
-"""Compare: runs side by side: where configs differ, how curves went, and what each score was measured on."""
+"""Compare runs: where their configs differ, their curves, and what each score was measured on."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from understudy.dashboard.api.targets import Place
+from understudy.dashboard.api.targets import Target
 
-NOT_THERE = "-"
+MISSING = "-"
 
 
-def compare(places: list[Place]) -> dict[str, Any]:
-    """All runs among the places."""
+def compare(targets: list[Target]) -> dict[str, Any]:
+    """All runs among the targets."""
     runs = []
-    for number, place in enumerate(places):
-        if not place.is_run:
+    for number, target in enumerate(targets):
+        if not target.is_run:
             continue
-        said = place.config() or {}
-        known = place.metrics.follow()
-        train = known["curves"].get("train", {"step": [], "update": [], "values": {}})
+        config = target.config() or {}
+        metrics = target.metrics.follow()
+        train = metrics["curves"].get("train", {"step": [], "update": [], "values": {}})
         runs.append(
             {
-                "place": number,
-                "name": place.name,
-                "path": str(place.path),
-                "kind": said.get("kind"),
-                "understudy": said.get("understudy"),
-                "flat": dict(_flat(said.get("config", {}))),
-                "evaluations": [_evaluation(one) for one in known["evaluations"]],
+                "target": number,
+                "name": target.name,
+                "path": str(target.path),
+                "kind": config.get("kind"),
+                "understudy": config.get("understudy"),
+                "flat": dict(_flat(config.get("config", {}))),
+                "evaluations": [_evaluation(one) for one in metrics["evaluations"]],
                 "train": train,
-                "last": {kind: line for kind, line in known["last"].items() if kind == "train"},
+                "last": {kind: line for kind, line in metrics["last"].items() if kind == "train"},
             }
         )
     names = list(dict.fromkeys(name for run in runs for name in run["flat"]))
-    table = [{"name": name, "values": [run["flat"].get(name, NOT_THERE) for run in runs]} for name in names]
+    table = [{"name": name, "values": [run["flat"].get(name, MISSING) for run in runs]} for name in names]
     for row in table:
         row["differs"] = any(value != row["values"][0] for value in row["values"])
     for run in runs:
@@ -41,7 +41,7 @@ def compare(places: list[Place]) -> dict[str, Any]:
     return {"runs": runs, "config": table}
 
 
-def _evaluation(said: Mapping[str, Any]) -> dict[str, Any]:
+def _evaluation(line: Mapping[str, Any]) -> dict[str, Any]:
     names = (
         "step",
         "update",
@@ -59,11 +59,11 @@ def _evaluation(said: Mapping[str, Any]) -> dict[str, Any]:
         "sampling",
         "temperature",
     )
-    return {name: said.get(name) for name in names}
+    return {name: line.get(name) for name in names}
 
 
 def _flat(config: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """A config as one level of names; lists are values."""
+    """A config as pairs of dotted name and value; lists are values."""
     if isinstance(config, Mapping) and config:
         for name, value in config.items():
             yield from _flat(value, f"{path}.{name}" if path else str(name))

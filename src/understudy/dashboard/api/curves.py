@@ -1,7 +1,7 @@
-"""Curves: a run's metrics file, followed while it grows, in bounded memory.
+"""Curves: follows a run's metrics file while it grows, in bounded memory.
 
-A file that became shorter, or whose last known line is no longer there, belongs to a run that was resumed (it takes
-back the lines behind its checkpoint) or begun anew: it is read again from the start.
+A resumed run removes the lines after its checkpoint, and a new run replaces the file. In both cases the file became
+shorter or its last known bytes changed, and it is read again from the start.
 """
 
 from __future__ import annotations
@@ -12,15 +12,17 @@ import os
 import threading
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from understudy.dashboard.api.rollout_groups import Practice
+from understudy.dashboard.api.rollout_groups import RolloutGroups
 
 MAX_BINS = 400  # of a curve; when there are more, neighbours are merged
 MAX_EVALUATIONS = 500
+MAX_KINDS = 20  # of lines
+MAX_TASKS = 1000  # of an evaluation
 BLOCK_BYTES = 2**20
 MAX_LINE_BYTES = 8 * 2**20
-MARK_BYTES = 256  # before the place up to which it was read; if they change, the file was rewritten
+MARK_BYTES = 256  # the last ones that were read; if they change, the file was rewritten
 
 
 class Bins:
@@ -80,51 +82,60 @@ class _Bin:
 
 
 class MetricsFollower:
-    """What a metrics file says so far. Any number of threads may `follow`."""
+    """The content of a metrics file so far. Any number of threads may call `follow`."""
 
     def __init__(self, path: Path):
         self.path = path
         self._lock = threading.Lock()
-        self._begin()
+        self._content = _Content()
 
-    def _begin(self) -> None:
+    def follow(self) -> dict[str, Any]:
+        """Read the new lines; returns curves by kind of line, last lines, evaluations and rollout groups."""
+        with self._lock:
+            try:
+                with self.path.open("rb") as file:
+                    inode = os.fstat(file.fileno()).st_ino
+                    if not self._content.is_continued_by(file, inode):
+                        self._content = _Content(inode)
+                    self._content.read(file)
+            except OSError:
+                self._content = _Content()
+            return self._content.to_json()
+
+
+class _Content:
+    """The lines of one file, up to an offset."""
+
+    def __init__(self, inode: int = 0) -> None:
+        self._inode = inode
         self._offset = 0
-        self._mark = b""
-        self._inode = 0
+        self._mark = b""  # the last bytes before the offset
         self._skipping = False  # a line that is too long
         self._num_damaged = 0
         self._bins: dict[str, Bins] = {}  # by kind of line
         self._last: dict[str, dict[str, Any]] = {}
         self._evaluations: deque[dict[str, Any]] = deque(maxlen=MAX_EVALUATIONS)
-        self._practice = Practice()
+        self._groups = RolloutGroups()
 
-    def follow(self) -> dict[str, Any]:
-        """Take in what is new; returns all that is known: curves by kind of line, last lines, evaluations, groups."""
-        with self._lock:
-            try:
-                with self.path.open("rb") as file:
-                    if not self._goes_on(file):
-                        self._begin()
-                    self._inode = os.fstat(file.fileno()).st_ino
-                    file.seek(self._offset)
-                    self._read(file)
-            except OSError:
-                self._begin()
-            return {
-                "curves": {kind: bins.to_json() for kind, bins in self._bins.items()},
-                "last": dict(self._last),
-                "evaluations": list(self._evaluations),
-                "practice": self._practice.to_json(),
-                "num_damaged": self._num_damaged,
-            }
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "curves": {kind: bins.to_json() for kind, bins in self._bins.items()},
+            "last": dict(self._last),
+            "evaluations": list(self._evaluations),
+            "rollout_groups": self._groups.to_json(),
+            "num_damaged": self._num_damaged,
+        }
 
-    def _goes_on(self, file: Any) -> bool:
-        if os.fstat(file.fileno()).st_ino != self._inode:
+    def is_continued_by(self, file: BinaryIO, inode: int) -> bool:
+        """Whether the file still begins with the lines that were read."""
+        if inode != self._inode:
             return False
         file.seek(self._offset - len(self._mark))
-        return bool(file.read(len(self._mark)) == self._mark)
+        return file.read(len(self._mark)) == self._mark
 
-    def _read(self, file: Any) -> None:
+    def read(self, file: BinaryIO) -> None:
+        """Read the complete lines after the offset."""
+        file.seek(self._offset)
         rest = b""
         while block := file.read(BLOCK_BYTES):
             *lines, rest = (rest + block).split(b"\n")
@@ -132,7 +143,7 @@ class MetricsFollower:
                 self._offset += len(line) + 1
                 self._mark = (self._mark + line + b"\n")[-MARK_BYTES:]
                 if not self._skipping:
-                    self._take(line)
+                    self._add_line(line)
                 self._skipping = False
             if len(rest) > MAX_LINE_BYTES:
                 self._offset += len(rest)
@@ -140,36 +151,36 @@ class MetricsFollower:
                 self._num_damaged += not self._skipping
                 self._skipping, rest = True, b""
 
-    def _take(self, line: bytes) -> None:
+    def _add_line(self, text: bytes) -> None:
         try:
-            said = json.loads(line)
-            kind, step, update = str(said["kind"]), int(said["step"]), int(said["update"])
+            line = json.loads(text)
+            kind, step, update = str(line["kind"]), int(line["step"]), int(line["update"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             self._num_damaged += 1
             return
         numbers = {
             name: float(value)
-            for name, value in said.items()
+            for name, value in line.items()
             if isinstance(value, int | float) and name not in ("step", "update", "batch") and math.isfinite(value)
         }
-        if kind not in self._bins and len(self._bins) >= 20:
+        if kind not in self._bins and len(self._bins) >= MAX_KINDS:
             return
         if kind == "collection":
-            numbers |= self._practice.add(said)
+            numbers |= self._groups.add(line)
         self._bins.setdefault(kind, Bins()).add(step, update, numbers)
-        trials = said.pop("trials", None)
-        self._last[kind] = said
+        episodes = line.pop("episode_results", None)
+        self._last[kind] = line
         if kind == "evaluation":
-            iteration = self._practice.num_iterations  # after which it was
-            self._evaluations.append({**said, "iteration": iteration, "tasks": _by_task(trials)})
+            iteration = self._groups.num_iterations  # the last one before the evaluation
+            self._evaluations.append({**line, "iteration": iteration, "tasks": _by_task(episodes)})
 
 
-def _by_task(trials: Any) -> dict[str, list[int]]:
+def _by_task(episodes: Any) -> dict[str, list[int]]:
     """Successes and episodes of each task."""
     found: dict[str, list[int]] = {}
-    for trial in trials if isinstance(trials, list) else ():
-        if isinstance(trial, dict) and len(found) < 1000:
-            tally = found.setdefault(str(trial.get("task")), [0, 0])
-            tally[0] += bool(trial.get("success"))
-            tally[1] += 1
+    for episode in episodes if isinstance(episodes, list) else ():
+        if isinstance(episode, dict) and len(found) < MAX_TASKS:
+            counts = found.setdefault(str(episode.get("task")), [0, 0])
+            counts[0] += bool(episode.get("success"))
+            counts[1] += 1
     return found

@@ -1,4 +1,4 @@
-"""Library: the episodes of a store as lists: pages of a filtered list, what can be filtered by, and one in full."""
+"""Episode queries: pages of a filtered list, the values to filter by, one episode in full; and edits of episodes."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Any
 
 from understudy.core import StoreError, StoreLockedError
 from understudy.dashboard.api.filters import SORTS, Filter, Overlay
-from understudy.dashboard.api.targets import Place
+from understudy.dashboard.api.targets import Target
 from understudy.replay import Store
 from understudy.replay.format.catalog import Catalog
-from understudy.replay.write import edit_requests as inbox
-from understudy.replay.write.edit_requests import INBOX_DIRECTORY, REFUSED_DIRECTORY, Request
+from understudy.replay.format.paths import INBOX_DIRECTORY, REFUSED_DIRECTORY
+from understudy.replay.write import edit_requests
+from understudy.replay.write.edit_requests import EditRequest
 
 MAX_PAGE = 300
-MAX_VALUES = 100  # of a field, to choose from
+MAX_VALUES = 100  # of a field, to filter by
 LISTED = (
     "id",
     "state",
@@ -62,16 +63,16 @@ COLUMNS = (
 )
 
 
-def overlay_of(place: Place) -> Overlay:
-    """What is still to be applied."""
-    return Overlay.of(inbox.pending(place.store))
+def pending_edits(target: Target) -> Overlay:
+    """The edits that are not applied yet."""
+    return Overlay.of(edit_requests.pending_edits(target.store))
 
 
-def list_episodes(place: Place, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
-    """One page of a list; with the first, how long the list is. And the newest episode there is."""
-    overlay = overlay_of(place)
+def list_episodes(target: Target, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
+    """One page of a list, and the newest episode of the store; the first page also has the length of the list."""
+    overlay = pending_edits(target)
     where, values = wanted.where(overlay)
-    with place.catalog().reader() as reader:
+    with target.catalog().reader() as reader:
         catalog = reader.catalog
         total, num_steps = None, None
         with catalog.transaction(write=False):
@@ -98,7 +99,7 @@ def list_episodes(place: Place, wanted: Filter, offset: int, limit: int) -> dict
 
 
 def cameras_of(catalog: Catalog, spec: int) -> list[str]:
-    """The fields of an observation that are pictures: uint8 [H, W, 1, 3 or 4]."""
+    """The fields of an observation that are images: uint8 [H, W, C] with C = 1, 3 or 4."""
     return [
         path
         for path, leaf in catalog.spec(spec).observation.leaves("observation")
@@ -123,14 +124,14 @@ def _row(names: tuple[str, ...], row: Any, overlay: Overlay, cameras: dict[int, 
     return found
 
 
-def one_episode(place: Place, episode: int) -> dict[str, Any]:
-    """All that is known of an episode, and its neighbours in time."""
-    overlay = overlay_of(place)
-    with place.catalog().reader() as reader:
+def one_episode(target: Target, episode: int) -> dict[str, Any]:
+    """All attributes of an episode, and the ids of the episodes before and after it."""
+    overlay = pending_edits(target)
+    with target.catalog().reader() as reader:
         catalog = reader.catalog
         rows = catalog.select(f"select {', '.join(COLUMNS)} from episodes where id = ? and not purged", (episode,))
         if not rows:
-            raise StoreError(f"there is no episode {episode}; it may have been removed by compaction")
+            raise StoreError(f"episode {episode} does not exist; compaction may have removed it")
         beside = "select {}(id) from episodes where not purged and deleted is null and id {} ?"
         return {
             **_row(COLUMNS, rows[0], overlay, {rows[0][-1]: cameras_of(catalog, rows[0][-1])}),
@@ -140,11 +141,11 @@ def one_episode(place: Place, episode: int) -> dict[str, Any]:
         }
 
 
-def facets(place: Place) -> dict[str, Any]:
-    """What there is to filter by, with counts."""
+def facets(target: Target) -> dict[str, Any]:
+    """The values to filter by, with the number of their episodes."""
 
     def count() -> dict[str, Any]:
-        with place.catalog().reader() as reader:
+        with target.catalog().reader() as reader:
             found: dict[str, Any] = {"store": reader.catalog.store_id[:8]}
             for name in ("task", "kind", "actor", "operator", "split", "state"):
                 rows = reader.catalog.select(
@@ -161,32 +162,32 @@ def facets(place: Place) -> dict[str, Any]:
             )[0][0]
             return found
 
-    return place.kept("facets", count)
+    return target.cached("facets", count)
 
 
-# ---- changing
+# ---- edits
 
 
-def ask(place: Place, request: Request) -> dict[str, Any]:
-    """Leave a request; applied at once if nobody holds the store. Returns whether it waits, and what undoes it."""
-    undo = _undo(place, request)
-    path = inbox.put(place.store, request)
-    place.let_go()  # our own readers would keep the catalog's log from being settled
-    with suppress(StoreLockedError):  # whoever holds it applies it with its next commit
-        Store.open(place.store, create=False).close()
-    if (place.store / INBOX_DIRECTORY / REFUSED_DIRECTORY / path.name).exists():
-        raise StoreError("the store refused this; are the episode's rows still there?")
+def edit_episodes(target: Target, request: EditRequest) -> dict[str, Any]:
+    """Request an edit; applied at once if no process holds the store. Returns whether it is pending, and its undo."""
+    undo = _undo(target, request)
+    path = edit_requests.submit_edit(target.store, request)
+    target.close_readers()  # an open reader would keep SQLite from merging the catalog's log
+    with suppress(StoreLockedError):  # the process that holds it applies the edit with its next commit
+        Store.open(target.store, create=False).close()
+    if (target.store / INBOX_DIRECTORY / REFUSED_DIRECTORY / path.name).exists():
+        raise StoreError("the store refused this edit; check that its episodes still exist")
     return {"pending": path.exists(), "undo": undo}
 
 
-def _undo(place: Place, request: Request) -> list[dict[str, Any]]:
-    """The requests that bring back what is there now."""
-    overlay = overlay_of(place)
+def _undo(target: Target, request: EditRequest) -> list[dict[str, Any]]:
+    """The requests that restore the present state."""
+    overlay = pending_edits(target)
     ids = ",".join(str(episode) for episode in request.episodes)
-    with place.catalog().reader() as reader:
+    with target.catalog().reader() as reader:
         rows = reader.catalog.select(f"select id, deleted, labels from episodes where id in ({ids}) and not purged")
     if len(rows) < len(set(request.episodes)):
-        raise StoreError(f"episodes: {len(set(request.episodes)) - len(rows)} of them are not there (any more)")
+        raise StoreError(f"episodes: {len(set(request.episodes)) - len(rows)} of them do not exist (any more)")
     if request.action != "label":
         wanted = request.action == "delete"
         changed = [row[0] for row in rows if overlay.deleted.get(row[0], row[1] is not None) is not wanted]
@@ -196,4 +197,4 @@ def _undo(place: Place, request: Request) -> list[dict[str, Any]]:
     for episode, _, labels in rows:
         now = {**json.loads(labels), **overlay.labels.get(episode, {})}
         before.setdefault(json.dumps({name: now.get(name) for name in request.labels}), []).append(episode)
-    return [{"action": "label", "episodes": some, "labels": json.loads(said)} for said, some in before.items()]
+    return [{"action": "label", "episodes": some, "labels": json.loads(labels)} for labels, some in before.items()]

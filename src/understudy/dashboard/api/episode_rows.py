@@ -1,6 +1,6 @@
-"""Rows: some fields of some rows of an episode, checked, without reading the others; and pictures as JPEG.
+"""Episode rows: reads and checks some fields of some rows of an episode, and encodes camera images as JPEG.
 
-A picture is read when somebody looks at it, and only then. What was made of one is kept, up to a number of bytes.
+An image is read only when a page asks for it. Thumbnails are cached, up to a number of bytes.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from PIL import Image
 
 from understudy.core import DamageError, StoreError
 from understudy.dashboard.api.episode_queries import cameras_of
-from understudy.dashboard.api.targets import Place
+from understudy.dashboard.api.targets import Target
 from understudy.replay import Reader
 from understudy.replay.format.layout import checksum_of
 from understudy.replay.format.segment import digests
 
 Array = np.ndarray[Any, Any]
 
-SHOWN = ("action", "proposal", "extras", "reward", "source", "policy_version", "has_proposal")
-MAX_STEPS = 5000  # whose curves are shown
+CURVE_FIELDS = ("action", "proposal", "extras", "reward", "source", "policy_version", "has_proposal")
+MAX_STEPS = 5000  # of an episode, in curves
 MAX_CURVES = 16  # of one field
-MAX_FRAMES = 64  # in one answer
-THUMB_PIXELS = 160  # the longer side
-THUMB_QUALITY, FRAME_QUALITY = 78, 88
-KEPT_BYTES = 48 * 2**20
+MAX_FRAMES = 64  # in one response
+THUMBNAIL_PIXELS = 160  # the longer side
+THUMBNAIL_QUALITY, FRAME_QUALITY = 78, 88
+CACHE_BYTES = 48 * 2**20
 
 
 def read_rows(reader: Reader, episode: int, paths: Sequence[str], first: int, count: int) -> dict[str, Array]:
-    """Rows `first` to `first + count - 1`, as far as they are there; a DamageError if they are not what was written."""
+    """The existing rows from `first` to `first + count - 1`; a DamageError if one is not what was written."""
     for attempt in (1, 2):
         spans = reader.catalog.spans(
             "episode = ? and first_index < ? and first_index + num_rows > ?",
@@ -51,7 +51,7 @@ def read_rows(reader: Reader, episode: int, paths: Sequence[str], first: int, co
                 for path, piece in read.items():
                     pieces[path].append(piece)
             return {path: np.concatenate(found) if found else np.zeros(0) for path, found in pieces.items()}
-        except DamageError:  # compaction may have moved them meanwhile; then the catalog says so
+        except DamageError:  # compaction may have moved them; the catalog then has their new position
             if attempt == 2:
                 raise
     raise AssertionError("unreachable")
@@ -81,12 +81,12 @@ def _read(
 # ---- curves
 
 
-def steps_of(place: Place, episode: int) -> dict[str, Any]:
-    """The numbers of an episode, step by step: actions, proposals, rewards, extras, and who was in control."""
-    with place.pictures().reader() as reader:
+def steps_of(target: Target, episode: int) -> dict[str, Any]:
+    """The numbers of each step: action, the policy's proposal, reward, extras, and the source of the action."""
+    with target.images().reader() as reader:
         record = reader.record(episode)
         columns = reader.spec(record.spec).columns
-        names = [path for path, leaf in columns.items() if not leaf.ragged and path.split("/")[0] in SHOWN]
+        names = [path for path, leaf in columns.items() if not leaf.ragged and path.split("/")[0] in CURVE_FIELDS]
         cameras = {path: list(columns[path].fixed_shape[:2]) for path in cameras_of(reader.catalog, record.spec)}
         num_steps = min(record.num_steps, MAX_STEPS)
         found = read_rows(reader, episode, names, 0, num_steps)
@@ -113,64 +113,64 @@ def steps_of(place: Place, episode: int) -> dict[str, Any]:
 
 
 def _numbers(line: Array) -> list[float | None]:
-    """Rounded to what a curve can show; None where there is no number."""
+    """Rounded for a curve; None for NaN and infinity."""
     line = line.astype(np.float64)
     most = np.nanmax(np.abs(line), initial=0.0, where=np.isfinite(line))
     digits = 4 if most == 0 else int(np.clip(4 - np.floor(np.log10(most)), 0, 12))
     return [value if np.isfinite(value) else None for value in np.round(line, digits).tolist()]
 
 
-# ---- pictures
+# ---- images
 
 
-class Pictures:
-    """Pictures of the episodes of all places as JPEG."""
+class EpisodeImages:
+    """Camera images of the episodes of all targets, as JPEG."""
 
-    def __init__(self, kept_bytes: int = KEPT_BYTES):
+    def __init__(self, cache_bytes: int = CACHE_BYTES):
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Any, bytes] = OrderedDict()
-        self._bytes, self._most = 0, kept_bytes
+        self._cache: OrderedDict[Any, bytes] = OrderedDict()
+        self._bytes, self._max_bytes = 0, cache_bytes
 
-    def thumb(self, place: Place, episode: int, at: float, version: str) -> bytes:
-        """A small picture of the first camera, at a share of the episode from 0 to 1."""
-        key = (place.path, episode, round(at, 2), version)
+    def thumbnail(self, target: Target, episode: int, at: float, version: str) -> bytes:
+        """A small image of the first camera; `at` is the position in the episode, from 0 to 1."""
+        key = (target.path, episode, round(at, 2), version)
         with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        with place.pictures().reader() as reader:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+        with target.images().reader() as reader:
             record = reader.record(episode)
             cameras = cameras_of(reader.catalog, record.spec)
             if not cameras or not record.num_rows:
-                raise StoreError(f"episode {episode} has no picture")
+                raise StoreError(f"episode {episode} has no image")
             row = min(int(at * record.num_rows), record.num_rows - 1)
-            picture = read_rows(reader, episode, cameras[:1], row, 1)[cameras[0]]
-        made = jpeg(picture[0], THUMB_QUALITY, THUMB_PIXELS)
+            image = read_rows(reader, episode, cameras[:1], row, 1)[cameras[0]]
+        made = jpeg(image[0], THUMBNAIL_QUALITY, THUMBNAIL_PIXELS)
         with self._lock:
-            if key not in self._kept:
-                self._kept[key] = made
+            if key not in self._cache:
+                self._cache[key] = made
                 self._bytes += len(made)
-            while self._bytes > self._most:
-                self._bytes -= len(self._kept.popitem(last=False)[1])
+            while self._bytes > self._max_bytes:
+                self._bytes -= len(self._cache.popitem(last=False)[1])
         return made
 
-    def frames(self, place: Place, episode: int, camera: str, first: int, count: int) -> bytes:
-        """Pictures of a camera, one after the other, each behind its length (uint32, little endian)."""
-        with place.pictures().reader() as reader:
+    def frames(self, target: Target, episode: int, camera: str, first: int, count: int) -> bytes:
+        """Images of a camera, each after its length in bytes (uint32, little endian)."""
+        with target.images().reader() as reader:
             record = reader.record(episode)
             if camera not in cameras_of(reader.catalog, record.spec):
                 raise StoreError(f"episode {episode} has no camera {camera!r}")
             count = max(0, min(count, MAX_FRAMES, record.num_rows - first))
             found = read_rows(reader, episode, [camera], max(first, 0), count)[camera]
-        made = [jpeg(picture, FRAME_QUALITY) for picture in found]
-        return b"".join(struct.pack("<I", len(picture)) + picture for picture in made)
+        made = [jpeg(image, FRAME_QUALITY) for image in found]
+        return b"".join(struct.pack("<I", len(image)) + image for image in made)
 
 
-def jpeg(picture: Array, quality: int, longest: int | None = None) -> bytes:
-    """A picture [H, W, 1, 3 or 4] as JPEG, made smaller if it is longer than `longest`."""
-    image = Image.fromarray(picture[..., 0] if picture.shape[-1] == 1 else picture[..., :3])
+def jpeg(image: Array, quality: int, longest: int | None = None) -> bytes:
+    """An image [H, W, C] with C = 1, 3 or 4 as JPEG, scaled down if its longer side is above `longest` pixels."""
+    encoded = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image[..., :3])
     if longest is not None:
-        image.thumbnail((longest, longest), Image.Resampling.BILINEAR)
+        encoded.thumbnail((longest, longest), Image.Resampling.BILINEAR)
     out = io.BytesIO()
-    image.save(out, "JPEG", quality=quality)
+    encoded.save(out, "JPEG", quality=quality)
     return out.getvalue()

@@ -1,4 +1,4 @@
-"""Filters: which episodes to show, as SQL on the catalog; and what other processes are still asked to change."""
+"""Filters: which episodes to show, as SQL on the catalog; and the edits that are not applied yet."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 from understudy.core import StoreError
 from understudy.core.step import Source
-from understudy.replay.write.edit_requests import Request
+from understudy.replay.write.edit_requests import EditRequest
 
-NONE = "(none)"  # for a field that says nothing
+NONE = "(none)"  # for a field that is null
 SORTS = {
     "newest": "id desc",
     "oldest": "id",
@@ -32,13 +32,13 @@ _CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """What is asked for and not yet applied: who is deleted, and labels."""
+    """Pending edits: deleted or restored episodes, and labels."""
 
     deleted: Mapping[int, bool] = field(default_factory=dict)
     labels: Mapping[int, Mapping[str, str | None]] = field(default_factory=dict)
 
     @staticmethod
-    def of(requests: Iterable[Request]) -> Overlay:
+    def of(requests: Iterable[EditRequest]) -> Overlay:
         deleted: dict[int, bool] = {}
         labels: dict[int, dict[str, str | None]] = {}
         for request in requests:
@@ -50,7 +50,7 @@ class Overlay:
         return Overlay(deleted=deleted, labels=labels)
 
     def is_deleted(self) -> str:
-        """SQL that says whether an episode is deleted, or will be."""
+        """SQL for whether an episode is deleted, or will be."""
         gone, back = ([str(e) for e, dead in self.deleted.items() if dead is wanted] for wanted in (True, False))
         condition = "deleted is not null"
         if back:
@@ -60,7 +60,7 @@ class Overlay:
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """Everything empty: all episodes that are not deleted, the newest first."""
+    """The conditions of a list; by default all episodes that are not deleted, the newest first."""
 
     task: str = ""
     kind: str = ""
@@ -69,18 +69,18 @@ class Filter:
     split: str = ""
     state: str = ""
     success: str = ""
-    source: str = ""  # who chose at least one of its steps
+    source: str = ""  # of at least one of its steps
     label: str = ""  # name, or name=value
     text: str = ""
     since_s: float = 0.0
     until_s: float = 0.0
     deleted: str = "no"
     sort: str = "newest"
-    upto: int = 0  # the last episode to show; what is newer would move the others
+    upto: int = 0  # the newest episode to show, so that pages of a list do not shift
 
     @staticmethod
     def parse(query: Mapping[str, str]) -> Filter:
-        """A filter from the words of a request; others are left alone."""
+        """A filter from the parameters of a request; unknown ones are ignored."""
         found: dict[str, Any] = {}
         for item in fields(Filter):
             given = query.get(item.name, "")[:500]
@@ -96,7 +96,7 @@ class Filter:
         return Filter(**found)
 
     def where(self, overlay: Overlay) -> tuple[str, list[Any]]:
-        """The condition and its values."""
+        """The SQL condition and its values."""
         conditions, values = ["not purged"], list[Any]()
 
         def add(condition: str, *more: Any) -> None:

@@ -1,4 +1,4 @@
-"""Practice: what came of the groups of an on-policy run, from its metrics' lines of kind `collection`."""
+"""Rollout groups: which groups of an on-policy run were kept or dropped, from its `collection` metrics."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from understudy.training.runs.score import wilson
+from understudy.training.runs.wilson_interval import wilson_interval
 
-ON_POLICY = ("grpo", "rloo", "reinforce", "ppo")  # kinds of run that live groups of episodes
+ON_POLICY = ("grpo", "rloo", "reinforce", "ppo")  # kinds of run that roll out groups of episodes
 RECENT = 10  # iterations
 MAX_TASKS = 1000
 
 
-class Practice:
-    """Groups that were kept and dropped, and the episodes of each task, so far and lately."""
+class RolloutGroups:
+    """Counts of kept and dropped groups, and the episodes of each task: all of them, and those of recent iterations."""
 
     def __init__(self, recent: int = RECENT):
         self._kept = 0
@@ -24,35 +24,36 @@ class Practice:
         self.num_iterations = 0
 
     def add(self, line: Mapping[str, Any]) -> dict[str, float]:
-        """Take in a line; what is not as it should be counts as nothing.
+        """Count a metrics line; fields that are not valid count as zero.
 
-        Returns its numbers for curves: `success`, the share of all that was lived, and groups by what became of them.
+        Returns the numbers of this line for curves: `success`, the share of its episodes that succeeded, and the
+        number of groups by what happened to them.
         """
         self.num_iterations += 1
         self._kept += _whole(line.get("kept"))
-        self._dropped.update(reasons(line))
-        here = {
-            name: Counter({key: _whole(said.get(key)) for key in ("episodes", "successes")})
-            for name, said in _tasks(line)
+        self._dropped.update(drop_reasons(line))
+        tasks = {
+            name: Counter({key: _whole(counts.get(key)) for key in ("episodes", "successes")})
+            for name, counts in _tasks(line)
         }
-        self._recent.append(here)
-        for name, counts in here.items():
+        self._recent.append(tasks)
+        for name, counts in tasks.items():
             if name in self._tasks or len(self._tasks) < MAX_TASKS:
                 self._tasks.setdefault(name, Counter()).update(counts)
-        lived = sum(here.values(), Counter())
-        now = reasons(line)
+        total = sum(tasks.values(), Counter())
+        dropped = drop_reasons(line)
         found = {"kept": float(_whole(line.get("kept")))}
-        found |= {f"dropped {name}": float(now.get(name, 0)) for name in self._dropped}
-        return {**found, "success": lived["successes"] / lived["episodes"]} if lived["episodes"] else found
+        found |= {f"dropped {name}": float(dropped.get(name, 0)) for name in self._dropped}
+        return {**found, "success": total["successes"] / total["episodes"]} if total["episodes"] else found
 
     def to_json(self) -> dict[str, Any]:
-        """All tasks in the order in which they came, with what was lived in all and in the last iterations."""
+        """All tasks in the order of their first episode, each with the score of all and of recent iterations."""
         tasks = []
         for name, counts in self._tasks.items():
-            lately: Counter[str] = Counter()
+            recent: Counter[str] = Counter()
             for one in self._recent:
-                lately.update(one.get(name, {}))
-            tasks.append({"task": name, "all": _score(counts), "recent": _score(lately)})
+                recent.update(one.get(name, {}))
+            tasks.append({"task": name, "all": _score(counts), "recent": _score(recent)})
         return {
             "iterations": self.num_iterations,
             "recent": len(self._recent),
@@ -62,23 +63,23 @@ class Practice:
         }
 
 
-def reasons(line: Mapping[str, Any]) -> dict[str, int]:
-    """Groups that were dropped, by reason."""
-    said = line.get("dropped")
-    return {str(name): _whole(n) for name, n in said.items()} if isinstance(said, Mapping) else {}
+def drop_reasons(line: Mapping[str, Any]) -> dict[str, int]:
+    """The number of dropped groups by reason."""
+    dropped = line.get("rejected")
+    return {str(name): _whole(n) for name, n in dropped.items()} if isinstance(dropped, Mapping) else {}
 
 
 def _tasks(line: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
-    said = line.get("tasks")
-    if not isinstance(said, Mapping):
+    tasks = line.get("tasks")
+    if not isinstance(tasks, Mapping):
         return []
-    return [(str(name), one) for name, one in said.items() if isinstance(one, Mapping)]
+    return [(str(name), one) for name, one in tasks.items() if isinstance(one, Mapping)]
 
 
 def _score(counts: Mapping[str, int]) -> dict[str, Any]:
     episodes = counts.get("episodes", 0)
     successes = min(counts.get("successes", 0), episodes)
-    low, high = wilson(successes, episodes)
+    low, high = wilson_interval(successes, episodes)
     rate = successes / episodes if episodes else None
     return {"episodes": episodes, "successes": successes, "rate": rate, "low": low, "high": high}
 

@@ -1,4 +1,4 @@
-"""Places: what is watched. A run has a store, metrics, a config and health; a store is only that."""
+"""Targets: the runs and stores that are shown. A run has a store, metrics, a config and health files."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from understudy.core.closeable import Closeable
 from understudy.dashboard.api.cluster_file import ClusterFile
 from understudy.dashboard.api.curves import MetricsFollower
 from understudy.replay import Reader
-from understudy.replay.format.catalog import CATALOG_FILE
+from understudy.replay.format.paths import CATALOG_FILE
 from understudy.training.runs.health import HEALTH
 from understudy.training.runs.run import CONFIG, Run
 
-Found = TypeVar("Found")
+Answer = TypeVar("Answer")
 
-IDLE_S = 15.0  # after which a store that nobody looks at is let go
-MAX_SEGMENTS = 32  # open at once; compaction gives back the space of a file only when nobody has it open
-KEEP_S, KEEP_TIMES = 1.0, 20.0  # an answer is kept for so long, and for so many times what it cost
+IDLE_S = 15.0  # after which an unused reader is closed
+MAX_SEGMENTS = 32  # open at once; compaction frees the space of a file only when nobody has it open
+CACHE_S, CACHE_COST_FACTOR = 1.0, 20.0  # a cached answer is valid this long, or this many times what it took to make
 MAX_CONFIG_BYTES = 2**20
 
 
-class Place:
-    """One run or store. Nothing of it needs to exist yet, and nothing is changed by looking."""
+class Target(Closeable):
+    """One run or store. It need not exist yet, and reading it changes nothing."""
 
     def __init__(self, path: Path, name: str):
         self.path = path
         self.name = name
         self.cluster = ClusterFile(path)
-        self._shelves: dict[str, Shelf] = {}
+        self._readers: dict[str, CachedReader] = {}
         self._metrics: MetricsFollower | None = None
         self._lock = threading.Lock()
-        self._kept: dict[str, tuple[int, float, Any]] = {}
+        self._cache: dict[str, tuple[int, float, Any]] = {}  # commit, valid until, answer
 
     @property
     def is_store(self) -> bool:
@@ -55,7 +56,7 @@ class Place:
 
     @property
     def health(self) -> list[Path]:
-        """Directories of health files: the run's, and the one of whoever serves its store."""
+        """Directories of health files: the run's, and that of the process that serves its store."""
         return list(dict.fromkeys([self.path / HEALTH, self.store / HEALTH]))
 
     @property
@@ -66,62 +67,63 @@ class Place:
             return self._metrics
 
     def config(self) -> dict[str, Any] | None:
-        """All that the run's config file says; None if there is none, or none that makes sense."""
+        """The content of the run's config file; None if there is no valid one."""
         try:
             with (self.path / CONFIG).open("rb") as file:
-                said = json.loads(file.read(MAX_CONFIG_BYTES))
+                content = json.loads(file.read(MAX_CONFIG_BYTES))
         except (OSError, ValueError, RecursionError):
             return None
-        return said if isinstance(said, dict) and isinstance(said.get("config"), dict) else None
+        return content if isinstance(content, dict) and isinstance(content.get("config"), dict) else None
 
-    # ---- its store
+    # ---- readers of its store
 
-    def catalog(self) -> Shelf:
-        return self._shelf("catalog")
+    def catalog(self) -> CachedReader:
+        """The reader for lists and numbers."""
+        return self._cached_reader("catalog")
 
-    def pictures(self) -> Shelf:
-        """A reader of its own, so that lists need not wait for pictures."""
-        return self._shelf("pictures")
+    def images(self) -> CachedReader:
+        """The reader for camera images; a second one, so that lists do not wait for images."""
+        return self._cached_reader("images")
 
-    def _shelf(self, what: str) -> Shelf:
+    def _cached_reader(self, purpose: str) -> CachedReader:
         with self._lock:
-            if what not in self._shelves or self._shelves[what].path != self.store:
-                old = self._shelves.pop(what, None)
+            if purpose not in self._readers or self._readers[purpose].path != self.store:
+                old = self._readers.pop(purpose, None)
                 if old is not None:
                     old.close()
-                self._shelves[what] = Shelf(self.store)
-            return self._shelves[what]
+                self._readers[purpose] = CachedReader(self.store)
+            return self._readers[purpose]
 
-    def let_go(self, idle_s: float = 0.0) -> None:
-        """Close the readers that nobody has used for a while."""
+    def close_readers(self, idle_s: float = 0.0) -> None:
+        """Close the readers that have not been used for `idle_s`."""
         with self._lock:
-            shelves = list(self._shelves.values())
-        for shelf in shelves:
-            shelf.close(idle_s)
+            readers = list(self._readers.values())
+        for reader in readers:
+            reader.close(idle_s)
 
     def close(self) -> None:
-        self.let_go()
+        self.close_readers()
 
     # ---- answers
 
-    def kept(self, key: str, make: Callable[[], Found]) -> Found:
-        """An answer about the store that costs: made again when the store has changed, but only a share of the time."""
+    def cached(self, key: str, make: Callable[[], Answer]) -> Answer:
+        """An expensive answer about the store; made again after a commit, but not more often than its cost allows."""
         with self.catalog().reader() as reader:
             commit = reader.last_commit()
         now = time.monotonic()
         with self._lock:
-            found = self._kept.get(key)
-        if found is not None and (found[0] == commit or now < found[1]):
-            return found[2]  # type: ignore[no-any-return]
+            entry = self._cache.get(key)
+        if entry is not None and (entry[0] == commit or now < entry[1]):
+            return entry[2]  # type: ignore[no-any-return]
         made = make()
         cost_s = time.monotonic() - now
         with self._lock:
-            self._kept[key] = (commit, now + max(KEEP_S, KEEP_TIMES * cost_s), made)
+            self._cache[key] = (commit, now + max(CACHE_S, CACHE_COST_FACTOR * cost_s), made)
         return made
 
 
-class Shelf:
-    """A store open for reading while somebody looks at it; one thread at a time."""
+class CachedReader:
+    """A store's reader that stays open between requests; one thread uses it at a time."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -132,7 +134,7 @@ class Shelf:
 
     @contextmanager
     def reader(self) -> Iterator[Reader]:
-        """The reader; closed if anything is wrong, so that the next look begins anew."""
+        """The reader; closed after an error, so that the next request opens a new one."""
         with self._lock:
             try:
                 yield self._open()
@@ -142,6 +144,7 @@ class Shelf:
                 raise
 
     def close(self, idle_s: float = 0.0) -> None:
+        """Close it if it has not been used for `idle_s`."""
         with self._lock:
             if time.monotonic() - self._used_s >= idle_s:
                 self._close()
@@ -151,8 +154,8 @@ class Shelf:
             inode = (self.path / CATALOG_FILE).stat().st_ino
         except OSError:
             inode = 0
-        if self._reader is not None and (inode != self._inode or len(self._reader._segments) > MAX_SEGMENTS):
-            self._close()  # repaired or made anew; or too many files
+        if self._reader is not None and (inode != self._inode or self._reader.num_open_segments > MAX_SEGMENTS):
+            self._close()  # the store was replaced, or too many of its files are open
         if self._reader is None:
             self._reader, self._inode = Reader(self.path), inode
         return self._reader
@@ -163,11 +166,11 @@ class Shelf:
             self._reader = None
 
 
-def make_places(paths: list[Path]) -> list[Place]:
-    """A place for each path, with names that differ."""
+def make_targets(paths: list[Path]) -> list[Target]:
+    """A target for each path, with different names."""
     paths = list(dict.fromkeys(path.resolve() for path in paths))
     names = [path.parent.name if path.name == "store" else path.name for path in paths]
     return [
-        Place(path, name if names.count(name) == 1 else f"{path.parent.name}/{path.name}")
+        Target(path, name if names.count(name) == 1 else f"{path.parent.name}/{path.name}")
         for path, name in zip(paths, names, strict=True)
     ]

@@ -1,18 +1,18 @@
-// Asking the server, and hearing from it.
+// Requests to the server, and its events.
 
-export class Refused extends Error {
+export class ApiError extends Error {
   constructor(status, text) { super(text); this.status = status; }
 }
 
 export async function get(path, signal) {
   const answer = await fetch(`api/${path}`, { signal });
-  if (!answer.ok) throw await refusal(answer);
+  if (!answer.ok) throw await apiError(answer);
   return answer.json();
 }
 
 export async function getBytes(path, signal) {
   const answer = await fetch(`api/${path}`, { signal });
-  if (!answer.ok) throw await refusal(answer);
+  if (!answer.ok) throw await apiError(answer);
   return answer.arrayBuffer();
 }
 
@@ -20,25 +20,25 @@ export async function post(path, body) {
   const answer = await fetch(`api/${path}`, {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
   });
-  if (!answer.ok) throw await refusal(answer);
+  if (!answer.ok) throw await apiError(answer);
   return answer.json();
 }
 
-async function refusal(answer) {
+async function apiError(answer) {
   let text = answer.statusText;
   try { text = (await answer.json()).detail ?? text; } catch { /* not JSON */ }
-  return new Refused(answer.status, text);
+  return new ApiError(answer.status, text);
 }
 
-// Calls `heard` with what changed in each place, and `linked` with whether the server is there.
-export function listen(heard, linked) {
-  let source = null, timer = null, last = 0;
+// Calls `onChange` with the change stamps of all targets, and `onLink` with whether the server is connected.
+export function listen(onChange, onLink) {
+  let source = null, timer = null;
   const open = () => {
-    source = new EventSource("api/live");
-    source.onopen = () => { last = Date.now(); linked(true); };
-    source.onmessage = (event) => { last = Date.now(); heard(JSON.parse(event.data)); };
+    source = new EventSource("api/events");
+    source.onopen = () => { onLink(true); };
+    source.onmessage = (event) => { onChange(JSON.parse(event.data)); };
     source.onerror = () => {
-      linked(false);
+      onLink(false);
       if (source.readyState === EventSource.CLOSED) { clearTimeout(timer); timer = setTimeout(open, 2000); }
     };
   };
@@ -46,7 +46,7 @@ export function listen(heard, linked) {
   return () => { clearTimeout(timer); source.close(); };
 }
 
-// A delete, restore or label; who asks is remembered in this browser.
-export function ask(place, wish) {
-  return post(`${place}/ask`, { ...wish, who: localStorage.getItem("who") ?? "" });
+// Deletes, restores or labels episodes; this browser remembers the name of its user.
+export function requestEdit(target, edit) {
+  return post(`${target}/edit`, { ...edit, who: localStorage.getItem("who") ?? "" });
 }

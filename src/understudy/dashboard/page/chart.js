@@ -1,4 +1,4 @@
-// Curves as SVG, drawn anew when the data or the width changes. Hover or touch shows the numbers at a step.
+// Curves as SVG, redrawn when the data or the width changes. Hover or touch shows the numbers at a step.
 
 import { h, svg } from "./dom.js";
 import { short } from "./format.js";
@@ -34,11 +34,11 @@ export class Chart {
     const xs = this.series.flatMap((one) => one.points.map(([x]) => x));
     const ys = this.series.flatMap((one) => [...one.points.map(([, y]) => y), ...(one.band ?? []).flatMap(([, a, b]) => [a, b])]).filter((y) => y !== null);
     if (!ys.length) {
-      this.svg.replaceChildren(svg("text", { class: "none", x: width / 2, y: this.height / 2, "text-anchor": "middle" }, "nothing yet"));
+      this.svg.replaceChildren(svg("text", { class: "none", x: width / 2, y: this.height / 2, "text-anchor": "middle" }, "no data yet"));
       this.scale = null;
       return;
     }
-    const bars = this.series.some((one) => one.bars); // their x is their place in the row
+    const bars = this.series.some((one) => one.bars); // x is the index of the bar
     let x0 = bars ? -0.5 : Math.min(this.xMin, ...xs), x1 = bars ? Math.max(...xs) + 0.5 : Math.max(...xs);
     let y0 = this.yMin ?? Math.min(...ys), y1 = this.yMax ?? Math.max(...ys);
     if (x0 === x1) x1 = x0 + 1;

@@ -1,4 +1,4 @@
-// Elements from words: h("p", { class: "soft" }, "text", child). No markup is ever parsed from data.
+// Makes elements: h("p", { class: "soft" }, "text", child). Data is never parsed as markup.
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -30,8 +30,8 @@ export function fill(node, ...children) {
   return node;
 }
 
-// A function that runs at most once in `ms`, and once more if it was called meanwhile.
-export function seldom(ms, act) {
+// A function that runs at most once in `ms`, and once more if it was called in between.
+export function throttle(ms, act) {
   let timer = null, again = false, running = false;
   const run = async () => {
     running = true;

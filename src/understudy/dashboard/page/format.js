@@ -1,4 +1,4 @@
-// Numbers and times as a person reads them.
+// Numbers and times as text.
 
 export const NONE = "–";
 
@@ -61,15 +61,15 @@ export function plural(number, one, many = `${one}s`) {
   return `${count(number)} ${number === 1 ? one : many}`;
 }
 
-// Runs that live groups of episodes in iterations; and those that live nothing.
+// Kinds of run that roll out groups of episodes; and those without rollouts.
 export const ON_POLICY = new Set(["grpo", "rloo", "reinforce", "ppo"]);
 export const IMITATION = new Set(["sft", "cloning"]);
 
-// How actions of an evaluation were chosen, and from which starts.
-export function chosen(said) {
-  if (!said?.sampling) return "held-out starts";
-  const where = said.protocol === "benchmark" ? `benchmark: ${said.split} starts` : "held-out starts";
-  return `${where}, ${said.sampling === "sampled" ? `drawn at temperature ${short(said.temperature)}` : "most likely actions"}`;
+// How an evaluation chose its starts and sampled its actions.
+export function protocolText(data) {
+  if (!data?.sampling) return "held-out starts";
+  const where = data.protocol === "benchmark" ? `benchmark: ${data.split} starts` : "held-out starts";
+  return `${where}, ${data.sampling === "sampled" ? `sampled at temperature ${short(data.temperature)}` : "most likely actions"}`;
 }
 
 export const WHO = ["policy", "human", "script", "random"];

@@ -1,4 +1,4 @@
-// Grid: a scrolled grid of which only the visible part exists. Cards are used again; rows come in pages.
+// Grid: a scrolled grid that holds only the visible cards. Cards are reused; rows are fetched in pages.
 
 import { h } from "./dom.js";
 
@@ -10,7 +10,7 @@ export class Grid {
     Object.assign(this, { scroller, fetchPage, makeCard, fillCard, minWidth, foot, ratio });
     this.node = h("div", { class: "grid", role: "list" });
     this.pages = new Map();
-    this.asked = new Set();
+    this.requested = new Set();
     this.cards = new Map();
     this.spare = [];
     this.total = 0;
@@ -27,14 +27,14 @@ export class Grid {
     clearTimeout(this.settling);
   }
 
-  // Begin anew with the first page, which is shown at once; what is on the screen stays until then.
+  // Fetch the list again; the present cards stay until the first page has arrived.
   async reset() {
     const turn = ++this.turn;
     const first = Math.floor(this.firstVisible() / PAGE);
     const pages = await Promise.all([...new Set([0, first])].map(async (number) => [number, await this.fetchPage(number * PAGE, PAGE)]));
     if (turn !== this.turn) return null;
-    this.pages = new Map(pages.map(([number, said]) => [number, said.rows]));
-    this.asked.clear();
+    this.pages = new Map(pages.map(([number, data]) => [number, data.rows]));
+    this.requested.clear();
     this.total = pages[0][1].total;
     this.measure();
     return pages[0][1];
@@ -71,7 +71,7 @@ export class Grid {
     const fast = Math.abs(above - (this.before ?? above)) > view;
     this.before = above;
     for (const [index, card] of this.cards) {
-      if (index < first || index >= stop) { this.cards.delete(index); card.remove(); this.fillCard(card, null, false); this.spare.push(card); } // its picture need not come any more
+      if (index < first || index >= stop) { this.cards.delete(index); card.remove(); this.fillCard(card, null, false); this.spare.push(card); } // cancels the load of its image
     }
     for (let index = first; index < stop; index++) {
       let card = this.cards.get(index);
@@ -97,20 +97,20 @@ export class Grid {
     card.waiting = !row;
     card.index = index;
     this.fillCard(card, row, settled);
-    if (!row && settled) this.want(Math.floor(index / PAGE));
+    if (!row && settled) this.loadPage(Math.floor(index / PAGE));
   }
 
-  async want(number) {
-    if (this.asked.has(number)) return;
-    this.asked.add(number);
+  async loadPage(number) {
+    if (this.requested.has(number)) return;
+    this.requested.add(number);
     const turn = this.turn;
     try {
-      const said = await this.fetchPage(number * PAGE, PAGE);
+      const data = await this.fetchPage(number * PAGE, PAGE);
       if (turn !== this.turn) return;
-      this.pages.set(number, said.rows);
+      this.pages.set(number, data.rows);
       while (this.pages.size > KEPT_PAGES) this.pages.delete(this.pages.keys().next().value);
       this.draw();
-    } catch { /* asked again when it is seen again */ } finally { this.asked.delete(number); }
+    } catch { /* requested again when it is visible again */ } finally { this.requested.delete(number); }
   }
 
   refresh() {

@@ -1,14 +1,14 @@
-// A small dialog for labels: a name, or name=value; with a minus before it, the label is taken off.
+// A dialog for labels: a name, or name=value; a minus before the name removes the label.
 
 import { h } from "./dom.js";
 
-export function labelDialog(what, done, known = []) {
-  const field = h("input", { placeholder: "good, or reason=slipped, or -good to take it off", "aria-label": "Label", list: "known-labels", maxlength: "200" });
-  const who = h("input", { placeholder: "your name, if you like", "aria-label": "Your name", value: localStorage.getItem("who") ?? "", maxlength: "60" });
+export function labelDialog(what, onLabels, known = []) {
+  const field = h("input", { placeholder: "good, or reason=slipped, or -good to remove it", "aria-label": "Label", list: "known-labels", maxlength: "200" });
+  const who = h("input", { placeholder: "your name (optional)", "aria-label": "Your name", value: localStorage.getItem("who") ?? "", maxlength: "60" });
   const dialog = h("dialog", { class: "dialog", onclose: () => dialog.remove() }, h("form", { method: "dialog", onsubmit: () => {
     const labels = parseLabels(field.value);
     localStorage.setItem("who", who.value.trim());
-    if (labels) done(labels, told(labels));
+    if (labels) onLabels(labels, describe(labels));
   } }, h("h2", {}, `Label ${what}`), field, h("datalist", { id: "known-labels" }, known.map((name) => h("option", { value: name }))), who,
   h("div", { class: "buttons" }, h("button", { type: "button", class: "plain", onclick: () => dialog.close() }, "Cancel"), h("button", { class: "solid" }, "Label"))));
   document.body.append(dialog);
@@ -28,4 +28,4 @@ export function parseLabels(text) {
   return Object.keys(found).length ? found : null;
 }
 
-const told = (labels) => Object.entries(labels).map(([name, value]) => (value === null ? `no longer ${name}` : value === "yes" ? `labelled ${name}` : `labelled ${name}=${value}`)).join(", ");
+const describe = (labels) => Object.entries(labels).map(([name, value]) => (value === null ? `label ${name} removed` : value === "yes" ? `labelled ${name}` : `labelled ${name}=${value}`)).join(", ");

@@ -1,6 +1,6 @@
-// The frame of the page: which place, which view, what is new.
+// The frame of the page: chooses the target and the view, and passes on changes.
 
-import { get, listen, post, Refused } from "./api.js";
+import { get, listen, post, ApiError } from "./api.js";
 import { empty, fill, h } from "./dom.js";
 
 const VIEWS = {
@@ -12,13 +12,13 @@ const VIEWS = {
   health: ["Health", "M3 12h4l3-8 4 16 3-8h4"],
   runs: ["Runs", "M4 18c4 0 4-12 8-12s4 8 8 8M4 12c5 0 5-6 8-6"],
 };
-const LAST = ["metrics", "inbox", "config", "health", "commit", "newest", "cluster"];
+const STAMPS = ["metrics", "inbox", "config", "health", "commit", "newest", "cluster"];
 
-const side = { place: document.getElementById("place"), nav: document.getElementById("nav"), link: document.getElementById("link") };
+const side = { target: document.getElementById("target"), nav: document.getElementById("nav"), link: document.getElementById("link") };
 const root = document.getElementById("view");
-let places = [];
+let targets = [];
 let current = null; // { name, number, rest, view }
-let news = [];
+let stamps = [];
 let showing = 0;
 
 async function begin() {
@@ -28,15 +28,15 @@ async function begin() {
     try { await post("enter", { token }); } catch (error) { return locked(error.message); }
   }
   try {
-    ({ places } = await get("places"));
+    ({ targets } = await get("targets"));
   } catch (error) {
-    if (error instanceof Refused && error.status === 401) return locked();
-    fill(root, empty("The server cannot be reached", "Is `understudy watch` still running? This page tries again."));
+    if (error instanceof ApiError && error.status === 401) return locked();
+    fill(root, empty("The server cannot be reached", "Check that `understudy watch` is still running. This page tries again every two seconds."));
     setTimeout(begin, 2000);
     return;
   }
   window.addEventListener("hashchange", route);
-  listen(heard, linked);
+  listen(onChange, onLink);
   route();
 }
 
@@ -45,18 +45,18 @@ function locked(why) {
   const field = h("input", { type: "password", placeholder: "token", autocomplete: "off", "aria-label": "token" });
   const form = h("form", { onsubmit: async (event) => {
     event.preventDefault();
-    try { await post("enter", { token: field.value }); location.reload(); } catch (error) { said.textContent = error.message; }
+    try { await post("enter", { token: field.value }); location.reload(); } catch (error) { problem.textContent = error.message; }
   } }, field, h("button", { class: "solid" }, "Enter"));
-  const said = h("p", { class: "bad" }, why ?? "");
-  fill(root, empty("This page needs a token", "Open the whole address that `understudy watch` printed, or give the token here.", form, said));
+  const problem = h("p", { class: "bad" }, why ?? "");
+  fill(root, empty("This page needs a token", "Open the full address that `understudy watch` printed, or enter the token here.", form, problem));
 }
 
-// ---- where we are: #/PLACE/VIEW/REST
+// ---- the address: #/TARGET/VIEW/REST
 
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split("?");
   const [number = "0", name = "overview", rest = ""] = path.split("/");
-  return { number: Number(number) < places.length ? Number(number) : 0, name: name in VIEWS || name === "episode" ? name : "overview", rest, query: new URLSearchParams(query) };
+  return { number: Number(number) < targets.length ? Number(number) : 0, name: name in VIEWS || name === "episode" ? name : "overview", rest, query: new URLSearchParams(query) };
 }
 
 async function route() {
@@ -70,15 +70,15 @@ async function route() {
   current = { ...wanted, view: null };
   drawSide();
   root.className = `view-${wanted.name}`;
-  const place = places[wanted.number];
-  document.title = `${place.name} · ${VIEWS[wanted.name]?.[0] ?? `Episode ${wanted.rest}`}`;
+  const target = targets[wanted.number];
+  document.title = `${target.name} · ${VIEWS[wanted.name]?.[0] ?? `Episode ${wanted.rest}`}`;
   try {
-    const { open } = await import(`./view_${wanted.name}.js`);
+    const { open } = await import(`./views/${wanted.name}.js`);
     if (turn !== showing) return;
     const page = h("div", { class: "page" });
     fill(root, page);
     root.scrollTop = 0;
-    const view = await open(page, { place: wanted.number, info: place, rest: wanted.rest, query: wanted.query, root });
+    const view = await open(page, { target: wanted.number, info: target, rest: wanted.rest, query: wanted.query, root });
     if (turn !== showing) view?.close?.();
     else current.view = view;
   } catch (error) {
@@ -87,21 +87,21 @@ async function route() {
 }
 
 function failed(error) {
-  if (error instanceof Refused && error.status === 401) return locked();
+  if (error instanceof ApiError && error.status === 401) return locked();
   console.error(error);
-  fill(root, h("div", { class: "page" }, empty("This cannot be shown", error.message,
+  fill(root, h("div", { class: "page" }, empty("This view failed", error.message,
     h("button", { onclick: () => { current = null; route(); } }, "Try again"))));
 }
 
 function drawSide() {
   const { number, name } = current;
-  const chooser = places.length > 1
+  const chooser = targets.length > 1
     ? h("select", { "aria-label": "Run or store", onchange: (event) => { location.hash = `#/${event.target.value}/${name === "episode" ? "episodes" : name}`; } },
-      places.map((place, at) => h("option", { value: String(at), selected: at === number }, place.name)))
-    : h("strong", { title: places[0].path }, places[0].name);
-  fill(side.place, chooser);
-  const many = name === "cluster" || places[number].cluster || news[number]?.cluster; // a run on one machine has none
-  fill(side.nav, Object.entries(VIEWS).filter(([key]) => key !== "cluster" || many).map(([key, [title, path]]) => {
+      targets.map((target, at) => h("option", { value: String(at), selected: at === number }, target.name)))
+    : h("strong", { title: targets[0].path }, targets[0].name);
+  fill(side.target, chooser);
+  const hasCluster = name === "cluster" || targets[number].cluster || stamps[number]?.cluster; // a run on one machine has no cluster view
+  fill(side.nav, Object.entries(VIEWS).filter(([key]) => key !== "cluster" || hasCluster).map(([key, [title, path]]) => {
     const shape = document.createElementNS("http://www.w3.org/2000/svg", "svg");
     shape.setAttribute("viewBox", "0 0 24 24");
     const line = document.createElementNS("http://www.w3.org/2000/svg", "path");
@@ -112,20 +112,20 @@ function drawSide() {
   }));
 }
 
-// ---- what is new
+// ---- changes
 
-function heard(said) {
-  const before = news;
-  news = said;
+function onChange(received) {
+  const before = stamps;
+  stamps = received;
   const { number } = current ?? {};
-  if (number === undefined || !said[number]) return;
-  if (!before[number]?.cluster !== !said[number].cluster) drawSide();
-  const changed = LAST.filter((key) => before[number]?.[key] !== said[number][key]);
-  if (before.length && changed.length) current.view?.update?.(changed, said[number]);
-  else if (!before.length) current.view?.update?.(LAST, said[number]);
+  if (number === undefined || !stamps[number]) return;
+  if (!before[number]?.cluster !== !stamps[number].cluster) drawSide();
+  const changed = STAMPS.filter((key) => before[number]?.[key] !== stamps[number][key]);
+  if (before.length && changed.length) current.view?.update?.(changed, stamps[number]);
+  else if (!before.length) current.view?.update?.(STAMPS, stamps[number]);
 }
 
-function linked(on) {
+function onLink(on) {
   side.link.className = on ? "on" : "";
   side.link.lastChild.textContent = on ? "live" : "not connected";
 }

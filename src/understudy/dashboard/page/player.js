@@ -1,20 +1,20 @@
-// Player: the cameras of an episode in step, frame by frame; and the lanes: curves and who was in control.
+// Player: the camera videos of an episode, frame by frame; and its lanes: curves, and the source of each action.
 
 import { getBytes } from "./api.js";
 import { h } from "./dom.js";
 import { short, WHO } from "./format.js";
 
-const BLOCK = 32, KEPT_BYTES = 96e6;
+const BLOCK = 32, CACHE_BYTES = 96e6;
 
-// Frames of one camera, fetched in blocks and kept up to a number of bytes.
-export class Film {
-  constructor(place, episode, camera, shape, version) {
-    Object.assign(this, { place, episode, camera, version, shape });
+// The frames of one camera, fetched in blocks and cached up to a number of bytes.
+export class CameraVideo {
+  constructor(target, episode, camera, shape, version) {
+    Object.assign(this, { target, episode, camera, version, shape });
     this.canvas = h("canvas", { width: shape[1], height: shape[0], class: shape[1] < 200 ? "pixels" : "" });
     this.pen = this.canvas.getContext("2d");
     this.blocks = new Map();
     this.loading = new Map();
-    this.most = Math.max(2, Math.floor(KEPT_BYTES / (BLOCK * shape[0] * shape[1] * 4)));
+    this.most = Math.max(2, Math.floor(CACHE_BYTES / (BLOCK * shape[0] * shape[1] * 4)));
     this.controller = new AbortController();
   }
 
@@ -25,17 +25,17 @@ export class Film {
     if (!this.loading.has(number)) {
       this.loading.set(number, (async () => {
         try {
-          const data = await getBytes(`${this.place}/frames/${this.episode}?camera=${encodeURIComponent(this.camera)}&first=${number * BLOCK}&count=${BLOCK}&v=${this.version}`, this.controller.signal);
-          const view = new DataView(data), pictures = [];
+          const data = await getBytes(`${this.target}/frames/${this.episode}?camera=${encodeURIComponent(this.camera)}&first=${number * BLOCK}&count=${BLOCK}&v=${this.version}`, this.controller.signal);
+          const view = new DataView(data), images = [];
           for (let at = 0; at < data.byteLength;) {
             const size = view.getUint32(at, true);
-            pictures.push(createImageBitmap(new Blob([new Uint8Array(data, at + 4, size)], { type: "image/jpeg" })));
+            images.push(createImageBitmap(new Blob([new Uint8Array(data, at + 4, size)], { type: "image/jpeg" })));
             at += 4 + size;
           }
-          this.blocks.set(number, await Promise.all(pictures));
+          this.blocks.set(number, await Promise.all(images));
           while (this.blocks.size > this.most) {
             const oldest = this.blocks.keys().next().value;
-            for (const picture of this.blocks.get(oldest)) picture.close();
+            for (const image of this.blocks.get(oldest)) image.close();
             this.blocks.delete(oldest);
           }
         } finally { this.loading.delete(number); }
@@ -48,12 +48,12 @@ export class Film {
   async show(index) {
     this.wanted = index;
     const number = Math.floor(index / BLOCK);
-    const pictures = await this.load(number);
-    if (this.wanted !== index || !pictures) return;
-    const picture = pictures[index - number * BLOCK];
-    if (picture) this.pen.drawImage(picture, 0, 0, this.canvas.width, this.canvas.height);
+    const images = await this.load(number);
+    if (this.wanted !== index || !images) return;
+    const image = images[index - number * BLOCK];
+    if (image) this.pen.drawImage(image, 0, 0, this.canvas.width, this.canvas.height);
     this.canvas.dataset.row = index;
-    this.load(number + 1).catch(() => {}); // ahead of time
+    this.load(number + 1).catch(() => {}); // prefetch
   }
 
   close() { this.controller.abort(); }
@@ -61,7 +61,7 @@ export class Film {
 
 const LANE = 52, LEFT = 8;
 
-// The lanes of an episode: { name, values, proposal }; a click or a drag says which step.
+// The lanes of an episode: { name, values, proposal }; a click or a drag chooses the step.
 export class Lanes {
   constructor(seek) {
     this.canvas = h("canvas", {});
@@ -91,7 +91,7 @@ export class Lanes {
     this.lanes = lanes;
     this.source = source;
     this.values = lanes.map(() => h("span", {}));
-    this.names.replaceChildren(h("div", { class: "strip" }, "control"), ...lanes.map((lane, at) => h("div", {}, h("b", {}, lane.name), this.values[at])));
+    this.names.replaceChildren(h("div", { class: "strip" }, "source"), ...lanes.map((lane, at) => h("div", {}, h("b", {}, lane.name), this.values[at])));
     this.draw();
     this.move(this.at);
   }
@@ -156,8 +156,8 @@ export class Lanes {
     const step = Math.min(at, this.source.length - 1), width = this.plot.clientWidth;
     this.cursor.style.transform = `translateX(${LEFT + step / Math.max(this.source.length - 1, 1) * (width - 2 * LEFT)}px)`;
     this.lanes.forEach((lane, number) => {
-      const wish = lane.proposal?.[step];
-      this.values[number].textContent = step < 0 ? "" : short(lane.values[step]) + (wish === null || wish === undefined ? "" : `  (${short(wish)})`);
+      const proposed = lane.proposal?.[step];
+      this.values[number].textContent = step < 0 ? "" : short(lane.values[step]) + (proposed === null || proposed === undefined ? "" : `  (${short(proposed)})`);
     });
   }
 }

@@ -1,6 +1,6 @@
-// A line at the bottom that goes away by itself, with an undo where there is one.
+// A message at the bottom that disappears after a while, with an undo if there is one.
 
-import { ask } from "./api.js";
+import { requestEdit } from "./api.js";
 import { h } from "./dom.js";
 
 const STAY_MS = 10000;
@@ -13,27 +13,27 @@ export function toast(text, { undo, bad } = {}) {
   setTimeout(() => node.remove(), STAY_MS);
 }
 
-// Asks for a change of episodes, says so, and offers to take it back. `done` is called after each.
-export async function change(place, wish, said, done) {
+// Edits episodes, shows `message`, and offers to undo it. `onChange` is called after the edit and after its undo.
+export async function editEpisodes(target, edit, message, onChange) {
   try {
     const undo = [];
     let pending = false;
-    for (let at = 0; at < wish.episodes.length; at += 5000) { // a request is a small file
-      const answer = await ask(place, { ...wish, episodes: wish.episodes.slice(at, at + 5000) });
+    for (let at = 0; at < edit.episodes.length; at += 5000) { // a request is a small file
+      const answer = await requestEdit(target, { ...edit, episodes: edit.episodes.slice(at, at + 5000) });
       undo.push(...answer.undo);
       pending ||= answer.pending;
     }
-    toast(pending ? `${said}; the writer applies it with its next commit` : said, {
+    toast(pending ? `${message}; the writer applies it with its next commit` : message, {
       undo: undo.length ? async () => {
         try {
-          for (const back of undo) await ask(place, back);
-          toast("Taken back");
+          for (const back of undo) await requestEdit(target, back);
+          toast("Undone");
         } catch (error) { toast(error.message, { bad: true }); }
-        done();
+        onChange();
       } : null,
     });
   } catch (error) {
     toast(error.message, { bad: true });
   }
-  done();
+  onChange();
 }

@@ -1,4 +1,4 @@
-"""Report plots: the figures of a report, as they could stand in a paper. Needs the extra `plot`."""
+"""The figures of a report, in the size and style of a paper. Needs the extra `plot`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from understudy.dashboard.report.axes import (
     steps_axis,
     thousands,
 )
-from understudy.dashboard.report.run_data import Lived, RunData
+from understudy.dashboard.report.run_data import PracticeEpisode, RunData
 
-RECENT = 20  # episodes that a moving share is taken of
-SMOOTH, MANY = 15, 60  # reports that a median is taken of, if there are many
+RECENT = 20  # episodes in a moving average
+SMOOTH, MANY = 15, 60  # a running median over SMOOTH metrics lines, if there are at least MANY
 STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.labelsize": 9,
@@ -47,10 +47,10 @@ STYLE: dict[Any, Any] = {
     "pdf.fonttype": 42,
     "figure.constrained_layout.use": True,
 }
-# What a person looks at first, of the metrics of any algorithm here; two on one axis share a unit.
+# The metrics to draw, of all algorithms; two on one axis share a unit.
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("policy loss", ("policy_loss",)),
-    ("KL from what was drawn", ("approx_kl",)),
+    ("KL from the rollout policy", ("approx_kl",)),
     ("clipped share", ("clip_low", "clip_high")),
     ("KL from the reference", ("kl",)),
     ("value loss", ("value_loss",)),
@@ -64,14 +64,14 @@ PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("TD error", ("td_error",)),
     ("loss", ("loss",)),
     ("log likelihood", ("log_likelihood",)),
-    ("error of the most likely action", ("error",)),
-    ("norm of the gradient", ("gradient",)),
+    ("error of the predicted action", ("error",)),
+    ("gradient norm", ("gradient",)),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plot:
-    """A figure that was written, with what to say under it."""
+    """A figure that was written, and its caption."""
 
     name: str
     title: str
@@ -81,15 +81,15 @@ class Plot:
 
 
 def draw_all(data: RunData, out: Path) -> list[Plot]:
-    """Each figure that there is data for, as SVG, PDF and PNG in `out`."""
+    """Write each figure that there is data for as SVG, PDF and PNG to `out`."""
     makers: list[tuple[str, str, Callable[[RunData], tuple[Figure, str] | None]]] = [
-        ("learning", "Success of the policy alone", groups.learning if data.on_policy else _learning),
-        ("groups", "What came of the groups", groups.kept_and_dropped),
-        ("intervention", "Steps by the human", _intervention),
-        ("lengths", "Length of episodes", groups.lengths if data.on_policy else _lengths),
-        ("by_task", "Success by task, policy alone", groups.by_task),
-        ("age", "Age of what it learned from", _age),
-        ("losses", "What the updates report", _losses),
+        ("learning", "Success rate in evaluations", groups.learning if data.on_policy else _learning),
+        ("groups", "Kept and dropped groups", groups.kept_and_dropped),
+        ("intervention", "Intervention rate", _intervention),
+        ("lengths", "Episode length", groups.lengths if data.on_policy else _lengths),
+        ("by_task", "Success rate by task, in evaluations", groups.by_task),
+        ("age", "Policy lag of samples", _age),
+        ("losses", "Metrics of the updates", _losses),
     ]
     found = []
     with mpl.rc_context(STYLE):
@@ -109,7 +109,7 @@ def draw_all(data: RunData, out: Path) -> list[Plot]:
 
 def _learning(data: RunData) -> tuple[Figure, str] | None:
     lines = data.evaluations
-    if not lines or data.imitates:  # which is evaluated once, and that is the headline
+    if not lines or data.imitates:  # evaluated once: the headline says it
         return None
     at = np.array([line["step"] for line in lines])
     rate, low, high = (100 * np.array([line[name] for line in lines]) for name in ("success", "low", "high"))
@@ -134,35 +134,36 @@ def _learning(data: RunData) -> tuple[Figure, str] | None:
     numbers = {int(line["episodes"]) for line in lines}
     many = f"{min(numbers):,}" if len(numbers) == 1 else f"{min(numbers):,} to {max(numbers):,}"
     return figure, (
-        f"Each point is {many} episodes from held-out start states, without noise and without help. "
-        f"The band is Wilson's 95 % interval of that evaluation; it says nothing of other seeds."
+        f"Each point is {many} episodes from held-out starts, without action noise and without interventions. "
+        f"The band is Wilson's 95 % interval of that evaluation; it does not cover other seeds."
     )
 
 
 def _intervention(data: RunData) -> tuple[Figure, str] | None:
     episodes = data.episodes
-    if not any(lived.human_steps for lived in episodes):
+    if not any(episode.human_steps for episode in episodes):
         return None
-    at, share = _moving(episodes, [lived.human_steps for lived in episodes], [lived.length for lived in episodes])
-    helped = [float(lived.human_steps > 0) for lived in episodes]
-    _, some = _moving(episodes, helped, [1.0] * len(episodes))
+    steps = [episode.human_steps for episode in episodes]
+    at, share = _moving_percent(episodes, steps, [episode.length for episode in episodes])
+    helped = [float(num_steps > 0) for num_steps in steps]
+    _, some = _moving_percent(episodes, helped, [1.0] * len(episodes))
     figure, axes = new_axes()
     axes.fill_between(at, 0, share, color=ORANGE, alpha=0.18, linewidth=0)
-    axes.plot(at, share, color=ORANGE, label="of steps")
-    axes.plot(at, some, color=GREY, linewidth=1, linestyle=(0, (4, 2)), label="of episodes, at least one step")
-    axes.set(xlabel="environment steps of practice", ylabel="by the human (%)", ylim=(0, max(20, *some) * 1.05))
+    axes.plot(at, share, color=ORANGE, label="share of steps")
+    axes.plot(at, some, color=GREY, linewidth=1, linestyle=(0, (4, 2)), label="share of episodes with an intervention")
+    axes.set(xlabel="environment steps of practice", ylabel="intervention rate (%)", ylim=(0, max(20, *some) * 1.05))
     legend_above(axes)
     steps_axis(axes, int(at[-1]))
-    return figure, f"Moving share over the last {RECENT} episodes of practice."
+    return figure, f"Moving average over the last {RECENT} episodes of practice."
 
 
 def _lengths(data: RunData) -> tuple[Figure, str] | None:
     episodes = data.episodes
     if not episodes:
         return None
-    at = np.array([lived.step for lived in episodes])
-    length = np.array([lived.length for lived in episodes])
-    success = np.array([lived.success for lived in episodes])
+    at = np.array([episode.step for episode in episodes])
+    length = np.array([episode.length for episode in episodes])
+    success = np.array([episode.success for episode in episodes])
     figure, axes = new_axes()
     size = 14 if len(at) < 150 else 6
     for which, colour, label in ((success, GREEN, "success"), (~success, RED, "failure")):
@@ -175,7 +176,7 @@ def _lengths(data: RunData) -> tuple[Figure, str] | None:
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.4, columnspacing=1.4, markerscale=2
     )
     steps_axis(axes, int(at[-1]))
-    return figure, "Every episode of practice, by how it ended; a human may have helped."
+    return figure, "Every episode of practice, by outcome; with or without interventions."
 
 
 def _age(data: RunData) -> tuple[Figure, str] | None:
@@ -186,20 +187,21 @@ def _age(data: RunData) -> tuple[Figure, str] | None:
     figure, axes = new_axes()
     axes.plot(at, most, color=GREY, linewidth=1, linestyle=(0, (4, 2)), label="oldest")
     axes.plot(at, mean, color=BLUE, label="mean")
-    axes.set(xlabel="updates", ylabel="versions behind the acting policy")
+    axes.set(xlabel="updates", ylabel="policy versions behind")
     axes.set_ylim(0, max(float(most.max()), 1) * 1.06)
     axes.yaxis.set_major_formatter(FuncFormatter(thousands))
     axes.legend(loc="upper left")
     steps_axis(axes, int(at[-1]))
     return figure, (
-        f"Policy lag of the sampled steps that a policy chose. A stored step was drawn {lines[-1]['reuse']:.0f} times "
-        f"so far, and {100 * lines[-1]['demo_share']:.0f} % of what was drawn last were demonstrations or human steps."
+        f"Policy lag of the sampled steps whose action a policy chose. Each stored step was sampled "
+        f"{lines[-1]['reuse']:.0f} times so far; {100 * lines[-1]['demo_share']:.0f} % of the last samples were "
+        f"demonstrations or human steps."
     )
 
 
 def _losses(data: RunData) -> tuple[Figure, str] | None:
     known = {name for line in data.trains for name in line}
-    known -= {"loss"} if "policy_loss" in known else set()  # of which it is nearly all
+    known -= {"loss"} if "policy_loss" in known else set()  # nearly the same
     panels = [(title, [name for name in names if name in known]) for title, names in PANELS]
     panels = [panel for panel in panels if panel[1]]
     if not panels:
@@ -231,15 +233,15 @@ def _losses(data: RunData) -> tuple[Figure, str] | None:
 # ---- parts
 
 
-def _moving(
-    episodes: Sequence[Lived], parts: Sequence[float], wholes: Sequence[float]
+def _moving_percent(
+    episodes: Sequence[PracticeEpisode], parts: Sequence[float], wholes: Sequence[float]
 ) -> tuple[np.ndarray[Any, Any], list[float]]:
-    """The share of the last RECENT episodes, in per cent, at the end of each."""
+    """The end of each episode in steps, and 100 * parts / wholes over the RECENT episodes up to it."""
     part, whole = np.cumsum([0, *parts]), np.cumsum([0, *wholes])
     ends = np.arange(1, len(episodes) + 1)
     begins = np.maximum(ends - RECENT, 0)
     share = 100 * (part[ends] - part[begins]) / (whole[ends] - whole[begins])
-    return np.array([lived.step for lived in episodes]), share.tolist()
+    return np.array([episode.step for episode in episodes]), share.tolist()
 
 
 def _smooth(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -1,4 +1,4 @@
-"""Report repeat: the command that asks for a run again, with every option that is not the default."""
+"""The command that repeats a run, with every option that is not the default."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from understudy.dashboard.api.rollout_groups import ON_POLICY
 from understudy.training.runs.config import to_json
 
-NAMES = {  # of a run's kind, as a command
+COMMANDS = {  # by the kind of the run
     "rlpd": "train rlpd",
     "cloning": "train clone",
     "sft": "sft",
@@ -18,10 +18,10 @@ NAMES = {  # of a run's kind, as a command
 
 
 def command_of(kind: str, config: Mapping[str, Any]) -> str:
-    """As `understudy train` or `understudy sft` takes it; the run is called `again`."""
-    if kind not in NAMES:
+    """The `understudy train` or `understudy sft` command; the new run is called `again`."""
+    if kind not in COMMANDS:
         return f"# a run of {kind} is made in Python"
-    words = ["understudy", *NAMES[kind].split(), "again"]
+    words = ["understudy", *COMMANDS[kind].split(), "again"]
     defaults = dict(options_of(_defaults(kind)))
     for path, value in changed_options(kind, config):
         words += _option(path, value, flag=isinstance(defaults.get(path, value), bool))
@@ -29,7 +29,7 @@ def command_of(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def evaluation_of(kind: str, config: Mapping[str, Any]) -> str:
-    """The command that evaluates it as the run itself did."""
+    """The command that evaluates the policy as the run itself did."""
     words = ["understudy", "evaluate", "again"]
     if kind in (*ON_POLICY, "sft") and "evaluation" in config:
         asked = config["evaluation"]
@@ -40,7 +40,7 @@ def evaluation_of(kind: str, config: Mapping[str, Any]) -> str:
 
 
 def changed_options(kind: str, config: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """The options that are not the default, by their path."""
+    """The options that are not the default, as pairs of dotted name and value."""
     defaults = dict(options_of(_defaults(kind)))
     for path, value in options_of(config):
         if path not in defaults or _plain(value) != _plain(defaults[path]):
@@ -48,7 +48,7 @@ def changed_options(kind: str, config: Mapping[str, Any]) -> Iterator[tuple[str,
 
 
 def options_of(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """All options, those of parts by a path with dots."""
+    """All options, as pairs of dotted name and value."""
     for name, item in config.items():
         there = f"{path}.{name}" if path else name
         if isinstance(item, Mapping):
@@ -58,8 +58,8 @@ def options_of(config: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
 
 
 def _defaults(kind: str) -> Mapping[str, Any]:
-    """None are known where torch or transformers is missing; every option is then one that is not the default."""
-    if kind not in NAMES:
+    """The default config; empty if torch or transformers is not installed, so that every option is listed."""
+    if kind not in COMMANDS:
         return {}
     try:
         return to_json(_default_config(kind))
@@ -83,12 +83,12 @@ def _default_config(kind: str) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Lists and tuples that hold the same are the same."""
+    """Lists instead of tuples, so that equal ones compare equal."""
     return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _option(path: str, value: Any, *, flag: bool) -> list[str]:
-    """`flag`: it takes no value. What may also be None takes True or False."""
+    """The words of one option. A `flag` takes no value; an optional bool takes True or False."""
     name = path.replace("_", "-")
     if isinstance(value, bool) and flag:
         head, _, last = name.rpartition(".")

@@ -1,4 +1,4 @@
-"""Report data: all that a report tells of a run, read from its directory while it is at work or afterwards."""
+"""Report data: everything that a report needs, read from the run's directory during or after the run."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import Any, TypeAlias
 from understudy.core import UnderstudyError
 from understudy.dashboard.api.cluster import lost_shards
 from understudy.dashboard.api.cluster_file import Cluster, ClusterFile
-from understudy.dashboard.api.rollout_groups import ON_POLICY, Practice
+from understudy.dashboard.api.rollout_groups import ON_POLICY, RolloutGroups
 from understudy.replay import Reader
-from understudy.training.runs.health import HEALTH, Seen, look
+from understudy.training.runs.health import HEALTH, ProcessStatus, read_health
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
 Line: TypeAlias = Mapping[str, Any]
 
-IMITATION = ("cloning", "sft")  # kinds of run that live nothing
+IMITATION = ("cloning", "sft")  # kinds of run without rollouts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lived:
+class PracticeEpisode:
     """One episode of practice."""
 
-    step: int  # environment steps of practice at its end
+    step: int  # environment steps of practice up to its end
     length: int
     human_steps: int
     success: bool
@@ -34,22 +34,22 @@ class Lived:
 
 @dataclass(frozen=True, kw_only=True)
 class RunData:
-    """A run as it is now."""
+    """The present state of a run."""
 
     path: Path
     kind: str
-    version: str  # of Understudy, when it began
+    version: str  # of Understudy, at its start
     config: Mapping[str, Any]
-    evaluations: tuple[Line, ...]  # each with the `iteration` after which it was, which is 0 where there are none
+    evaluations: tuple[Line, ...]  # each with its `iteration`, which is 0 for off-policy runs
     trains: tuple[Line, ...]
     collections: tuple[Line, ...]  # an iteration each, of on-policy runs
-    episodes: tuple[Lived, ...]
-    later: Line | None  # what `understudy evaluate` found last
-    films: tuple[Path, ...]  # of the last evaluation that has any
+    episodes: tuple[PracticeEpisode, ...]
+    later: Line | None  # the last result of `understudy evaluate`
+    videos: tuple[Path, ...]  # of the last evaluation that has any
     demonstrations: tuple[int, int] | None  # episodes and steps; None: the store cannot be read
-    processes: tuple[Seen, ...]
-    cluster: Cluster | None = None  # the machines that it ran on, if they were several
-    missing: tuple[str, ...] = field(default=())  # what a reader will look for, and why it is not there
+    processes: tuple[ProcessStatus, ...]
+    cluster: Cluster | None = None  # the nodes that it ran on, if any
+    missing: tuple[str, ...] = field(default=())  # what a reader will look for, and why it is missing
 
     @property
     def env(self) -> str:
@@ -57,65 +57,65 @@ class RunData:
 
     @property
     def on_policy(self) -> bool:
-        """Whether it goes on in iterations, each of which lives groups of episodes and learns from them."""
+        """Whether each iteration rolls out groups of episodes and learns from them."""
         return self.kind in ON_POLICY
 
     @property
     def imitates(self) -> bool:
-        """Whether it lives nothing, and learns from demonstrations alone."""
+        """Whether it learns from demonstrations alone, without rollouts."""
         return self.kind in IMITATION
 
     @property
-    def practice(self) -> Line:
-        """What came of the groups, and of each task."""
-        found = Practice()
+    def rollout_groups(self) -> Line:
+        """Kept and dropped groups, and the success of each task."""
+        found = RolloutGroups()
         for line in self.collections:
             found.add(line)
         return found.to_json()
 
     @property
     def step(self) -> int:
-        """How far it is."""
+        """Environment steps so far."""
         lines = [*self.evaluations, *self.trains]
-        return max([int(line["step"]) for line in lines] + [lived.step for lived in self.episodes], default=0)
+        return max([int(line["step"]) for line in lines] + [episode.step for episode in self.episodes], default=0)
 
     @property
     def update(self) -> int:
         return max((int(line["update"]) for line in (*self.evaluations, *self.trains)), default=0)
 
     @property
-    def at_work(self) -> bool:
+    def is_running(self) -> bool:
         if self.cluster is not None and self.cluster.state == "running":
             return True
-        return any(seen.state in ("running", "stuck") and seen.said["role"] != "server" for seen in self.processes)
+        return any(seen.state in ("running", "stuck") and seen.content["role"] != "server" for seen in self.processes)
 
 
 def read_run(path: Path) -> RunData:
-    """Read it; what is not there yet is named in `missing`."""
+    """Read a run; `missing` lists what does not exist yet."""
     run = Run(path)
-    said = run.said
+    content = run.metadata
     lines = list(read_metrics(run.metrics)) if run.metrics.exists() else []
     evaluations = _evaluations(lines)
     trains = tuple(line for line in lines if line["kind"] == "train")
     collections = tuple(line for line in lines if line["kind"] == "collection")
-    episodes = tuple(_lived(line) for line in lines if line["kind"] == "episode")
+    episodes = tuple(_episode(line) for line in lines if line["kind"] == "episode")
     missing = []
     on_policy = run.kind in ON_POLICY
-    demonstrations, stored = ((0, 0), ()) if on_policy else _store(run, said["config"])
+    demonstrations, stored = ((0, 0), ()) if on_policy else _store(run, content["config"])
     if not episodes:
         episodes = stored
     if not evaluations:
-        every = said["config"].get("eval_every")
+        every = content["config"].get("eval_every")
         first = "; the first comes before the first iteration" if on_policy else ""
         when = f"; the first comes after {every:,} steps of practice" if every and not on_policy else first
         missing.append(f"no evaluation yet{when}, or with `understudy evaluate {path}`")
     if not trains:
-        missing.append("no updates yet, so there are no losses to draw")
+        missing.append("no updates yet, so there are no losses to plot")
     if not episodes and run.kind not in IMITATION:
         missing.append("no iteration has ended yet" if on_policy else "no episode of practice has ended yet")
-    films = _films(run, evaluations)
-    if evaluations and not films:
-        missing.append("no films: they need a world with cameras, and `--evaluation.videos 3`")
+    videos = _videos(run, evaluations)
+    if evaluations and not videos:
+        missing.append("no videos: they need a world with cameras, and `--evaluation.videos 3`")
     if demonstrations is None:
         missing.append("the store of demonstrations cannot be read from here, so they are not counted")
     cluster = ClusterFile(path).read()
@@ -123,16 +123,16 @@ def read_run(path: Path) -> RunData:
     return RunData(
         path=path,
         kind=run.kind,
-        version=str(said.get("understudy", "?")),
-        config=said["config"],
+        version=str(content.get("understudy", "?")),
+        config=content["config"],
         evaluations=evaluations,
         trains=trains,
         collections=collections,
         episodes=episodes,
         later=_later(run),
-        films=films,
+        videos=videos,
         demonstrations=demonstrations,
-        processes=(*look(run.path / HEALTH), *look(run.store / HEALTH)),
+        processes=(*read_health(run.path / HEALTH), *read_health(run.store / HEALTH)),
         cluster=cluster,
         missing=tuple(missing),
     )
@@ -148,25 +148,25 @@ def _evaluations(lines: list[dict[str, Any]]) -> tuple[Line, ...]:
     return tuple(found)
 
 
-def _lived(line: Line) -> Lived:
-    return Lived(
+def _episode(line: Line) -> PracticeEpisode:
+    return PracticeEpisode(
         step=int(line["step"]),
         length=int(line["length"]),
-        human_steps=int(line["human_steps"]),
+        human_steps=int(line["intervention_steps"]),
         success=bool(line["success"]),
     )
 
 
-def _store(run: Run, config: Line) -> tuple[tuple[int, int] | None, tuple[Lived, ...]]:
-    """Demonstrations, and the practice of actors, which only the store knows."""
+def _store(run: Run, config: Line) -> tuple[tuple[int, int] | None, tuple[PracticeEpisode, ...]]:
+    """The number of demonstrations and their steps; and practice, which for remote actors is only in the store."""
     demos = run.store if config.get("demos") is None else Path(config["demos"])
     found = _read_store(demos)
     practice = found if demos == run.store else _read_store(run.store)
     return (None if found is None else found[0]), (() if practice is None else practice[1])
 
 
-def _read_store(path: Path) -> tuple[tuple[int, int], tuple[Lived, ...]] | None:
-    num_demos, num_steps, at, lived = 0, 0, 0, []
+def _read_store(path: Path) -> tuple[tuple[int, int], tuple[PracticeEpisode, ...]] | None:
+    num_demos, num_steps, at, episodes = 0, 0, 0, []
     try:
         with Reader(path) as reader:
             for record in reader.episodes():
@@ -176,10 +176,12 @@ def _read_store(path: Path) -> tuple[tuple[int, int], tuple[Lived, ...]] | None:
                 elif record.state == "ended":
                     at += record.num_steps
                     success = bool(record.info.success)
-                    lived.append(Lived(step=at, length=record.num_steps, human_steps=record.num_human, success=success))
+                    episodes.append(
+                        PracticeEpisode(step=at, length=record.num_steps, human_steps=record.num_human, success=success)
+                    )
     except (UnderstudyError, OSError):
         return None
-    return (num_demos, num_steps), tuple(lived)
+    return (num_demos, num_steps), tuple(episodes)
 
 
 def _later(run: Run) -> Line | None:
@@ -190,14 +192,19 @@ def _later(run: Run) -> Line | None:
         return None
 
 
-def _films(run: Run, evaluations: tuple[Line, ...]) -> tuple[Path, ...]:
+def _videos(run: Run, evaluations: tuple[Line, ...]) -> tuple[Path, ...]:
     for line in reversed(evaluations):
-        places = (
+        directories = (
             run.videos / f"step-{line['step']:09d}",
             run.videos / f"iteration-{line['iteration']:06d}",
             run.videos,
         )
-        found = [place / name for name in line.get("films", ()) for place in places if (place / name).exists()]
+        found = [
+            directory / name
+            for name in line.get("videos", ())
+            for directory in directories
+            if (directory / name).exists()
+        ]
         if found:
             return tuple(found)
     return ()

@@ -1,7 +1,7 @@
-"""Cameras: pictures of a compiled MuJoCo model, as cheap as a processor can draw them, that leave its physics alone.
+"""Cameras: images of a compiled MuJoCo model, as cheap as a processor can draw them, that leave its physics alone.
 
 What costs on a processor is several samples a pixel, shadows, reflections, and faces: none of the first three is drawn,
-and of a mesh only so many faces as can be told apart in a small picture. The model itself stays as it is.
+and of a mesh only so many faces as can be told apart in a small image. The model itself stays as it is.
 
 Needs mujoco and, on a machine without a display, MUJOCO_GL=egl in the process's variables before mujoco is imported.
 """
@@ -26,7 +26,7 @@ MAX_GEOMS = 2000  # of a scene; what is beyond is not drawn
 
 
 class Cameras:
-    """Square pictures from cameras that the model names.
+    """Square images from cameras that the model names.
 
     Each holds a graphics context of its own until `close`; close it before the process ends.
     """
@@ -57,16 +57,16 @@ class Cameras:
         if self._context is None:
             raise WorldError("cameras: render was called after close; make new ones")
         self._gl.make_current()  # other contexts of this process come and go
-        pictures = {}
+        images = {}
         for name, view in self._views.items():
             self._mujoco.mjv_updateScene(
                 self._model, data, self._options, None, view, self._mujoco.mjtCatBit.mjCAT_ALL, self._scene
             )
             self._mujoco.mjr_render(self._rectangle, self._scene, self._context)
-            picture = np.empty((self._size, self._size, 3), np.uint8)
-            self._mujoco.mjr_readPixels(picture, None, self._rectangle, self._context)
-            pictures[name] = np.ascontiguousarray(picture[::-1])  # OpenGL's first row is the lowest
-        return pictures
+            image = np.empty((self._size, self._size, 3), np.uint8)
+            self._mujoco.mjr_readPixels(image, None, self._rectangle, self._context)
+            images[name] = np.ascontiguousarray(image[::-1])  # OpenGL's first row is the lowest
+        return images
 
     def close(self) -> None:
         """Free the graphics context; again is no error."""
@@ -89,7 +89,7 @@ class Cameras:
 
 
 def check_size(size: Any) -> None:
-    """Refuse what is no side of a picture."""
+    """Refuse what is no side of an image."""
     if type(size) is not int or not 8 <= size <= MAX_SIZE:
         raise WorldError(f"size: expected 8 to {MAX_SIZE} pixels, got {describe(size)}; 64 and 128 are usual")
 
@@ -105,7 +105,7 @@ def _graphics(mujoco: Any, size: int) -> Any:
         return mujoco.GLContext(size, size)
     except (AttributeError, ImportError, RuntimeError) as error:
         raise WorldError(
-            f"MUJOCO_GL: no pictures with {chosen or 'no value'!r} ({error}); set MUJOCO_GL=egl before Python starts, "
+            f"MUJOCO_GL: no images with {chosen or 'no value'!r} ({error}); set MUJOCO_GL=egl before Python starts, "
             f"and on Debian install libegl1 libgl1 libgl1-mesa-dri"
         ) from error
 

@@ -41,9 +41,9 @@ class GymWorld(World):
         size: int = 0,
     ):
         """`options` go to gymnasium.make; `max_steps` and `success_return`, from which return on an episode counts as a
-        success, are the id's own by default; `size` is the side of a "picture" in pixels, 0 for none."""
+        success, are the id's own by default; `size` is the side of a "image" in pixels, 0 for none."""
         if type(size) is not int or not 0 <= size <= MAX_SIZE:
-            raise WorldError(f"size: expected 0 (no picture) to {MAX_SIZE} pixels, got {describe(size)}")
+            raise WorldError(f"size: expected 0 (no image) to {MAX_SIZE} pixels, got {describe(size)}")
         gymnasium = _import_gymnasium()
         self._env = _make(gymnasium, id, {**(options or {}), **({"render_mode": "rgb_array"} if size else {})})
         self._size = size
@@ -64,8 +64,8 @@ class GymWorld(World):
         self._to_action = _to_action(gymnasium.spaces, self._env.action_space)
         self._is_bare = isinstance(self._seen_spec, ArraySpec)
         seen = {"state": self._seen_spec} if self._is_bare else self._seen_spec
-        picture = {"picture": ArraySpec(shape=(size, size, 3), dtype="uint8")} if size else {}
-        self.step_spec = StepSpec(observation=Spec({**seen, **picture}), action=Spec(action))
+        image = {"image": ArraySpec(shape=(size, size, 3), dtype="uint8")} if size else {}
+        self.step_spec = StepSpec(observation=Spec({**seen, **image}), action=Spec(action))
 
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
         self._seen = self._env.reset(seed=start)[0]
@@ -83,7 +83,7 @@ class GymWorld(World):
         seen = _arrays(self._seen, self._seen_spec)
         observation = {"state": seen} if self._is_bare else seen
         if self._size:
-            observation["picture"] = scaled(np.asarray(self._env.render()), self._size)
+            observation["image"] = scaled(np.asarray(self._env.render()), self._size)
         return observation
 
     def close(self) -> None:
@@ -188,15 +188,15 @@ def _to_action(spaces: Any, space: Any) -> Callable[[Tree], Any]:
     return lambda action: action if isinstance(action, str) else np.array(action)  # the caller's stays as it is
 
 
-# --- pictures ---
+# --- images ---
 
 
-def scaled(picture: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:  # uint8 [h, w, 3] -> [size, size, 3]
-    """The picture as a square: each new pixel is the mean of those that it covers, or the nearest if it is smaller."""
-    means: np.ndarray[Any, Any] = picture.astype(np.float64)
+def scaled(image: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, Any]:  # uint8 [h, w, 3] -> [size, size, 3]
+    """The image as a square: each new pixel is the mean of those that it covers, or the nearest if it is smaller."""
+    means: np.ndarray[Any, Any] = image.astype(np.float64)
     for axis in (0, 1):
-        edges = np.arange(size) * picture.shape[axis] // size
-        counts = np.maximum(np.diff([*edges, picture.shape[axis]]), 1)
+        edges = np.arange(size) * image.shape[axis] // size
+        counts = np.maximum(np.diff([*edges, image.shape[axis]]), 1)
         means = np.add.reduceat(means, edges, axis=axis) / np.expand_dims(counts, (1, 2) if axis == 0 else (0, 2))
     square: np.ndarray[Any, Any] = np.rint(means).astype(np.uint8)
     return square

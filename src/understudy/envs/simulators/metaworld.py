@@ -82,7 +82,7 @@ TASKS: dict[str, str] = {
 }
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
-UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")  # so they are mounted; their pictures are turned
+UPSIDE_DOWN = ("corner", "corner2", "corner3", "corner4")  # so they are mounted; their images are turned
 
 _SEEN = (
     "hand_x",
@@ -110,7 +110,7 @@ class Simulator:
 
 
 class MetaworldWorld(World):
-    """Metaworld 3, its tasks as one suite. Needs metaworld; MUJOCO_GL=egl and LP_NUM_THREADS=1 for pictures."""
+    """Metaworld 3, its tasks as one suite. Needs metaworld; MUJOCO_GL=egl and LP_NUM_THREADS=1 for images."""
 
     stands_on = ("numpy", "mujoco", "metaworld")
     state_names: tuple[str, ...]  # metres; quaternions w first; opening is 0 to 1; zero where there is no second object
@@ -129,7 +129,7 @@ class MetaworldWorld(World):
     ):
         """`tasks`: some of the fifty. `cameras`: some of CAMERAS; without any, only the state is seen. `size`: pixels
         of their sides. `action_repeat`: simulator steps to a step. `max_steps`: as many as make 500 simulator steps, by
-        default. `hide_goal`: the goal is zero in the state and has no marker in the pictures. `state`: `hand` is the
+        default. `hide_goal`: the goal is zero in the state and has no marker in the images. `state`: `hand` is the
         hand's alone, as a real arm has it, so that the rest must be seen."""
         for name, value in (("action_repeat", action_repeat), ("max_steps", max_steps)):
             if value is not None and (type(value) is not int or value < 1):
@@ -179,7 +179,7 @@ class MetaworldWorld(World):
         state = self._numbers.astype(np.float32)
         if self._hide_goal:
             state[-3:] = 0.0
-        return {**self._pictures(self._now), "state": state[: len(self.state_names)]}
+        return {**self._images(self._now), "state": state[: len(self.state_names)]}
 
     def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
         """Metaworld's own expert. It looks at the true state, goal included, and remembers nothing.
@@ -220,17 +220,17 @@ class MetaworldWorld(World):
         self._simulators[task.name] = found
         return found
 
-    def _pictures(self, simulator: Simulator) -> dict[str, np.ndarray[Any, Any]]:
+    def _images(self, simulator: Simulator) -> dict[str, np.ndarray[Any, Any]]:
         if not self.camera_names:
             return {}
         env = simulator.env
         if simulator.cameras is None:
             simulator.cameras = Cameras(env.model, self.camera_names, self._size, sites=not self._hide_goal)
         with _markers_in_place(env):
-            pictures = simulator.cameras.render(env.data)
+            images = simulator.cameras.render(env.data)
         return {
-            name: np.ascontiguousarray(picture[::-1, ::-1]) if name in UPSIDE_DOWN else picture
-            for name, picture in pictures.items()
+            name: np.ascontiguousarray(image[::-1, ::-1]) if name in UPSIDE_DOWN else image
+            for name, image in images.items()
         }
 
 
@@ -242,7 +242,7 @@ def _along(wish: np.ndarray[Any, Any], way: np.ndarray[Any, Any]) -> float:  # [
 @contextmanager
 def _markers_in_place(env: Any) -> Iterator[None]:
     """Put the goal's marker where the goal is, for as long as it is looked at: Metaworld leaves it elsewhere in the
-    first picture of most tasks, and in all pictures of some."""
+    first image of most tasks, and in all images of some."""
     places = env.data.site_xpos
     before = places.copy()
     for name, place in env._target_site_config:

@@ -45,7 +45,7 @@ class Simplifier:
         for texture in textures:
             path = texture.attrib["file"]
             if path not in self._made:
-                self._made[path] = self._named(path, ".png", smaller_picture(path))
+                self._made[path] = self._named(path, ".png", smaller_image(path))
         new = sorted({mesh.attrib["file"] for mesh in meshes} - set(self._made))
         for path, mesh in zip(new, self._load_meshes(new), strict=True):
             self._made[path] = self._named(path, ".msh", fewer_faces(mesh))
@@ -100,15 +100,15 @@ def only_drawn(root: ET.Element) -> set[str]:
     return names
 
 
-def smaller_picture(path: str, max_side: int = MAX_SIDE) -> bytes | None:
-    """The picture as a PNG with sides of at most `max_side`; None if it is small already."""
+def smaller_image(path: str, max_side: int = MAX_SIDE) -> bytes | None:
+    """The image as a PNG with sides of at most `max_side`; None if it is small already."""
     cv2 = importlib.import_module("cv2")
-    picture = cv2.imread(path, cv2.IMREAD_COLOR)
-    factor = 1 if picture is None else -(-max(picture.shape[:2]) // max_side)
+    image = cv2.imread(path, cv2.IMREAD_COLOR)
+    factor = 1 if image is None else -(-max(image.shape[:2]) // max_side)
     if factor == 1:
         return None
-    height, width = picture.shape[0] // factor, picture.shape[1] // factor
-    small = cv2.resize(picture, (width, height), interpolation=cv2.INTER_AREA)
+    height, width = image.shape[0] // factor, image.shape[1] // factor
+    small = cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA)
     return bytes(cv2.imencode(".png", small)[1])
 
 

@@ -17,18 +17,18 @@ import numpy as np
 
 from understudy.core import Source, StepSpec, Tree
 from understudy.core import tree as trees
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.envs.teleop.axes import NO_AXES, Axes, DeviceError
-from understudy.envs.teleop.browser_server import Frame, PageServer, Picture
+from understudy.envs.teleop.browser_server import Frame, Image, PageServer
 from understudy.envs.teleop.keys import Keymap
-from understudy.envs.teleop.operator_input import EXPIRY_S, Hands
+from understudy.envs.teleop.operator_input import EXPIRY_S, OperatorInput
 from understudy.envs.teleop.takeover import Reading
 
-MAX_SIDE = 512  # of a picture; of a larger one, every second pixel is sent, or every third
+MAX_SIDE = 512  # of an image; of a larger one, every second pixel is sent, or every third
 
 
-class BrowserDevice(Closes):
+class BrowserDevice(Closeable):
     """A page at `url`, served from the moment this is made until `close`.
 
     One person drives and others watch. Off loopback a `token` is needed, which `url` carries. `hosts` are further
@@ -58,7 +58,7 @@ class BrowserDevice(Closes):
         if not 0 < speed <= 1:
             raise DeviceError(f"speed: expected more than 0 and up to 1, got {describe(speed)}")
         axes = NO_AXES if watch_only else Axes.of(step_spec.action, names=names, high_closes=high_closes)
-        self._hands = Hands(axes, expiry_s=expiry_s, to_the_end=to_the_end)
+        self._hands = OperatorInput(axes, expiry_s=expiry_s, to_the_end=to_the_end)
         self._cameras = [
             path
             for path, leaf in step_spec.observation.leaves()
@@ -108,7 +108,7 @@ class BrowserDevice(Closes):
             Frame(
                 number=self._num_frames,
                 life=self._num_episodes,
-                pictures=tuple(_picture(path, flat[path]) for path in self._cameras),
+                images=tuple(_image(path, flat[path]) for path in self._cameras),
                 pushes=dict(self._hands.pushes),
                 info={name: plain for name, value in said.items() if (plain := _plain(value)) is not None},
             )
@@ -119,11 +119,11 @@ class BrowserDevice(Closes):
         self._server.close()
 
 
-def _picture(path: str, pixels: np.ndarray[Any, Any]) -> Picture:
+def _image(path: str, pixels: np.ndarray[Any, Any]) -> Image:
     """A copy, since the caller may go on to write into the array."""
     stride = math.ceil(max(pixels.shape[:2]) / MAX_SIDE)
     seen = pixels[::stride, ::stride]
-    return Picture(name=path, height=seen.shape[0], width=seen.shape[1], pixels=seen.tobytes())
+    return Image(name=path, height=seen.shape[0], width=seen.shape[1], pixels=seen.tobytes())
 
 
 def _plain(value: Any) -> str | float | bool | None:

@@ -1,9 +1,9 @@
 """PageServer: the page that people drive from, its files and its messages, in a thread of its own.
 
     loop             takes from                  blocks on               woken by
-    control loop     Hands                       nothing                 -
+    control loop     OperatorInput                       nothing                 -
     server's thread  all below, one event loop   the selector            sockets, timers, `close`
-      looking        the newest frame, Hands     10 ms at a time         its own clock
+      looking        the newest frame, OperatorInput     10 ms at a time         its own clock
       reading        a page's messages           its socket              the page
       sending        the newest frame, the state the page's event        looking, reading
 
@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import logging
 import struct
@@ -32,11 +31,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from understudy.envs.teleop.browser_listen import Names, checked_token, import_websockets, listen, shown_host
+from understudy.envs.teleop.axes import DeviceError
 from understudy.envs.teleop.browser_messages import RefusedMessage, held_in, number, parsed
 from understudy.envs.teleop.clock import PageClock
 from understudy.envs.teleop.keys import Held, Keymap
-from understudy.envs.teleop.operator_input import Hands
+from understudy.envs.teleop.operator_input import OperatorInput
+from understudy.web.access import AllowedHosts, check_access, is_same_origin
+from understudy.web.auth import page_headers
+from understudy.web.listener import listen, page_url
+from understudy.web.tokens import token_matches
 
 if TYPE_CHECKING:
     from websockets.asyncio.server import ServerConnection
@@ -52,14 +55,7 @@ FILES = {
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
 SOCKET = "/socket"
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; connect-src 'self' ws: wss:; img-src data:; frame-ancestors 'none'",
-    "Cross-Origin-Opener-Policy": "same-origin",
-    "X-Content-Type-Options": "nosniff",
-    "X-Frame-Options": "DENY",
-    "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-store",
-}
+HEADERS = page_headers("default-src 'self'; connect-src 'self' ws: wss:; img-src data:; frame-ancestors 'none'")
 MAX_MESSAGE_BYTES = 8192
 MAX_VIEWERS = 16
 MAX_ON_THE_WAY = 2  # frames that a page has not drawn yet
@@ -71,8 +67,8 @@ TRY_AGAIN, REFUSED = 1013, 1008  # codes with which a socket is closed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """One camera's picture."""
+class Image:
+    """One camera's image."""
 
     name: str
     height: int
@@ -86,7 +82,7 @@ class Frame:
 
     number: int
     life: int  # counts episodes, so that the page knows when one begins
-    pictures: tuple[Picture, ...]
+    images: tuple[Image, ...]
     pushes: dict[str, float]  # what the person pushes, if one drives
     info: dict[str, Any]
     made_s: float = field(default_factory=time.monotonic)
@@ -94,11 +90,11 @@ class Frame:
     @cached_property
     def message(self) -> bytes:
         """Made once, in the server's thread, whoever looks on."""
-        cameras = [{"name": p.name, "height": p.height, "width": p.width} for p in self.pictures]
+        cameras = [{"name": p.name, "height": p.height, "width": p.width} for p in self.images]
         header = json.dumps(
             {"number": self.number, "life": self.life, "cameras": cameras, "pushes": self.pushes, "info": self.info}
         ).encode()
-        return b"".join([struct.pack("<I", len(header)), header, *(p.pixels for p in self.pictures)])
+        return b"".join([struct.pack("<I", len(header)), header, *(p.pixels for p in self.images)])
 
 
 class PageServer:
@@ -107,7 +103,7 @@ class PageServer:
     def __init__(
         self,
         keymap: Keymap,
-        hands: Hands,
+        hands: OperatorInput,
         *,
         host: str,
         port: int,
@@ -116,17 +112,17 @@ class PageServer:
         speed: float,
         expiry_s: float,
     ):
-        import_websockets()
+        _import_websockets()
+        check_access(host, token, in_url=True)
         self._keymap = keymap
         self._hands = hands
         self._expiry_s = expiry_s
         self._speed = speed
-        self._token = checked_token(token, host)
+        self._token = token
         self._socket = listen(host, port)
         self.port: int = self._socket.getsockname()[1]
-        self._names = Names(host, hosts)
-        shown = shown_host(host)
-        self.url = f"http://{shown}:{self.port}/" + (f"#token={token}" if token is not None else "")
+        self._allowed_hosts = AllowedHosts(host, hosts)
+        self.url = page_url(host, self._socket, token)
         self._files = {path: (PAGE / name).read_bytes() for path, (name, _) in FILES.items()}
         self._viewers: list[_Viewer] = []
         self._driver: _Viewer | None = None
@@ -223,12 +219,12 @@ class PageServer:
     def _answer(self, connection: ServerConnection, request: Request) -> Response | None:
         """The answer to an HTTP request; None for the one that becomes a socket."""
         host = request.headers.get("Host", "")
-        if host not in self._names:
+        if host not in self._allowed_hosts:
             return self._refuse(connection, 421, f"This server is not known as {host!r}.")
         path = request.path.partition("?")[0]
         if path == SOCKET:
             origin = request.headers.get("Origin", "")
-            if origin not in (f"http://{host}", f"https://{host}"):
+            if not is_same_origin(origin, host):
                 return self._refuse(connection, 403, f"A page from {origin!r} may not drive here.")
             return None
         if path not in self._files:
@@ -256,7 +252,7 @@ class PageServer:
         with contextlib.suppress(ConnectionClosed):
             try:
                 viewer = await self._greet(connection)
-            except (RefusedMessage, asyncio.TimeoutError) as error:
+            except (TimeoutError, RefusedMessage) as error:
                 await connection.close(REFUSED, str(error) or "expected a hello")
                 return
             if len(self._viewers) >= MAX_VIEWERS:
@@ -280,9 +276,7 @@ class PageServer:
         page, token = hello.get("page"), hello.get("token")
         if hello.get("type") != "hello" or not isinstance(page, str) or not 8 <= len(page) <= 64:
             raise RefusedMessage("expected a hello with the page's name")
-        if self._token is not None and not (
-            isinstance(token, str) and hmac.compare_digest(token.encode(), self._token.encode())
-        ):
+        if self._token is not None and not (isinstance(token, str) and token_matches(token, self._token)):
             raise RefusedMessage("the token is missing or wrong; open the address that the program printed")
         return _Viewer(connection=connection, page=page)
 
@@ -434,3 +428,12 @@ class _Viewer:
 
 def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else round(seconds * 1e3, 1)
+
+
+def _import_websockets() -> None:
+    try:
+        import websockets.asyncio.server  # noqa: F401
+    except ImportError as error:
+        raise DeviceError(
+            f"the page needs the package websockets ({error}); run `pip install 'understudy[web]'`"
+        ) from None

@@ -1,4 +1,4 @@
-"""Hands: the newest thing a person did with a device, for as long as it holds, and what the control loop reads of it.
+"""OperatorInput: the latest input of a teleoperation device, until it expires, as the control loop reads it.
 
 What a device reports expires: a hand that is not heard of for `expiry_s` has let go. A short tap that nobody read is
 kept until the next reading, so that it is not lost between two steps. Any thread may call.
@@ -18,7 +18,7 @@ from understudy.envs.teleop.takeover import Reading
 EXPIRY_S = 0.3
 
 
-class Hands:
+class OperatorInput:
     """One pair of hands on one set of axes.
 
     `to_the_end`: from the first act of an episode the person is in control to its end, and what is not pushed rests.

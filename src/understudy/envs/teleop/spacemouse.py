@@ -1,7 +1,7 @@
 """SpaceMouseDevice: a 3Dconnexion SpaceMouse as what a person holds; pushing or turning its cap takes over.
 
     loop              takes from        blocks on          woken by
-    control loop      Hands             nothing            -
+    control loop      OperatorInput             nothing            -
     reading thread    the USB device    5 ms at a time     its own clock
 
 The cap reports many times a second while it is pushed, and says so when it is back at rest. If the reports end without
@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from understudy.core import Source, StepSpec
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.envs.teleop.axes import Axes, DeviceError
 from understudy.envs.teleop.keys import past_dead_zone
-from understudy.envs.teleop.operator_input import EXPIRY_S, Hands
+from understudy.envs.teleop.operator_input import EXPIRY_S, OperatorInput
 from understudy.envs.teleop.takeover import Reading
 
 CAP = ("x", "y", "z", "roll", "pitch", "yaw")  # right, away, up; and turns about these, by the right hand
@@ -29,7 +29,7 @@ POLL_S = 0.005
 LONG_PRESS_S = 1.0
 
 
-class SpaceMouseDevice(Closes):
+class SpaceMouseDevice(Closeable):
     """A SpaceMouse, read from the moment this is made until `close`.
 
     The cap pushes the axes of the action that have its names. The first button toggles the grip, and the person is in
@@ -59,7 +59,7 @@ class SpaceMouseDevice(Closes):
         if not set(self._axes.names) & set(CAP):
             raise DeviceError(f"names: expected some of {', '.join(CAP)}, got {', '.join(self._axes.names)}")
         self._speed, self._dead_zone = speed, dead_zone
-        self._hands = Hands(self._axes, expiry_s=expiry_s, to_the_end=to_the_end)
+        self._hands = OperatorInput(self._axes, expiry_s=expiry_s, to_the_end=to_the_end)
         self._mouse = _open()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="spacemouse", daemon=True)

@@ -1,6 +1,6 @@
-"""The toy table's cameras: convex polygons painted from back to front into a picture of colour numbers, in numpy.
+"""The toy table's cameras: convex polygons painted from back to front into an image of colour numbers, in numpy.
 
-A picture is painted at twice its size, one byte a pixel; `_develop` looks the colours up and takes the mean of each
+An image is painted at twice its size, one byte a pixel; `_develop` looks the colours up and takes the mean of each
 four, which smooths the edges.
 """
 
@@ -82,14 +82,14 @@ _PALETTE = _palette()
 
 @dataclass(frozen=True, kw_only=True)
 class Camera:
-    """A pinhole: where it is, its axes (right, down, ahead) as rows, and half a picture's width over its distance."""
+    """A pinhole: where it is, its axes (right, down, ahead) as rows, and half an image's width over its distance."""
 
     eye: Array  # [3]
     axes: Array  # [3, 3]
     zoom: float
 
     def project(self, points: Array, size: int) -> Array:
-        """Points [..., 3] as places [..., 2] in a picture of twice `size` pixels: to the right, and down."""
+        """Points [..., 3] as places [..., 2] in an image of twice `size` pixels: to the right, and down."""
         seen = _times(points - self.eye, self.axes.T)
         places: Array = seen[..., :2] / seen[..., 2:] * (self.zoom * size) + size
         return places
@@ -113,7 +113,7 @@ class Shapes:
 
 
 class Renderer:
-    """Paints a table as its two cameras see it. Each picture is an array of its own."""
+    """Paints a table as its two cameras see it. Each image is an array of its own."""
 
     def __init__(self, size: int):
         self.size = size
@@ -172,7 +172,7 @@ class Renderer:
                     np.copyto(region, colour, where=inside)
 
     def _empty_front(self) -> Array:  # [2 size, 2 size] uint8
-        """The front camera's picture without anything that can move."""
+        """The front camera's image without anything that can move."""
         offsets = (self._pixels - self.size) / (self._front.zoom * self.size)
         ahead = np.stack([*np.meshgrid(offsets, offsets), np.ones((len(offsets),) * 2)], axis=-1)
         rays = _times(ahead, self._front.axes)
@@ -202,10 +202,10 @@ def _develop(ids: Array) -> Array:  # [size, size, 3] uint8
     packed = _PALETTE.take(ids)
     rows = packed[0::2] + packed[1::2]
     mean = rows[:, 0::2] + rows[:, 1::2]
-    picture = np.empty((*mean.shape, 3), np.uint8)
+    image = np.empty((*mean.shape, 3), np.uint8)
     for channel, shift in enumerate((22, 12, 2)):
-        picture[..., channel] = mean >> shift  # the cast keeps the lowest eight bits
-    return picture
+        image[..., channel] = mean >> shift  # the cast keeps the lowest eight bits
+    return image
 
 
 # --- what there is to paint ---
@@ -313,7 +313,7 @@ def _times(vectors: Array, matrix: Array) -> Array:  # [..., 3]
 
 
 def _area(polygons: Array) -> Array:  # [...]
-    """Which way round convex polygons [..., k, 2] run: negative for anticlockwise on a picture."""
+    """Which way round convex polygons [..., k, 2] run: negative for anticlockwise on an image."""
     middle = polygons.shape[-2] // 2
     one, two = polygons[..., middle, :] - polygons[..., 0, :], polygons[..., -1, :] - polygons[..., middle - 1, :]
     area: Array = one[..., 0] * two[..., 1] - one[..., 1] * two[..., 0]

@@ -88,7 +88,7 @@ class ToyTable(World):
     goal: Goal
 
     def __init__(self, *, size: int = 64, cameras: bool = True, state: Literal["all", "task"] = "all"):
-        """`size` is the side of both cameras' pictures in pixels; without cameras only the state is seen. In the state
+        """`size` is the side of both cameras' images in pixels; without cameras only the state is seen. In the state
         of the `task`, numbers of what the task does not speak of are zero."""
         if state not in ("all", "task"):
             raise WorldError(f"state: expected 'all' or 'task', got {describe(state)}")

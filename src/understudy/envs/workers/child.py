@@ -7,8 +7,8 @@ import os
 
 from understudy.core import StepSpec
 from understudy.envs.workers.channel import Channel, ChannelClosed
-from understudy.envs.workers.shared_memory import Arena, Layout, create_memory, size_memory
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.workers.shared_memory import Layout, SharedArrays, create_memory, size_memory
+from understudy.envs.world_factory import WorldFactory
 from understudy.processes.child import Child
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -20,9 +20,9 @@ _ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM
 class WorldChild(Child):
     """A process that builds the world of `source`; it says hello on the channel when it has."""
 
-    arena: Arena  # once `open_arena` was called
+    arena: SharedArrays  # once `open_shared_memory` was called
 
-    def __init__(self, source: WorldSource, *, block_steps: int):
+    def __init__(self, source: WorldFactory, *, block_steps: int):
         self._memory: int | None = create_memory()
         self._statm: int | None = None
         try:
@@ -35,12 +35,12 @@ class WorldChild(Child):
             request = {"factory": source.factory, "options": source.options, "block_steps": block_steps}
             self.channel.send(request, timeout_s=1.0)
 
-    def open_arena(self, spec: StepSpec, block_steps: int) -> None:
+    def open_shared_memory(self, spec: StepSpec, block_steps: int) -> None:
         """Lay out the shared memory, and let the child begin."""
         assert self._memory is not None
         layout = Layout(spec, block_steps)
         size_memory(self._memory, layout.size_bytes)
-        self.arena = Arena(layout, self._memory)
+        self.arena = SharedArrays(layout, self._memory)
         os.close(self._memory)
         self._memory = None
         self.channel.send({"do": "go"}, timeout_s=1.0)

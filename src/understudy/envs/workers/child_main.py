@@ -22,14 +22,14 @@ import numpy as np
 from understudy.core import SpecError, StepSpec
 from understudy.envs.workers.channel import Channel, ChannelClosed, decode_leaf, encode_leaf
 from understudy.envs.workers.protocol import PROTOCOL
-from understudy.envs.workers.shared_memory import Arena, Layout
+from understudy.envs.workers.shared_memory import Layout, SharedArrays
 from understudy.envs.world import World
 from understudy.envs.world_factory import build
 from understudy.processes.child_main import enter
 from understudy.processes.messages import raised
 
 
-class Nonsense(Exception):
+class BadRequest(Exception):
     """The world gave something that breaks its own contract."""
 
 
@@ -60,13 +60,13 @@ def serve(channel: Channel, memory_fd: int) -> None:
     channel.send({"id": 0, "hello": hello})
     go = channel.receive()  # the caller has given the memory its size
     assert go["do"] == "go"
-    desk = Desk(world, Arena(Layout(world.step_spec, request["block_steps"]), memory_fd))
+    desk = WorldServer(world, SharedArrays(Layout(world.step_spec, request["block_steps"]), memory_fd))
     os.close(memory_fd)
     while True:
         request = channel.receive()
         try:
             answer = {"id": request["id"], **desk.answer(request)}
-        except Nonsense as error:
+        except BadRequest as error:
             answer = {"id": request["id"], "nonsense": str(error)}
         except Exception as error:  # noqa: BLE001 (the outermost loop of a process)
             answer = {"id": request["id"], **raised(error)}
@@ -78,10 +78,10 @@ def serve(channel: Channel, memory_fd: int) -> None:
             return
 
 
-class Desk:
+class WorldServer:
     """Takes requests to the world and puts what came of them into the shared memory."""
 
-    def __init__(self, world: World, arena: Arena):
+    def __init__(self, world: World, arena: SharedArrays):
         self._world = world
         self._arena = arena
         self._spec: StepSpec = world.step_spec
@@ -119,7 +119,7 @@ class Desk:
             action = self._arena.read_action(row, ragged[row] if ragged else {})
             given: Any = self._world.step_without_looking(action)
             if not isinstance(given, tuple) or len(given) != 4:
-                raise Nonsense(f"step_without_looking: expected 4 values, got {str(given)[:60]!r}; see World")
+                raise BadRequest(f"step_without_looking: expected 4 values, got {str(given)[:60]!r}; see World")
             info = _checked_info(given[3])
             self._check_reward(given[0])
             rewards.append(given[0])
@@ -135,7 +135,7 @@ class Desk:
         try:
             flat = self._spec.action.check(advice.action, "action")
         except SpecError as error:
-            raise Nonsense(f"advise: {error}") from None
+            raise BadRequest(f"advise: {error}") from None
         ragged = self._arena.write_action(0, flat)
         return {
             "advised": {path: encode_leaf(leaf) for path, leaf in ragged.items()},
@@ -148,9 +148,9 @@ class Desk:
         try:
             value = self._spec.reward.check(reward.item() if isinstance(reward, np.generic) else reward, "reward")
         except SpecError as error:
-            raise Nonsense(str(error)) from None
+            raise BadRequest(str(error)) from None
         if not (math.isfinite(value) if value.ndim == 0 else np.isfinite(value).all()):
-            raise Nonsense(f"reward: expected a finite number, got {reward}; check the world")
+            raise BadRequest(f"reward: expected a finite number, got {reward}; check the world")
 
     def _look(self) -> dict[str, Any]:
         """Put what is seen into the shared memory; gives back what has no place there."""
@@ -158,11 +158,11 @@ class Desk:
         try:
             flat = self._spec.observation.check(observation, "observation")
         except SpecError as error:
-            raise Nonsense(str(error)) from None
+            raise BadRequest(str(error)) from None
         return {path: encode_leaf(leaf) for path, leaf in self._arena.write_observation(flat).items()}
 
 
 def _checked_info(info: Any) -> dict[str, Any]:
     if not isinstance(info, dict):
-        raise Nonsense(f"info: expected a dict, got {type(info).__name__}; return one")
+        raise BadRequest(f"info: expected a dict, got {type(info).__name__}; return one")
     return info

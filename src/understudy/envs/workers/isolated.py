@@ -12,13 +12,13 @@ from understudy.envs.suite import Task
 from understudy.envs.workers.outcomes import Advise, Observe, Observed, Reset, Stepped, Steps
 from understudy.envs.workers.worker import Limits, Worker
 from understudy.envs.world import Advice, World, WorldError
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 
 class IsolatedWorld(World):
     """The world of `source`, started here. A call that fails raises a WorkerFailure; the next reset starts anew."""
 
-    def __init__(self, source: WorldSource, *, limits: Limits | None = None):
+    def __init__(self, source: WorldFactory, *, limits: Limits | None = None):
         self.worker = Worker(source, limits=limits)
         try:
             self.worker.start()

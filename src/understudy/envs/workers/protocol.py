@@ -1,4 +1,4 @@
-"""Dialogue: commands as messages to a worker, and its messages as answers, each checked before anyone relies on it."""
+"""WorkerProtocol: encodes commands to a worker and checks its replies."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from understudy.core import Spec, StepSpec
 from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import decode_leaf, encode_leaf
 from understudy.envs.workers.outcomes import Advise, Answer, Command, Observe, Observed, Reset, Stepped, Steps
-from understudy.envs.workers.shared_memory import Arena
+from understudy.envs.workers.shared_memory import SharedArrays
 from understudy.envs.world import OPTIONS, Advice, WorldError
 
 PROTOCOL = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dialogue:
+class WorkerProtocol:
     """What can be said to a worker, as it said itself when it started. What is wrong with an answer is a ValueError,
     KeyError or TypeError."""
 
@@ -28,10 +28,10 @@ class Dialogue:
     block_steps: int
 
     @staticmethod
-    def of(hello: Mapping[str, Any], block_steps: int) -> Dialogue:
+    def of(hello: Mapping[str, Any], block_steps: int) -> WorkerProtocol:
         if hello["protocol"] != PROTOCOL:
             raise ValueError(f"protocol: expected {PROTOCOL}, got {hello['protocol']}; use one version of understudy")
-        return Dialogue(
+        return WorkerProtocol(
             step_spec=StepSpec.from_json(hello["step_spec"]),
             suite=Suite.from_json(hello["suite"]),
             has_expert=bool(hello["has_expert"]),
@@ -49,7 +49,7 @@ class Dialogue:
             )
         return replace(command, actions=[self.step_spec.action.check(action, "action") for action in command.actions])
 
-    def request(self, number: int, command: Command, arena: Arena) -> dict[str, Any]:
+    def request(self, number: int, command: Command, arena: SharedArrays) -> dict[str, Any]:
         """The message; the actions of a checked block are copied into the shared memory."""
         if isinstance(command, Reset):
             options = dict(command.options)
@@ -62,7 +62,7 @@ class Dialogue:
         ragged = [{path: encode_leaf(leaf) for path, leaf in row.items()} for row in rows if row]
         return {"id": number, "do": "steps", "num_steps": len(rows), "look": command.look, "ragged": ragged}
 
-    def answer(self, number: int, command: Command, message: Mapping[str, Any], arena: Arena) -> Answer:
+    def answer(self, number: int, command: Command, message: Mapping[str, Any], arena: SharedArrays) -> Answer:
         """The answer in a message and the shared memory, from which it is copied."""
         if arena.request != number:
             raise ValueError(f"memory: expected the answer to request {number}, got {arena.request}")

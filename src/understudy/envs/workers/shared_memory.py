@@ -1,4 +1,4 @@
-"""Arena: the memory that a worker and its caller share, laid out by the spec of the world.
+"""SharedArrays: the memory that a worker and its caller share, laid out by the spec of the world.
 
 It holds one observation, the actions of a block, and what came of each of them. Ragged fields (text, lists) have no
 place in it and travel in the messages. The two sides take turns: the caller writes actions before it sends a request,
@@ -70,7 +70,7 @@ class Layout:
         self.size_bytes += -(-size // _ALIGN_BYTES) * _ALIGN_BYTES
 
 
-class Arena:
+class SharedArrays:
     """The columns of a layout, mapped."""
 
     def __init__(self, layout: Layout, descriptor: int):

@@ -25,20 +25,20 @@ import time
 from collections.abc import Sequence
 from functools import partial
 
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.envs.workers.outcomes import Command, Outcome
 from understudy.envs.workers.worker import TICK_S, Limits, Worker
 from understudy.envs.world import WorldError
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 logger = logging.getLogger(__name__)
 
 
-class Vector(Closes):
+class Vector(Closeable):
     """Workers by slot number. `max_starting` bounds how many build their worlds at once, so that none starves."""
 
     def __init__(
-        self, sources: Sequence[WorldSource], *, limits: Limits | None = None, max_starting: int | None = None
+        self, sources: Sequence[WorldFactory], *, limits: Limits | None = None, max_starting: int | None = None
     ):
         self.max_starting = max(2, os.cpu_count() or 1) if max_starting is None else max_starting
         if not sources or self.max_starting < 1:

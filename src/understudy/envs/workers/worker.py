@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from understudy.core import SpecError, StepSpec
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import ChannelClosed, ChannelGarbage, ChannelStuck
 from understudy.envs.workers.child import WorldChild
@@ -38,9 +38,9 @@ from understudy.envs.workers.outcomes import (
     WorkerRaised,
     WorkerTooLarge,
 )
-from understudy.envs.workers.protocol import Dialogue, check_reset
+from understudy.envs.workers.protocol import WorkerProtocol, check_reset
 from understudy.envs.world import WorldError
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 from understudy.processes.child import StartError
 
 logger = logging.getLogger(__name__)
@@ -74,12 +74,12 @@ class Limits:
             raise WorldError(f"limits/max_rss_bytes: expected more than 0 or None, got {self.max_rss_bytes}")
 
 
-class Worker(Closes):
+class Worker(Closeable):
     """Keeps a process for one world. `step_spec` and `suite` are known once it has started for the first time."""
 
     def __init__(
         self,
-        source: WorldSource,
+        source: WorldFactory,
         *,
         limits: Limits | None = None,
         name: str | None = None,
@@ -93,7 +93,7 @@ class Worker(Closes):
         self.num_failures = 0
         self.num_renewals = 0  # because of memory, between two episodes
         self.launch_at = 0.0  # not before this moment
-        self._dialogue: Dialogue | None = None
+        self._dialogue: WorkerProtocol | None = None
         self._watch = watch  # told of each channel: its descriptor, and whether it opens or closes
         self._child: WorldChild | None = None
         self._command: Command | None = None
@@ -123,7 +123,7 @@ class Worker(Closes):
         return dict(self._known.versions)
 
     @property
-    def _known(self) -> Dialogue:
+    def _known(self) -> WorkerProtocol:
         if self._dialogue is None:
             raise WorldError(f"{self.name}: its spec is not known before it has started; call start or reset first")
         return self._dialogue
@@ -351,12 +351,12 @@ class Worker(Closes):
 
     def _take_hello(self, hello: dict[str, Any]) -> None:
         assert self._child is not None
-        dialogue = Dialogue.of(hello, self.limits.block_steps)
+        dialogue = WorkerProtocol.of(hello, self.limits.block_steps)
         if self._dialogue is not None and dialogue.step_spec != self._dialogue.step_spec:
             raise SpecError("step_spec: expected the same world at each start, got another; build it from its options")
         self._dialogue = dialogue
         try:
-            self._child.open_arena(dialogue.step_spec, self.limits.block_steps)
+            self._child.open_shared_memory(dialogue.step_spec, self.limits.block_steps)
         except (ChannelClosed, ChannelStuck):
             return  # `poll` will find out why
         self.state = "idle"

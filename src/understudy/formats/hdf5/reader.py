@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.formats.format import FormatError
 
 CHILD = Path(__file__).with_name("child.py")
@@ -46,7 +46,7 @@ class Group:
     groups: Mapping[str, Mapping[str, Any]]  # the attributes of each
 
 
-class Hdf5Reader(Closes):
+class Hdf5Reader(Closeable):
     """Not for threads: one request at a time."""
 
     def __init__(self, path: Path):

@@ -8,8 +8,8 @@ from typing import cast
 
 from understudy.core import KINDS, Kind, Source, StepSpec
 from understudy.formats.hil_serl.files import find_files
-from understudy.formats.hil_serl.reader import HilSerlSource, ReadOptions
-from understudy.formats.hil_serl.writer import HilSerlTarget
+from understudy.formats.hil_serl.reader import HilSerlReader, ReadOptions
+from understudy.formats.hil_serl.writer import HilSerlWriter
 from understudy.formats.options import number, one_of
 from understudy.formats.registry import check_options
 
@@ -26,7 +26,7 @@ class HilSerlFormat:
         "in infos/understudy; its files hold every frame twice.",
     )
 
-    def read(self, path: Path, options: Mapping[str, str]) -> HilSerlSource:
+    def read(self, path: Path, options: Mapping[str, str]) -> HilSerlReader:
         check_options(options, ("kind", "source", "floats", "stack", "max_steps"), self.name)
         kind, source = options.get("kind"), options.get("source")
         read = ReadOptions(
@@ -36,11 +36,11 @@ class HilSerlFormat:
             stack=one_of(self.name, "stack", options.get("stack", "keep"), ("keep", "last")),
             max_steps=number(self.name, "max_steps", options["max_steps"]) if "max_steps" in options else None,
         )
-        return HilSerlSource(find_files(path), read)
+        return HilSerlReader(find_files(path), read)
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> HilSerlTarget:
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> HilSerlWriter:
         check_options(options, ("stack", "steps_per_file"), self.name)
-        return HilSerlTarget(
+        return HilSerlWriter(
             path,
             spec,
             steps_per_file=number(self.name, "steps_per_file", options.get("steps_per_file", "1000")),

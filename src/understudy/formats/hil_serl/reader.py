@@ -1,4 +1,4 @@
-"""HilSerlSource: transitions chained into episodes, exactly.
+"""HilSerlReader: transitions chained into episodes, exactly.
 
 Two transitions are neighbours only if the one's next observation is, bit by bit, the other's observation; where it is
 not, the episode is cut there, which its label `cut` says. `dones` ends an episode: with `masks` 0 the task ended, with
@@ -43,7 +43,7 @@ class _Chain:
     led_to: dict[str, Any] = field(default_factory=dict)  # their next observation, as it stands in the file
 
 
-class HilSerlSource:
+class HilSerlReader:
     """Files that are open for reading; each `episodes` goes through them anew."""
 
     def __init__(self, files: Files, options: ReadOptions):

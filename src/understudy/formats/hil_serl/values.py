@@ -14,7 +14,7 @@ from understudy.core.tree import Tree
 from understudy.formats.format import FormatError
 
 OWN = "understudy"  # infos/understudy/...: what HIL-SERL has no field for
-KNOWN = ("observations", "actions", "next_observations", "rewards", "masks", "dones", "infos")
+FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones", "infos")
 GRASP_PENALTY = "grasp_penalty"  # stands in the transition, or in its infos
 
 
@@ -32,7 +32,7 @@ def spec_of(fields: dict[str, Any], floats: str, stack: str) -> StepSpec:
         }
         return Spec(trees.unflatten(flat))
 
-    extras = {name: value for name, value in fields.items() if name not in KNOWN and trees.SEPARATOR not in name}
+    extras = {name: value for name, value in fields.items() if name not in FIELDS and trees.SEPARATOR not in name}
     if f"infos/{GRASP_PENALTY}" in fields:
         extras[GRASP_PENALTY] = fields[f"infos/{GRASP_PENALTY}"]
     numbers = {name: value for name, value in extras.items() if np.asarray(value).dtype.kind in "biuf"}

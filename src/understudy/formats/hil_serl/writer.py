@@ -1,4 +1,4 @@
-"""HilSerlTarget: Episodes as pickles of transitions that HIL-SERL loads."""
+"""HilSerlWriter: Episodes as pickles of transitions that HIL-SERL loads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from understudy.formats.pickles.write import BEGIN, BEGIN_NEXT, END, END_BATCH, 
 BATCH = 1000  # items that a reader holds on its stack at once
 
 
-class HilSerlTarget:
+class HilSerlWriter:
     """One file if the path ends in .pkl; else a directory of transitions_N.pkl, N transitions having been written."""
 
     def __init__(self, path: Path, spec: StepSpec, *, steps_per_file: int, stack: str):
@@ -88,8 +88,6 @@ class HilSerlTarget:
             return
         with self._file as file:
             file.write(END_BATCH + END)
-            file.flush()
-            os.fsync(file.fileno())
         (self._place / "file").rename(self._place / f"transitions_{self._num_steps}.pkl")
         self._file, self._in_file = None, 0
 

@@ -1,4 +1,4 @@
-"""LeRobot data sets, v2.1 and v3: tables in parquet, cameras as video or pictures. lerobot itself is not needed."""
+"""LeRobot data sets, v2.1 and v3: tables in parquet, cameras as video or images. lerobot itself is not needed."""
 
 from understudy.formats.format import FormatError
 

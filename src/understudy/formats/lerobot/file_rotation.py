@@ -11,14 +11,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from understudy.formats.lerobot.info import CHUNK_FILES, expand
-from understudy.formats.lerobot.video import FilmWriter
+from understudy.formats.lerobot.video import VideoWriter
 
 DATA_FILE_BYTES = 100 * 2**20
 VIDEO_FILE_BYTES = 200 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shelf:
+class FileRotation:
     """Files that are filled one after the other."""
 
     root: Path
@@ -35,21 +35,21 @@ class Shelf:
         return {"chunk_index": number // CHUNK_FILES, "file_index": number % CHUNK_FILES}
 
 
-class TableShelf:
+class TableFiles:
     """Tables of one schema, a group of rows per call."""
 
-    def __init__(self, shelf: Shelf, schema: Any, dictionary: Sequence[str] = ()) -> None:
-        self._shelf, self._schema, self._dictionary = shelf, schema, list(dictionary)
+    def __init__(self, shelf: FileRotation, schema: Any, dictionary: Sequence[str] = ()) -> None:
+        self._files, self._schema, self._dictionary = shelf, schema, list(dictionary)
         self._number = -1
         self._writer: Any = None
         self._file: Any = None
 
     def add(self, table: Any) -> dict[str, int]:
         """Where it went."""
-        if self._writer is None or self._file.tell() >= self._shelf.most_bytes:
+        if self._writer is None or self._file.tell() >= self._files.most_bytes:
             self.close()
             self._number += 1
-            path = self._shelf.path(self._number)
+            path = self._files.path(self._number)
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = pa.OSFile(str(path), "wb")
             self._writer = pq.ParquetWriter(
@@ -60,7 +60,7 @@ class TableShelf:
                 write_page_checksum=True,
             )
         self._writer.write_table(table)
-        return self._shelf.place(self._number)
+        return self._files.place(self._number)
 
     def close(self) -> None:
         if self._writer is not None:
@@ -69,24 +69,24 @@ class TableShelf:
             self._writer = None
 
 
-class FilmShelf:
+class VideoFiles:
     """Films of one camera, an episode per call."""
 
-    def __init__(self, shelf: Shelf, fps: int) -> None:
-        self._shelf, self._fps = shelf, fps
+    def __init__(self, shelf: FileRotation, fps: int) -> None:
+        self._files, self._fps = shelf, fps
         self._number = -1
-        self._writer: FilmWriter | None = None
+        self._writer: VideoWriter | None = None
 
-    def add(self, film: bytes, num_frames: int) -> dict[str, int | float]:
+    def add(self, video: bytes, num_frames: int) -> dict[str, int | float]:
         """Where it went, and when it begins and ends there."""
-        if self._writer is None or self._writer.size_bytes + len(film) > self._shelf.most_bytes:
+        if self._writer is None or self._writer.size_bytes + len(video) > self._files.most_bytes:
             self.close()
             self._number += 1
-            self._writer = FilmWriter(self._shelf.path(self._number), self._fps)
+            self._writer = VideoWriter(self._files.path(self._number), self._fps)
         start = self._writer.num_frames
-        self._writer.add(film, num_frames)
+        self._writer.add(video, num_frames)
         return {
-            **self._shelf.place(self._number),
+            **self._files.place(self._number),
             "from_timestamp": start / self._fps,
             "to_timestamp": (start + num_frames) / self._fps,
         }

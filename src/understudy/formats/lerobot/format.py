@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from understudy.core import StepSpec
-from understudy.formats.format import EpisodeSource, EpisodeTarget, Format
-from understudy.formats.lerobot.reader import LeRobotSource
+from understudy.formats.format import DatasetReader, DatasetWriter, Format
+from understudy.formats.lerobot.reader import LeRobotReader
 from understudy.formats.lerobot.video import MOST_MEAN_ERROR
-from understudy.formats.lerobot.writer import LeRobotTarget
+from understudy.formats.lerobot.writer import LeRobotWriter
 
 
 class LeRobot:
@@ -24,11 +24,11 @@ class LeRobot:
         "Timestamps are the frame's number over ?fps=; when a step was really taken is not kept.",
     )
 
-    def read(self, path: Path, options: Mapping[str, str]) -> EpisodeSource:
-        return LeRobotSource(path, options)
+    def read(self, path: Path, options: Mapping[str, str]) -> DatasetReader:
+        return LeRobotReader(path, options)
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> EpisodeTarget:
-        return LeRobotTarget(path, spec, options)
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> DatasetWriter:
+        return LeRobotWriter(path, spec, options)
 
 
 FORMAT: Format = LeRobot()

@@ -16,14 +16,14 @@ from understudy.formats.lerobot.tables import Array, dense, names_in, read_table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """An episode: rows of one table, and a stretch of one film for each camera that is kept as video."""
+    """An episode: rows of one table, and a stretch of one video for each camera that is kept as video."""
 
     number: int
     length: int
     num_tasks: int
     data: str  # the table, below the root
     row: int  # its first row there
-    films: Mapping[str, tuple[str, float]]  # key: the file, and the time of its first frame there in seconds
+    videos: Mapping[str, tuple[str, float]]  # key: the file, and the time of its first frame there in seconds
 
 
 def read_index(info: Info) -> list[Entry]:
@@ -82,7 +82,7 @@ def _read_v2(info: Info) -> list[Entry]:
                 num_tasks=len(tasks),
                 data=str(expand(info.data_path, values, path)),
                 row=0,
-                films={key: (str(expand(info.video_path, {**values, "video_key": key}, path)), 0.0) for key in keys},
+                videos={key: (str(expand(info.video_path, {**values, "video_key": key}, path)), 0.0) for key in keys},
             )
         )
     return entries
@@ -113,9 +113,9 @@ def _read_v3(info: Info) -> list[Entry]:
 
 def _read_v3_table(info: Info, path: Path, firsts: dict[str, int]) -> list[Entry]:
     keys = [key for key, feature in info.features.items() if feature.dtype == "video"]
-    films = [f"videos/{key}/{what}" for key in keys for what in ("chunk_index", "file_index", "from_timestamp")]
+    videos = [f"videos/{key}/{what}" for key in keys for what in ("chunk_index", "file_index", "from_timestamp")]
     names = ["episode_index", "length", "dataset_from_index", "data/chunk_index", "data/file_index"]
-    table = read_table(path, [*names, "tasks", *films], info.num_episodes)
+    table = read_table(path, [*names, "tasks", *videos], info.num_episodes)
     if table is None:
         return []
 
@@ -126,7 +126,7 @@ def _read_v3_table(info: Info, path: Path, firsts: dict[str, int]) -> list[Entry
 
     with refusing(path):
         numbers, lengths, starts, chunks, files = (column(name).tolist() for name in names)
-        times = {name: column(name) for name in films}
+        times = {name: column(name) for name in videos}
         num_tasks = [len(tasks or ()) for tasks in table["tasks"].to_pylist()]
     for name, values in times.items():
         if not np.isfinite(values).all() or (values < 0).any():
@@ -141,13 +141,13 @@ def _read_v3_table(info: Info, path: Path, firsts: dict[str, int]) -> list[Entry
                 num_tasks=num_tasks[at],
                 data=data,
                 row=starts[at] - firsts.setdefault(data, starts[at]),
-                films={key: _film(info, path, key, times, at) for key in keys},
+                videos={key: _video(info, path, key, times, at) for key in keys},
             )
         )
     return entries
 
 
-def _film(info: Info, path: Path, key: str, times: Mapping[str, Array], at: int) -> tuple[str, float]:
+def _video(info: Info, path: Path, key: str, times: Mapping[str, Array], at: int) -> tuple[str, float]:
     values: dict[str, int | str] = {"video_key": key}
     values |= {name: int(times[f"videos/{key}/{name}"][at]) for name in ("chunk_index", "file_index")}
     return str(expand(info.video_path, values, path)), float(times[f"videos/{key}/from_timestamp"][at])

@@ -195,5 +195,5 @@ def _feature(path: Path, key: str, fields: Any) -> Feature:
         if sizes[2] not in few and sizes[0] in few:
             sizes = (sizes[1], sizes[2], sizes[0])
         if sizes[2] not in ((3,) if dtype == "video" else few):
-            raise FormatError(f"{where}: shape {shape} has no 3 channels; films of depth are not read, leave it out")
+            raise FormatError(f"{where}: shape {shape} has no 3 channels; videos of depth are not read, leave it out")
     return Feature(key=key, dtype=dtype, shape=sizes)

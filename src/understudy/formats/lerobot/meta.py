@@ -25,7 +25,7 @@ class MetaWriter:
         self._meta = root / "meta"
         self._meta.mkdir()
         self._version, self._fps, self._features, self._codec = version, fps, features, codec
-        self._together = stats.Together()
+        self._together = stats.MergedStats()
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
         self._table: Any = None
@@ -45,10 +45,10 @@ class MetaWriter:
         task: int,
         first_frame: int,
         place: Mapping[str, int],
-        films: Mapping[str, Mapping[str, int | float]],
+        videos: Mapping[str, Mapping[str, int | float]],
         found: Mapping[str, stats.Stats],
     ) -> None:
-        """An episode: where its rows and its films are, and its statistics."""
+        """An episode: where its rows and its videos are, and its statistics."""
         number, lists = self.num_episodes, stats.as_lists(found)
         row: dict[str, Any] = {"episode_index": number, "tasks": [list(self._tasks)[task]], "length": length}
         if self._lines:
@@ -57,7 +57,7 @@ class MetaWriter:
         else:
             row |= {f"data/{name}": value for name, value in place.items()}
             row |= {"dataset_from_index": first_frame, "dataset_to_index": first_frame + length}
-            row |= {f"videos/{key}/{name}": value for key, film in films.items() for name, value in film.items()}
+            row |= {f"videos/{key}/{name}": value for key, video in videos.items() for name, value in video.items()}
             row |= {f"stats/{key}/{name}": value for key, of in lists.items() for name, value in of.items()}
             row |= {"meta/episodes/chunk_index": 0, "meta/episodes/file_index": 0}
             self._rows.append(row)
@@ -97,7 +97,7 @@ class MetaWriter:
         self._rows = []
 
     def _info(self, num_frames: int) -> dict[str, Any]:
-        films = [feature for feature in self._features if feature.dtype == "video"]
+        videos = [feature for feature in self._features if feature.dtype == "video"]
         fields: dict[str, Any] = {
             "codebase_version": f"v{self._version}" if self._version == "2.1" else "v3.0",
             "robot_type": None,
@@ -108,13 +108,13 @@ class MetaWriter:
             "fps": self._fps,
             "splits": {"train": f"0:{self.num_episodes}"},
             "data_path": DATA_PATHS[self._version],
-            "video_path": VIDEO_PATHS[self._version] if films else None,
+            "video_path": VIDEO_PATHS[self._version] if videos else None,
             "features": {feature.key: self._feature(feature) for feature in self._features}
             | {name: _counter(name) for name in COUNTERS},
         }
         if self._version == "2.1":
             num_chunks = -(-self.num_episodes // CHUNK_FILES)
-            fields |= {"total_videos": self.num_episodes * len(films), "total_chunks": num_chunks}
+            fields |= {"total_videos": self.num_episodes * len(videos), "total_chunks": num_chunks}
         else:
             fields |= {
                 "data_files_size_in_mb": DATA_FILE_BYTES // 2**20,

@@ -107,7 +107,7 @@ def mapping_of(columns: Mapping[str, Feature], paths: Iterable[str]) -> tuple[Fi
     return tuple(lines)
 
 
-_HOW = {"video": "video, decoded", "image": "pictures, decoded"}
+_HOW = {"video": "video, decoded", "image": "images, decoded"}
 
 
 def _mapping(columns: Mapping[str, Feature], special: Mapping[str, Feature]) -> tuple[Field, ...]:

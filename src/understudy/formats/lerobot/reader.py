@@ -22,13 +22,13 @@ import numpy as np
 from understudy.core import NO_VERSION, Episode, EpisodeInfo, Source, StepSpec
 from understudy.core import tree as trees
 from understudy.formats.format import Field, FormatError
+from understudy.formats.lerobot.image import decode_image
 from understudy.formats.lerobot.index import Entry, read_index, read_tasks
 from understudy.formats.lerobot.info import Feature, read_info
-from understudy.formats.lerobot.picture import decode_picture
 from understudy.formats.lerobot.plan import Plan, mapping_of, plan_reading
-from understudy.formats.lerobot.sidecar import RestReader, is_observation, read_contents
-from understudy.formats.lerobot.tables import Array, Rows, dense, pictures, refusing, texts, whole_numbers
-from understudy.formats.lerobot.video import Film
+from understudy.formats.lerobot.sidecar import SidecarReader, is_observation, read_contents
+from understudy.formats.lerobot.tables import Array, Rows, dense, images, refusing, texts, whole_numbers
+from understudy.formats.lerobot.video import VideoReader
 from understudy.formats.options import one_of
 from understudy.formats.registry import check_options
 
@@ -39,7 +39,7 @@ OPTIONS = {
 }
 
 
-class LeRobotSource:
+class LeRobotReader:
     """A data set that is open for reading; `last`, `source` and `rest` are the options of docs/lerobot.md."""
 
     def __init__(self, root: Path, options: Mapping[str, str]) -> None:
@@ -58,8 +58,8 @@ class LeRobotSource:
         else:
             several = any(entry.num_tasks > 1 for entry in self._entries)
             self._plan = plan_reading(self._info, several_tasks=several)
-        self._open: dict[str, Rows | Film] = {}  # the file of each kind that was read last
-        self._rest: RestReader | None = None
+        self._open: dict[str, Rows | VideoReader] = {}  # the file of each kind that was read last
+        self._rest: SidecarReader | None = None
 
     @property
     def spec(self) -> StepSpec:
@@ -131,24 +131,24 @@ class LeRobotSource:
                 return texts(table[feature.key], f"{where}: {feature.key}")
         room = entry.length + is_observation(path)
         if feature.dtype == "video":
-            film_path, start_s = self._info.root / entry.films[feature.key][0], entry.films[feature.key][1]
+            video_path, start_s = self._info.root / entry.videos[feature.key][0], entry.videos[feature.key][1]
             out = np.empty((room, *feature.shape), np.uint8)
-            film = self._file(feature.key, film_path, lambda: Film(film_path, feature.shape, self._info.fps))
-            assert isinstance(film, Film)
-            film.take(start_s + times_s, out[: entry.length])
+            video = self._file(feature.key, video_path, lambda: VideoReader(video_path, feature.shape, self._info.fps))
+            assert isinstance(video, VideoReader)
+            video.take(start_s + times_s, out[: entry.length])
             return out
         with refusing(self._info.root / entry.data):
             if feature.dtype == "image":
                 out = np.empty((room, *feature.shape), np.uint8)
-                for index, data in enumerate(pictures(table[feature.key], f"{where}: {feature.key}")):
-                    out[index] = decode_picture(data, feature.shape, f"{where}: {feature.key}")
+                for index, data in enumerate(images(table[feature.key], f"{where}: {feature.key}")):
+                    out[index] = decode_image(data, feature.shape, f"{where}: {feature.key}")
                 return out
             found = dense(table[feature.key], feature.shape, feature.dtype, f"{where}: {feature.key}")
         if room > entry.length:
             found = np.concatenate([found, found[-1:]])
         return found
 
-    def _file(self, kind: str, path: Path, make: Any) -> Rows | Film:
+    def _file(self, kind: str, path: Path, make: Any) -> Rows | VideoReader:
         """The file of this kind, opened if it is another one than before."""
         name = f"{kind}:{path}"
         if name not in self._open:
@@ -160,7 +160,7 @@ class LeRobotSource:
     def _ours(self, entry: Entry, columns: dict[str, Any]) -> Episode:
         assert self._contents is not None
         if self._rest is None:
-            self._rest = RestReader(self._info.root, self._contents, len(self._entries))
+            self._rest = SidecarReader(self._info.root, self._contents, len(self._entries))
         rest, info = self._rest.take(entry.number, entry.length)
         for path, leaf in self.spec.columns.items():
             if path in self._plan.columns:

@@ -53,7 +53,7 @@ def is_observation(path: str) -> bool:
 # --- writing -----------------------------------------------------------------------------------------------------
 
 
-class RestWriter:
+class SidecarWriter:
     def __init__(self, root: Path, contents: Contents) -> None:
         self._contents = contents
         self._root = root
@@ -148,7 +148,7 @@ def read_contents(info: Info) -> Contents | None:
     return contents_of(spec, keys)
 
 
-class RestReader:
+class SidecarReader:
     """The rows of rest.parquet, forward."""
 
     def __init__(self, root: Path, contents: Contents, num_episodes: int) -> None:

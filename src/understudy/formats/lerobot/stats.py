@@ -46,7 +46,7 @@ def _stats(values: Array, count: int) -> dict[str, Array]:
         }
 
 
-class Together:
+class MergedStats:
     """Statistics over episodes, added one by one."""
 
     def __init__(self) -> None:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from understudy.formats.format import FormatError
 from understudy.formats.lerobot.pages import Group, check_pages, read_footer
 
-BATCH_ROWS = 64  # rows that are decoded at once: few, since each may hold pictures
+BATCH_ROWS = 64  # rows that are decoded at once: few, since each may hold images
 BATCH_BYTES = 2**28  # fewer, if what they repeat is large
 TAKEN_BYTES = 2**29  # of the rows of one episode, beyond what the size of the file explains
 TAKEN_RATIO = 100
@@ -213,14 +213,14 @@ def texts(column: Any, where: str) -> list[str]:
     return list(found)
 
 
-def pictures(column: Any, where: str) -> list[bytes]:
-    """A column of encoded pictures."""
+def images(column: Any, where: str) -> list[bytes]:
+    """A column of encoded images."""
     kind = column.type
     if not pa.types.is_struct(kind) or kind.get_field_index("bytes") < 0:
-        raise FormatError(f"{where}: expected pictures, got {kind}; correct its dtype in meta/info.json")
+        raise FormatError(f"{where}: expected images, got {kind}; correct its dtype in meta/info.json")
     found = [row["bytes"] for row in column.to_pylist() if row and isinstance(row["bytes"], bytes)]
     if len(found) < len(column):
-        raise FormatError(f"{where}: expected pictures inside the table, got names of files; embed them with lerobot")
+        raise FormatError(f"{where}: expected images inside the table, got names of files; embed them with lerobot")
     return found
 
 

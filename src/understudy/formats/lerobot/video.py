@@ -1,7 +1,7 @@
-"""Film: a video that is read forward, frame by frame, and one that is written episode by episode.
+"""VideoReader: a video that is read forward, frame by frame, and one that is written episode by episode.
 
 A frame is found by its time, as LeRobot finds it. Episodes that follow each other in a file are decoded in one go;
-only a jump makes the film seek. The container must be MP4: what a file says it is does not choose who reads it.
+only a jump makes the video seek. The container must be MP4: what a file says it is does not choose who reads it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from understudy.formats.lerobot.tables import refusing
 Array = np.ndarray[Any, Any]
 
 MOST_MEAN_ERROR = 12.0  # of 255, over the frames of one camera in one episode: what is worse is not written
-_NEAR_FRAMES = 64  # a gap up to here is decoded through; beyond, the film seeks
+_NEAR_FRAMES = 64  # a gap up to here is decoded through; beyond, the video seeks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ CODECS: Mapping[str, Codec] = {
 }
 
 
-class Film:
+class VideoReader:
     """The frames of one file, taken in runs from front to back; going back seeks."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
@@ -62,7 +62,7 @@ class Film:
         with refusing(path, av.error.FFmpegError):
             if not path.is_file():
                 raise FileNotFoundError
-            options = {"protocol_whitelist": "file", "enable_drefs": "0"}  # a film may not name other files
+            options = {"protocol_whitelist": "file", "enable_drefs": "0"}  # a video may not name other files
             self._container = av.open(f"file:{path.absolute()}", "r", format="mp4", options=options)
         try:
             with refusing(path, av.error.FFmpegError):
@@ -131,36 +131,36 @@ class Film:
 
 
 def encode(frames: Array, codec: Codec, fps: int) -> bytes:
-    """Frames [T, height, width, 3] as an MP4 film of their own."""
+    """Frames [T, height, width, 3] as an MP4 video of their own."""
     os.environ.setdefault("SVT_LOG", "1")  # or the encoder writes its settings to the terminal, for each episode
-    film = io.BytesIO()
-    with av.open(film, "w", format="mp4") as container:
+    video = io.BytesIO()
+    with av.open(video, "w", format="mp4") as container:
         stream: Any = container.add_stream(codec.encoder, rate=fps, options=dict(codec.settings))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = codec.pixels
         stream.time_base = Fraction(1, fps)
-        for index, picture in enumerate(frames):
-            frame = av.video.frame.VideoFrame.from_ndarray(picture, format="rgb24")
+        for index, image in enumerate(frames):
+            frame = av.video.frame.VideoFrame.from_ndarray(image, format="rgb24")
             frame.pts, frame.time_base = index, Fraction(1, fps)
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
-    return film.getvalue()
+    return video.getvalue()
 
 
-def mean_error(film: bytes, frames: Array) -> float:
-    """How far the decoded film is from the frames it was made of, a mean over all values from 0 to 255."""
+def mean_error(video: bytes, frames: Array) -> float:
+    """How far the decoded video is from the frames it was made of, a mean over all values from 0 to 255."""
     total = count = 0
     reformatter = av.video.reformatter.VideoReformatter()
-    with av.open(io.BytesIO(film), "r", format="mp4") as container:
-        for frame, picture in zip(container.decode(video=0), frames, strict=True):
+    with av.open(io.BytesIO(video), "r", format="mp4") as container:
+        for frame, image in zip(container.decode(video=0), frames, strict=True):
             decoded = reformatter.reformat(frame, format="rgb24").to_ndarray()
-            total += int(np.abs(decoded.astype(np.int16) - picture).sum())
-            count += picture.size
+            total += int(np.abs(decoded.astype(np.int16) - image).sum())
+            count += image.size
     return total / count
 
 
-class FilmWriter:
-    """One file of films that were encoded alike, one behind the other."""
+class VideoWriter:
+    """One file of videos that were encoded alike, one behind the other."""
 
     def __init__(self, path: Path, fps: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,8 +170,8 @@ class FilmWriter:
         self.num_frames = 0
         self.size_bytes = 0
 
-    def add(self, film: bytes, num_frames: int) -> None:
-        with av.open(io.BytesIO(film), "r", format="mp4") as source:
+    def add(self, video: bytes, num_frames: int) -> None:
+        with av.open(io.BytesIO(video), "r", format="mp4") as source:
             stream = source.streams.video[0]
             if self._stream is None:
                 self._stream = self._container.add_stream_from_template(stream, opaque=True)
@@ -186,7 +186,7 @@ class FilmWriter:
                 packet.stream = self._stream
                 self._container.mux(packet)
         self.num_frames += num_frames
-        self.size_bytes += len(film)
+        self.size_bytes += len(video)
 
     def close(self) -> None:
         self._container.close()

@@ -22,12 +22,18 @@ from understudy.core import Episode, Source, StepSpec
 from understudy.formats.arrival import arrive
 from understudy.formats.format import FormatError
 from understudy.formats.lerobot import stats
-from understudy.formats.lerobot.file_rotation import DATA_FILE_BYTES, VIDEO_FILE_BYTES, FilmShelf, Shelf, TableShelf
+from understudy.formats.lerobot.file_rotation import (
+    DATA_FILE_BYTES,
+    VIDEO_FILE_BYTES,
+    FileRotation,
+    TableFiles,
+    VideoFiles,
+)
+from understudy.formats.lerobot.image import encode_image
 from understudy.formats.lerobot.info import COUNTERS, DATA_PATHS, MOST_STEPS, VIDEO_PATHS, Feature
 from understudy.formats.lerobot.meta import MetaWriter
-from understudy.formats.lerobot.picture import encode_picture
 from understudy.formats.lerobot.plan import plan_writing
-from understudy.formats.lerobot.sidecar import RestWriter, contents_of
+from understudy.formats.lerobot.sidecar import SidecarWriter, contents_of
 from understudy.formats.lerobot.tables import Array
 from understudy.formats.lerobot.video import CODECS, MOST_MEAN_ERROR, encode, mean_error
 from understudy.formats.options import number, one_of
@@ -38,7 +44,7 @@ MOST_FPS = 1000
 FLAGS = ("next.done", "next.truncated", "next.success", "intervention")
 
 
-class LeRobotTarget:
+class LeRobotWriter:
     """A data set that is being written; `version`, `video` and `fps` are the options of docs/lerobot.md."""
 
     def __init__(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> None:
@@ -60,14 +66,14 @@ class LeRobotTarget:
         one_each = version == "2.1"
         self._features = [*self._columns.values(), *(Feature(key=key, dtype="bool", shape=(1,)) for key in FLAGS)]
         self._schema = _schema(self._features)
-        shelf = Shelf(
+        shelf = FileRotation(
             root=self._root, template=DATA_PATHS[version], most_bytes=0 if one_each else DATA_FILE_BYTES, extra={}
         )
         texts = [feature.key for feature in self._features if feature.dtype == "string"]
-        self._table = TableShelf(shelf, self._schema, texts)
-        self._films = {
-            feature.key: FilmShelf(
-                Shelf(
+        self._table = TableFiles(shelf, self._schema, texts)
+        self._videos = {
+            feature.key: VideoFiles(
+                FileRotation(
                     root=self._root,
                     template=VIDEO_PATHS[version],
                     extra={"video_key": feature.key},
@@ -79,7 +85,7 @@ class LeRobotTarget:
             if feature.dtype == "video"
         }
         self._meta = MetaWriter(self._root, version, self._fps, self._features, CODECS.get(video))
-        self._rest = RestWriter(self._root, contents_of(spec, self._columns))
+        self._rest = SidecarWriter(self._root, contents_of(spec, self._columns))
 
     def add(self, key: str, episode: Episode) -> None:
         with self._writing():
@@ -98,7 +104,7 @@ class LeRobotTarget:
                 found[feature.key] = stats.of_camera(values[feature.key])
             elif feature.dtype != "string":
                 found[feature.key] = stats.of_numbers(values[feature.key].reshape(length, *feature.shape))
-        films = {key: self._film(key, values.pop(key), index) for key in self._films}
+        videos = {key: self._add_video(key, values.pop(key), index) for key in self._videos}
         task = self._meta.task(episode.info.instruction or episode.info.task or "")
         counters: dict[str, Array] = {
             "timestamp": (np.arange(length) / self._fps).astype(np.float32),
@@ -111,14 +117,14 @@ class LeRobotTarget:
         columns = {f.key: _arrow(f, values[f.key]) for f in self._features if f.dtype != "video"}
         place = self._table.add(pa.table({**columns, **counters}).cast(self._schema))
         self._rest.add(index, episode)
-        self._meta.add(length, task, self._num_frames, place, films, found)
+        self._meta.add(length, task, self._num_frames, place, videos, found)
         self._num_frames += length
 
     def close(self) -> None:
         with self._writing():
             self._table.close()
-            for film in self._films.values():
-                film.close()
+            for video in self._videos.values():
+                video.close()
             self._meta.close(self._num_frames)
             self._rest.close({"video": self._video, "mean_error": self._mean_error})
             self._root.chmod(0o777 & ~_umask())
@@ -126,8 +132,8 @@ class LeRobotTarget:
 
     def abandon(self) -> None:
         self._table.close()
-        for film in self._films.values():
-            film.close()
+        for video in self._videos.values():
+            video.close()
         self._meta.abandon()
         self._rest.abandon()
         shutil.rmtree(self._root, ignore_errors=True)
@@ -141,7 +147,7 @@ class LeRobotTarget:
                 f"{self._path}: cannot be written ({error.strerror or error}); make room, or choose another place"
             ) from None
 
-    def _film(self, key: str, frames: Any, index: int) -> dict[str, int | float]:
+    def _add_video(self, key: str, frames: Any, index: int) -> dict[str, int | float]:
         """Encode, decode what came of it, and keep it if it is near enough to what went in."""
         codec = CODECS[self._video]
         if min(frames.shape[1:3]) < codec.least:
@@ -150,8 +156,8 @@ class LeRobotTarget:
                 f"{frames.shape[2]}; use ?video=png"
             )
         try:
-            film = encode(frames, codec, self._fps)
-            error = mean_error(film, frames)
+            video = encode(frames, codec, self._fps)
+            error = mean_error(video, frames)
         except (av.error.FFmpegError, ValueError) as reason:
             raise FormatError(
                 f"{key}: {self._video} cannot hold {frames.shape[1]} x {frames.shape[2]} pixels ({reason}); "
@@ -163,7 +169,7 @@ class LeRobotTarget:
                 f"than {MOST_MEAN_ERROR:g}; use ?video=lossless or ?video=png"
             )
         self._mean_error[key] = max(error, self._mean_error.get(key, 0.0))
-        return self._films[key].add(film, len(frames))
+        return self._videos[key].add(video, len(frames))
 
 
 def _flags(episode: Episode) -> dict[str, Any]:
@@ -178,7 +184,7 @@ def _flags(episode: Episode) -> dict[str, Any]:
 
 
 def _schema(features: list[Feature]) -> Any:
-    """The table's schema, with what LeRobot's reader wants to know of pictures and of larger arrays."""
+    """The table's schema, with what LeRobot's reader wants to know of images and of larger arrays."""
     counters = [Feature(key=key, dtype="float32" if key == "timestamp" else "int64", shape=(1,)) for key in COUNTERS]
     columns = [feature for feature in (*features, *counters) if feature.dtype != "video"]
     about = {"info": {"features": {feature.key: _hugging_face(feature) for feature in columns}}}
@@ -186,7 +192,7 @@ def _schema(features: list[Feature]) -> Any:
 
 
 def _hugging_face(feature: Feature) -> dict[str, Any]:
-    """What the library `datasets`, under LeRobot, calls a column; without it, v2.1 takes pictures for dicts."""
+    """What the library `datasets`, under LeRobot, calls a column; without it, v2.1 takes images for dicts."""
     if feature.dtype == "image":
         return {"_type": "Image"}
     value = {"dtype": feature.dtype, "_type": "Value"}
@@ -214,7 +220,7 @@ def _type(feature: Feature) -> Any:
 
 def _arrow(feature: Feature, column: Any) -> Any:
     if feature.dtype == "image":
-        return pa.array([{"bytes": encode_picture(pixels), "path": None} for pixels in column], _type(feature))
+        return pa.array([{"bytes": encode_image(pixels), "path": None} for pixels in column], _type(feature))
     if feature.dtype == "string":
         return pa.array(column, pa.string())
     array = pa.array(np.ascontiguousarray(column).reshape(-1))

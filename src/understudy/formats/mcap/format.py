@@ -8,7 +8,7 @@ from typing import NoReturn
 
 from understudy.core import StepSpec
 from understudy.formats.format import FormatError
-from understudy.formats.mcap.writer import McapTarget, WriteOptions
+from understudy.formats.mcap.writer import McapWriter, WriteOptions
 from understudy.formats.options import number, one_of
 from understudy.formats.registry import check_options
 
@@ -19,7 +19,7 @@ class McapFormat:
     name = "mcap"
     cannot = (
         "It is written to be looked at, and not read back.",
-        "With images=jpeg, pictures are as JPEG of quality 90 leaves them; images=png keeps them exactly.",
+        "With images=jpeg, images are as JPEG of quality 90 leaves them; images=png keeps them exactly.",
         "Numbers are JSON: what is not finite becomes null.",
     )
 
@@ -29,7 +29,7 @@ class McapFormat:
             "A bag of a robot has topics and rates of its own: convert it to one of them first"
         )
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> McapTarget:
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> McapWriter:
         check_options(options, ("hz", "time", "images", "compression"), self.name)
         write = WriteOptions(
             hz=number(self.name, "hz", options.get("hz", "10")),
@@ -37,7 +37,7 @@ class McapFormat:
             images=one_of(self.name, "images", options.get("images", "jpeg"), ("jpeg", "png")),
             compression=one_of(self.name, "compression", options.get("compression", "zstd"), ("zstd", "lz4", "none")),
         )
-        return McapTarget(path, spec, write)
+        return McapWriter(path, spec, write)
 
 
 FORMAT = McapFormat()

@@ -65,12 +65,12 @@ def image_message(frame: np.ndarray[Any, Any], name: str, encoding: str, time_ns
     try:
         from PIL import Image
     except ImportError:
-        raise FormatError("mcap: pip install 'understudy[mcap]' to write pictures") from None
+        raise FormatError("mcap: pip install 'understudy[mcap]' to write images") from None
     while frame.ndim > 3:
         frame = frame[-1]
-    picture = Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)
+    image = Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)
     out = io.BytesIO()
-    picture.save(out, encoding, **({"quality": QUALITY} if encoding == "jpeg" else {}))
+    image.save(out, encoding, **({"quality": QUALITY} if encoding == "jpeg" else {}))
     seconds, rest = divmod(time_ns, 10**9)
     message = {
         "timestamp": {"sec": seconds, "nsec": rest},

@@ -1,4 +1,4 @@
-"""McapTarget: Episodes as MCAP files that Foxglove opens.
+"""McapWriter: Episodes as MCAP files that Foxglove opens.
 
     /observation/<camera>       foxglove.CompressedImage
     /observation/..., /action, /proposal, /extras/...        {"value": ...}
@@ -50,7 +50,7 @@ class WriteOptions:
     compression: str = "zstd"
 
 
-class McapTarget:
+class McapWriter:
     """MCAP files that are being written."""
 
     def __init__(self, path: Path, spec: StepSpec, options: WriteOptions):

@@ -8,7 +8,7 @@ from typing import NoReturn, cast
 
 from understudy.core import KINDS, Kind, Source, StepSpec
 from understudy.formats.format import FormatError
-from understudy.formats.minari.reader import MinariSource, ReadOptions
+from understudy.formats.minari.reader import MinariReader, ReadOptions
 from understudy.formats.options import one_of
 from understudy.formats.registry import check_options
 
@@ -24,7 +24,7 @@ class MinariFormat:
         "Data sets that Minari keeps as Arrow files are refused; Minari can write them again as HDF5.",
     )
 
-    def read(self, path: Path, options: Mapping[str, str]) -> MinariSource:
+    def read(self, path: Path, options: Mapping[str, str]) -> MinariReader:
         check_options(options, ("bounds", "infos", "kind", "source"), self.name)
         read = ReadOptions(
             bounds=one_of(self.name, "bounds", options.get("bounds", "action"), ("action", "none")),
@@ -32,7 +32,7 @@ class MinariFormat:
             kind=cast(Kind, one_of(self.name, "kind", options.get("kind", "demonstration"), KINDS)),
             source=Source[one_of(self.name, "source", options.get("source", "policy"), _SOURCES).upper()],
         )
-        return MinariSource(path, read)
+        return MinariReader(path, read)
 
     def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> NoReturn:
         raise FormatError("minari: is read and not written; write robomimic, rlds or lerobot instead")

@@ -1,4 +1,4 @@
-"""MinariSource: a Minari data set as Episodes.
+"""MinariReader: a Minari data set as Episodes.
 
 data/metadata.json            spaces, and how the data is kept
 data/main_data.hdf5
@@ -24,7 +24,7 @@ from understudy.formats.format import Field, FormatError
 from understudy.formats.hdf5 import Dataset, Group, Hdf5Reader
 from understudy.formats.hdf5.columns import checked
 from understudy.formats.minari import spaces
-from understudy.formats.minari.pictures import decode_pictures
+from understudy.formats.minari.images import decode_images
 from understudy.formats.order import natural
 
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
@@ -39,15 +39,15 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Place:
+class _Leaf:
     """Where a field of ours stands in an episode of theirs."""
 
     theirs: str
     leaf: ArraySpec
-    picture: bool = False
+    image: bool = False
 
 
-class MinariSource:
+class MinariReader:
     def __init__(self, path: Path, options: ReadOptions):
         self._options = options
         folder = path / "data" if (path / "data").is_dir() else path
@@ -75,7 +75,7 @@ class MinariSource:
 
     # ---- the spec
 
-    def _find_places(self, first: Group) -> Iterator[tuple[str, _Place]]:
+    def _find_places(self, first: Group) -> Iterator[tuple[str, _Leaf]]:
         """Where each field stands, by its path in a step."""
         jpeg = self._metadata.get("jpeg_encoding") is True
         parts = (("observation", "observations"), ("action", "actions"))
@@ -86,24 +86,24 @@ class MinariSource:
                 if full not in first.datasets:
                     raise FormatError(f"{self._reader.path}: {first.path}/{full}: is not there, though its space is")
                 data = first.datasets[full]
-                picture = jpeg and spaces.is_picture(space)
-                leaf = ArraySpec(shape=tuple(space["shape"]), dtype="uint8") if picture else _leaf(data)
-                if not picture and space.get("type") == "Box" and list(data.shape[1:]) != space.get("shape"):
+                image = jpeg and spaces.is_image(space)
+                leaf = ArraySpec(shape=tuple(space["shape"]), dtype="uint8") if image else _leaf(data)
+                if not image and space.get("type") == "Box" and list(data.shape[1:]) != space.get("shape"):
                     raise FormatError(
                         f"{self._reader.path}: {first.path}/{full}: rows are {list(data.shape[1:])}, its space says "
                         f"{space.get('shape')!r:.80}; it is damaged"
                     )
                 if leaf is None:
                     raise FormatError(f"{self._reader.path}: {first.path}/{full}: holds neither numbers nor text")
-                if ours == "action" and self._options.bounds == "action" and not picture and not leaf.ragged:
+                if ours == "action" and self._options.bounds == "action" and not image and not leaf.ragged:
                     low, high = spaces.bounds(space, leaf.fixed_shape)
                     leaf = ArraySpec(shape=leaf.shape, dtype=leaf.dtype, low=low, high=high)
-                yield trees.join(ours, spaces.ours(path)), _Place(theirs=full, leaf=leaf, picture=picture)
+                yield trees.join(ours, spaces.ours(path)), _Leaf(theirs=full, leaf=leaf, image=image)
         if self._options.infos == "all":
             for full, data in first.datasets.items():
                 leaf = _leaf(data) if full.startswith("infos/") and self._is_of_steps(first, data) else None
                 if leaf is not None:
-                    yield "extras/" + spaces.ours(full.removeprefix("infos/")), _Place(theirs=full, leaf=leaf)
+                    yield "extras/" + spaces.ours(full.removeprefix("infos/")), _Leaf(theirs=full, leaf=leaf)
 
     def _is_of_steps(self, group: Group, data: Dataset) -> bool:
         rewards = group.datasets.get("rewards")
@@ -176,7 +176,7 @@ class MinariSource:
             raise FormatError(f"{name}: expected numbers, got text")
         return found
 
-    def _column(self, group: Group, path: str, place: _Place, num_steps: int) -> Any:
+    def _column(self, group: Group, path: str, place: _Leaf, num_steps: int) -> Any:
         """The rows of a field; infos of steps stand one row later, because the first is that of the reset."""
         if place.theirs not in group.datasets:
             raise FormatError(f"{place.theirs}: the first episode has it, and this one has not")
@@ -184,8 +184,8 @@ class MinariSource:
         num_rows = num_steps if part == "action" else num_steps + 1
         try:
             found = self._reader.read(f"{group.path}/{place.theirs}")
-            if place.picture:
-                return decode_pictures(found, place.leaf, num_rows)
+            if place.image:
+                return decode_images(found, place.leaf, num_rows)
             unbounded = ArraySpec(shape=place.leaf.shape, dtype=place.leaf.dtype)
             column = checked(unbounded, found, num_rows)
         except FormatError as error:
@@ -210,7 +210,7 @@ class MinariSource:
 
     def _mapping(self, first: Group) -> Iterator[Field]:
         for path, place in self._places.items():
-            how = "JPEG, decoded" if place.picture else "of the next row" if path.startswith("extras") else "as it is"
+            how = "JPEG, decoded" if place.image else "of the next row" if path.startswith("extras") else "as it is"
             yield Field(theirs=place.theirs, ours=path, how=how)
         yield Field(theirs="rewards", ours="reward", how="float32")
         yield Field(theirs="terminations", ours="terminated", how="as it is")

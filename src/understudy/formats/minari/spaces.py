@@ -1,4 +1,4 @@
-"""Gymnasium's spaces, as Minari keeps them in metadata.json: bounds of actions, and which fields are JPEG pictures."""
+"""Gymnasium's spaces, as Minari keeps them in metadata.json: bounds of actions, and which fields are JPEG images."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def ours(path: str) -> str:
     return trees.SEPARATOR.join(part.removeprefix("_index_") for part in path.split(trees.SEPARATOR))
 
 
-def is_picture(space: Mapping[str, Any]) -> bool:
-    """What Minari takes for a picture and, if it is told to, keeps as JPEG."""
+def is_image(space: Mapping[str, Any]) -> bool:
+    """What Minari takes for an image and, if it is told to, keeps as JPEG."""
     try:
         shape = space["shape"]
         if not all(type(size) is int and 0 < size < 2**16 for size in shape):

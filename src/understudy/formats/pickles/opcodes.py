@@ -68,7 +68,7 @@ _REFUSED = {
 }
 
 
-class Tape:
+class OpcodeReader:
     """The opcodes of a file with their arguments; no length in it is believed before the file is seen to be as long."""
 
     def __init__(self, file: IO[bytes], path: Path, *, skip: bool):
@@ -134,7 +134,7 @@ class Tape:
 class Memo:
     """Which numbers were given to objects; the objects are kept by who needs them."""
 
-    def __init__(self, tape: Tape):
+    def __init__(self, tape: OpcodeReader):
         self._tape, self._seen, self._count = tape, bytearray(), 0
 
     def put(self, code: bytes, argument: Any) -> int:
@@ -162,7 +162,7 @@ class Memo:
 PUT, GET = (b"q", b"r", b"p", b"\x94"), (b"h", b"j", b"g")
 
 
-def used_again(tape: Tape) -> dict[int, int]:
+def used_again(tape: OpcodeReader) -> dict[int, int]:
     """Which remembered objects are asked for, and where for the last time."""
     memo, last = Memo(tape), {}
     for code, argument in tape:
@@ -173,7 +173,7 @@ def used_again(tape: Tape) -> dict[int, int]:
     return last
 
 
-def whole(line: bytes, tape: Tape) -> int:
+def whole(line: bytes, tape: OpcodeReader) -> int:
     try:
         return int(line.removesuffix(b"L"))
     except ValueError:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.formats.format import FormatError
-from understudy.formats.pickles.opcodes import GET, PUT, Memo, Tape, used_again
+from understudy.formats.pickles.opcodes import GET, PUT, Memo, OpcodeReader, used_again
 from understudy.formats.pickles.values import (
     LITERALS,
     MAX_DEPTH,
@@ -33,17 +33,17 @@ def load_items(path: Path) -> Iterator[Any]:
     """The items of the list that a file holds: dicts, lists, tuples, text, numbers and numpy arrays, one at a time."""
     try:
         with path.open("rb") as file:
-            again = used_again(Tape(file, path, skip=True))
+            again = used_again(OpcodeReader(file, path, skip=True))
             file.seek(0)
-            yield from _Machine(Tape(file, path, skip=False), again).items()
+            yield from _Unpickler(OpcodeReader(file, path, skip=False), again).items()
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error}); check the path") from None
 
 
-class _Machine:
+class _Unpickler:
     """The stack machine. Its values are plain, or inert stand-ins for the names and arrays on their way."""
 
-    def __init__(self, tape: Tape, again: dict[int, int]):
+    def __init__(self, tape: OpcodeReader, again: dict[int, int]):
         self._tape, self._again = tape, again
         self._memo, self._kept = Memo(tape), dict[int, Any]()
         self._stack: list[Any] = []

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from understudy.core.spec import MAX_DIMENSIONS
-from understudy.formats.pickles.opcodes import Tape, whole
+from understudy.formats.pickles.opcodes import OpcodeReader, whole
 
 MAX_DEPTH = 24  # of containers in an item
 MAX_NODES = 20_000  # values in an item, each counted as often as it is found
@@ -145,32 +145,32 @@ NAMES: Final = _names()
 # ---- literals
 
 
-def _int_or_bool(line: bytes, tape: Tape) -> int | bool:
+def _int_or_bool(line: bytes, tape: OpcodeReader) -> int | bool:
     return line == b"01" if line in (b"00", b"01") else whole(line, tape)
 
 
-def _float(line: bytes, tape: Tape) -> float:
+def _float(line: bytes, tape: OpcodeReader) -> float:
     try:
         return float(line)
     except ValueError:
         raise tape.refuse(f"{line[:20]!r} is no number; it is damaged") from None
 
 
-def _text(data: bytes, tape: Tape) -> str:
+def _text(data: bytes, tape: OpcodeReader) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
         raise tape.refuse("text that is not UTF-8; it is damaged") from None
 
 
-def _escaped(data: bytes, tape: Tape) -> str:
+def _escaped(data: bytes, tape: OpcodeReader) -> str:
     try:
         return codecs.decode(data, "raw_unicode_escape")
     except UnicodeDecodeError:
         raise tape.refuse("text with a broken escape; it is damaged") from None
 
 
-LITERALS: Final[dict[bytes, Callable[[Any, Tape], Any]]] = {
+LITERALS: Final[dict[bytes, Callable[[Any, OpcodeReader], Any]]] = {
     b"N": lambda *_: None,
     b"\x88": lambda *_: True,
     b"\x89": lambda *_: False,
@@ -191,7 +191,7 @@ LITERALS: Final[dict[bytes, Callable[[Any, Tape], Any]]] = {
 # ---- what is given out
 
 
-def plain(value: Any, tape: Tape) -> Any:
+def plain(value: Any, tape: OpcodeReader) -> Any:
     """The value with arrays in place of their stand-ins; refused if it is deeper, larger or stranger than data is."""
     left = MAX_NODES
 

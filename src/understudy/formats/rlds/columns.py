@@ -17,7 +17,7 @@ from understudy.core import ArraySpec
 from understudy.core.episode import Column
 from understudy.formats.rlds.example import Malformed, Values
 from understudy.formats.rlds.features import Leaf
-from understudy.formats.rlds.images import decode_pictures, encode_picture
+from understudy.formats.rlds.images import decode_images, encode_image
 
 Array = np.ndarray[Any, Any]
 
@@ -51,7 +51,7 @@ def _decode(name: str, leaf: Leaf, values: Values, rows: int) -> Column:
         if len(values) != rows:
             raise Malformed(f"{name}: has {len(values)} values in {rows} rows")
         if leaf.kind == "image":
-            return decode_pictures(values, leaf)
+            return decode_images(values, leaf)
         if leaf.array_spec.dtype == "str":
             return [_text(name, value) for value in values]
         return _from_raw(name, leaf, values)
@@ -175,12 +175,12 @@ def _fixed(shape: tuple[int | None, ...]) -> tuple[int, ...]:
 
 
 def leaf_of(spec: ArraySpec, images: str) -> Leaf:
-    """How a field is written: text and small numbers as they are, pictures as `images` says, the rest as bytes."""
+    """How a field is written: text and small numbers as they are, images as `images` says, the rest as bytes."""
     if spec.dtype == "str":
         return Leaf(kind="text")
     if spec.dtype == "uint32" and spec.ragged:  # TensorFlow cannot unpack bytes of it
         return Leaf(kind="tensor", shape=spec.shape[1:], dtype="uint32", sequences=(None,))
-    if images != "bytes" and _is_picture(spec):
+    if images != "bytes" and _is_image(spec):
         jpeg = images == "jpeg" and spec.dtype == "uint8" and spec.shape[2] != 4
         return Leaf(kind="image", shape=spec.shape, dtype=spec.dtype, encoding="jpeg" if jpeg else "png")
     large = spec.ragged or spec.row_bytes > 4096 or not spec.row_bytes
@@ -189,7 +189,7 @@ def leaf_of(spec: ArraySpec, images: str) -> Leaf:
     return Leaf(kind="tensor", shape=spec.shape, dtype=spec.dtype, encoding="bytes" if raw else "none")
 
 
-def _is_picture(spec: ArraySpec) -> bool:
+def _is_image(spec: ArraySpec) -> bool:
     if spec.ragged or len(spec.shape) != 3 or 0 in spec.shape:
         return False
     return spec.shape[2] in {"uint8": (1, 3, 4), "uint16": (1,)}.get(spec.dtype, ())
@@ -200,7 +200,7 @@ def encode_column(name: str, leaf: Leaf, column: Column) -> dict[str, list[bytes
     if leaf.kind == "text":
         return {name: [value.encode() for value in column]}
     if leaf.kind == "image":
-        return {name: [encode_picture(picture, leaf.encoding) for picture in column]}
+        return {name: [encode_image(image, leaf.encoding) for image in column]}
     if leaf.sequences:
         flat = np.concatenate([np.asarray(value).reshape(-1, *_fixed(leaf.shape)) for value in column])
         return {

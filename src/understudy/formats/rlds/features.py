@@ -107,7 +107,7 @@ def _leaf(node: Mapping[str, Any], path: str) -> Found:
                 shape = _shape(said, path) or (None, None, 3)
                 dtype = said.get("dtype") or "uint8"
                 if len(shape) != 3 or dtype not in ("uint8", "uint16", "float32"):
-                    raise Malformed(f"{path}: {dtype} {list(shape)} is no picture")
+                    raise Malformed(f"{path}: {dtype} {list(shape)} is no image")
                 return Leaf(kind="image", shape=shape, dtype=dtype, encoding=str(said.get("encodingFormat") or ""))
             encoding = said.get("encoding") or "none"
             if encoding not in ("none", "bytes", "zlib"):

@@ -9,9 +9,9 @@ from understudy.core import Source, StepSpec
 from understudy.formats.options import number, one_of
 from understudy.formats.registry import check_options
 from understudy.formats.rlds.dataset import FILE_FORMATS
-from understudy.formats.rlds.reader import ReadOptions, RldsSource
+from understudy.formats.rlds.reader import ReadOptions, RldsReader
 from understudy.formats.rlds.rows import RldsEpisodes
-from understudy.formats.rlds.writer import RldsTarget, WriteOptions
+from understudy.formats.rlds.writer import RldsWriter, WriteOptions
 
 _IMAGES = ("png", "jpeg", "bytes")
 _LAST = ("observation", "step")
@@ -24,12 +24,12 @@ class RldsFormat:
     name = "rlds"
     cannot = (
         "The order of episodes of different splits: those for evaluation stand behind those for training.",
-        "With images=jpeg, pictures come back as JPEG of quality 95 leaves them.",
+        "With images=jpeg, images come back as JPEG of quality 95 leaves them.",
         "Other programs see the last row's action and reward as zeros, and pass over who acted, policy versions, "
         "proposals and attributes, which stand in fields called understudy.",
     )
 
-    def read(self, path: Path, options: Mapping[str, str]) -> RldsSource:
+    def read(self, path: Path, options: Mapping[str, str]) -> RldsReader:
         check_options(options, ("split", "last", "source", "workers"), self.name)
         read = ReadOptions(
             split=options.get("split"),
@@ -37,11 +37,11 @@ class RldsFormat:
             source=Source[one_of(self.name, "source", options.get("source", "policy"), _SOURCES).upper()],
             workers=number(self.name, "workers", options.get("workers", "1")),
         )
-        return RldsSource(RldsEpisodes(path, read.split, read.workers), read)
+        return RldsReader(RldsEpisodes(path, read.split, read.workers), read)
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RldsTarget:
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RldsWriter:
         check_options(options, ("file_format", "images", "shard_mb"), self.name)
-        return RldsTarget(
+        return RldsWriter(
             path,
             spec,
             WriteOptions(

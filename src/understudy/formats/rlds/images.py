@@ -1,4 +1,4 @@
-"""Pictures of a record: JPEG by libjpeg-turbo, PNG and the rest by Pillow. Sizes are checked before pixels are made."""
+"""Images of a record: JPEG by libjpeg-turbo, PNG and the rest by Pillow. Sizes are checked before pixels are made."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Array = np.ndarray[Any, Any]
 _JPEG = b"\xff\xd8"
 _QUALITY = 95
 _MODES = {("uint8", 1): "L", ("uint8", 2): "LA", ("uint8", 3): "RGB", ("uint8", 4): "RGBA", ("uint16", 1): "I;16"}
-MAX_PIXELS = 2**26  # of a picture whose size nothing but itself tells
+MAX_PIXELS = 2**26  # of an image whose size nothing but itself tells
 
 
-def picture_size(data: bytes) -> tuple[int, int]:
+def image_size(data: bytes) -> tuple[int, int]:
     """Height and width."""
     if data[:2] == _JPEG:
         try:
@@ -30,61 +30,59 @@ def picture_size(data: bytes) -> tuple[int, int]:
         except ValueError as error:
             raise Malformed(f"is no JPEG ({error})") from None
         return height, width
-    with _opened(data) as picture:
-        width, height = picture.size
+    with _opened(data) as image:
+        width, height = image.size
         return height, width
 
 
-def decode_pictures(encoded: list[bytes], leaf: Leaf) -> Array:
-    """Pictures [n, height, width, channels] of the leaf's shape and dtype."""
+def decode_images(encoded: list[bytes], leaf: Leaf) -> Array:
+    """Images [n, height, width, channels] of the leaf's shape and dtype."""
     height, width, channels = leaf.shape
     assert height is not None
     assert width is not None
     assert channels is not None
-    if encoded and picture_size(encoded[0]) != (height, width):  # before memory is asked for
-        raise Malformed(f"a picture has {_times(picture_size(encoded[0]))} pixels and not {_times((height, width))}")
+    if encoded and image_size(encoded[0]) != (height, width):  # before memory is asked for
+        raise Malformed(f"an image has {_times(image_size(encoded[0]))} pixels and not {_times((height, width))}")
     if leaf.dtype == "float32":  # its bytes stand in four channels
         return _decode(encoded, (height, width, 4), "uint8").view(np.float32)
     return _decode(encoded, (height, width, channels), leaf.dtype)
 
 
 def _decode(encoded: list[bytes], shape: tuple[int, int, int], dtype: str) -> Array:
-    pictures = np.empty((len(encoded), *shape), dtype)
+    images = np.empty((len(encoded), *shape), dtype)
     decode = load("simplejpeg").decode_jpeg if any(data[:2] == _JPEG for data in encoded) else None
-    for data, out in zip(encoded, pictures, strict=True):
+    for data, out in zip(encoded, images, strict=True):
         if decode is not None and data[:2] == _JPEG and dtype == "uint8" and shape[2] in (1, 3):
             _decode_jpeg(decode, data, out)
         else:
             _decode_other(data, out)
-    return pictures
+    return images
 
 
 def _decode_jpeg(decode: Callable[..., Array], data: bytes, out: Array) -> None:
     try:
         got = decode(data, "RGB" if out.shape[2] == 3 else "GRAY", buffer=out)
     except ValueError as error:
-        raise Malformed(f"a picture is no JPEG of {_times(out.shape)} ({error})") from None
+        raise Malformed(f"an image is no JPEG of {_times(out.shape)} ({error})") from None
     if got.shape != out.shape:
-        raise Malformed(f"a picture is {_times(got.shape)} and not {_times(out.shape)}")
+        raise Malformed(f"an image is {_times(got.shape)} and not {_times(out.shape)}")
 
 
 def _decode_other(data: bytes, out: Array) -> None:
     mode = _MODES.get((str(out.dtype), out.shape[2]))
-    with _opened(data) as picture:
-        if picture.size != (out.shape[1], out.shape[0]):
-            raise Malformed(f"a picture has {_times(picture.size[::-1])} pixels and not {_times(out.shape[:2])}")
-        if mode is None or (picture.mode.startswith("I") != mode.startswith("I")):
-            raise Malformed(
-                f"a picture is of the kind {picture.mode}, which is no {out.dtype} of {out.shape[2]} channels"
-            )
+    with _opened(data) as image:
+        if image.size != (out.shape[1], out.shape[0]):
+            raise Malformed(f"an image has {_times(image.size[::-1])} pixels and not {_times(out.shape[:2])}")
+        if mode is None or (image.mode.startswith("I") != mode.startswith("I")):
+            raise Malformed(f"an image is of the kind {image.mode}, which is no {out.dtype} of {out.shape[2]} channels")
         try:
-            pixels = np.asarray(picture if picture.mode == mode else picture.convert(mode))
-        except _NO_PICTURE as error:
-            raise Malformed(f"a picture cannot be read ({error})") from None
+            pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+        except _NO_IMAGE as error:
+            raise Malformed(f"an image cannot be read ({error})") from None
     out[...] = pixels.reshape(out.shape)
 
 
-_NO_PICTURE = (
+_NO_IMAGE = (
     OSError,
     ValueError,
     SyntaxError,
@@ -99,14 +97,14 @@ _NO_PICTURE = (
 
 
 def _opened(data: bytes) -> Any:
-    image = load("PIL.Image")
+    pillow = load("PIL.Image")
     try:
-        picture = image.open(io.BytesIO(data))
-    except (*_NO_PICTURE, image.DecompressionBombError) as error:
-        raise Malformed(f"is no picture ({str(error).partition('<')[0].strip()})") from None
-    if picture.size[0] * picture.size[1] > MAX_PIXELS:
-        raise Malformed(f"a picture has {_times(picture.size)} pixels")
-    return picture
+        image = pillow.open(io.BytesIO(data))
+    except (*_NO_IMAGE, pillow.DecompressionBombError) as error:
+        raise Malformed(f"is no image ({str(error).partition('<')[0].strip()})") from None
+    if image.size[0] * image.size[1] > MAX_PIXELS:
+        raise Malformed(f"an image has {_times(image.size)} pixels")
+    return image
 
 
 def _times(sizes: tuple[int, ...]) -> str:
@@ -116,13 +114,13 @@ def _times(sizes: tuple[int, ...]) -> str:
 # ---- writing
 
 
-def encode_picture(picture: Array, encoding: str) -> bytes:
-    """One picture [height, width, channels]."""
+def encode_image(image: Array, encoding: str) -> bytes:
+    """One image [height, width, channels]."""
     if encoding == "jpeg":
-        space = "RGB" if picture.shape[2] == 3 else "GRAY"
-        data: bytes = load("simplejpeg").encode_jpeg(np.ascontiguousarray(picture), _QUALITY, space, "444")
+        space = "RGB" if image.shape[2] == 3 else "GRAY"
+        data: bytes = load("simplejpeg").encode_jpeg(np.ascontiguousarray(image), _QUALITY, space, "444")
         return data
     out = io.BytesIO()
-    flat = picture[:, :, 0] if picture.shape[2] == 1 else picture
+    flat = image[:, :, 0] if image.shape[2] == 1 else image
     load("PIL.Image").fromarray(np.ascontiguousarray(flat)).save(out, "PNG", compress_level=1)
     return out.getvalue()

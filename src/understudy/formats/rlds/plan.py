@@ -130,5 +130,5 @@ def _attribute(path: str, ours: bool) -> str:
 
 def _how(leaf: Leaf) -> str:
     if leaf.kind == "image":
-        return f"{leaf.encoding.upper() or 'picture'}, decoded"
+        return f"{leaf.encoding.upper() or 'image'}, decoded"
     return "unpacked" if leaf.encoding in ("bytes", "zlib") else "as it is"

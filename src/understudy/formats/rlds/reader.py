@@ -1,4 +1,4 @@
-"""RldsSource: RLDS rows as Episodes.
+"""RldsReader: RLDS rows as Episodes.
 
 RLDS has N rows for N-1 steps: the last row is the last observation, and its action, reward and discount mean nothing.
 It is terminal if the task ended there, and only last if the episode was cut short:
@@ -55,7 +55,7 @@ class ReadOptions:
     workers: int = 1
 
 
-class RldsSource:
+class RldsReader:
     """A data set that is open for reading; each `episodes` goes through the files anew."""
 
     def __init__(self, rows: RldsEpisodes, options: ReadOptions):

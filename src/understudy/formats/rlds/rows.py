@@ -23,7 +23,7 @@ from understudy.formats.rlds.columns import decode_column, num_rows
 from understudy.formats.rlds.dataset import Dataset, Record, open_dataset
 from understudy.formats.rlds.example import Malformed
 from understudy.formats.rlds.features import Leaf, Unread
-from understudy.formats.rlds.images import MAX_PIXELS, picture_size
+from understudy.formats.rlds.images import MAX_PIXELS, image_size
 
 T = TypeVar("T")
 
@@ -108,18 +108,18 @@ def _sized_by_data(leaf: Leaf | Unread) -> bool:
 
 
 def _sized(name: str, leaf: Leaf | Unread, fields: Mapping[str, Any] | None) -> Leaf | Unread:
-    """A picture whose size is not said has that of the first one there is."""
+    """An image whose size is not said has that of the first one there is."""
     if not isinstance(leaf, Leaf) or not _sized_by_data(leaf):
         return leaf
     encoded = (fields or {}).get(f"{name}/ragged_flat_values" if leaf.sequences else name)
     if not isinstance(encoded, list) or not encoded:
-        return Unread("its size is not said, and there is no picture to tell it")
+        return Unread("its size is not said, and there is no image to tell it")
     try:
-        height, width = picture_size(encoded[0])
+        height, width = image_size(encoded[0])
     except Malformed as error:
         return Unread(str(error))
     if height * width > MAX_PIXELS:
-        return Unread(f"its first picture has {height}x{width} pixels")
+        return Unread(f"its first image has {height}x{width} pixels")
     return replace(leaf, shape=(leaf.shape[0] or height, leaf.shape[1] or width, leaf.shape[2] or 3))
 
 

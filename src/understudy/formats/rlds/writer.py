@@ -1,4 +1,4 @@
-"""RldsTarget: Episodes as RLDS, such that TensorFlow Datasets reads them.
+"""RldsWriter: Episodes as RLDS, such that TensorFlow Datasets reads them.
 
 Everything is written into a directory beside the final one, which gets its name when all is on disk. What RLDS has no
 field for stands in `steps/understudy` and `episode_metadata/understudy`, which other readers pass over.
@@ -39,7 +39,7 @@ class WriteOptions:
     shard_mb: int = 512  # when a shard has so much, the next one is begun
 
 
-class RldsTarget:
+class RldsWriter:
     """A data set that is being written."""
 
     def __init__(self, path: Path, spec: StepSpec, options: WriteOptions):

@@ -9,8 +9,8 @@ from typing import cast
 from understudy.core import KINDS, Kind, Source, StepSpec
 from understudy.formats.options import one_of
 from understudy.formats.registry import check_options
-from understudy.formats.robomimic.reader import ReadOptions, RobomimicSource
-from understudy.formats.robomimic.writer import RobomimicTarget
+from understudy.formats.robomimic.reader import ReadOptions, RobomimicReader
+from understudy.formats.robomimic.writer import RobomimicWriter
 
 
 class RobomimicFormat:
@@ -24,7 +24,7 @@ class RobomimicFormat:
         "Files of others: attributes of a demonstration but its instruction, and data sets that are no rows of it.",
     )
 
-    def read(self, path: Path, options: Mapping[str, str]) -> RobomimicSource:
+    def read(self, path: Path, options: Mapping[str, str]) -> RobomimicReader:
         check_options(options, ("mask", "align", "last", "end", "extras", "kind", "source"), self.name)
         read = ReadOptions(
             mask=options.get("mask"),
@@ -35,12 +35,12 @@ class RobomimicFormat:
             kind=cast(Kind, one_of(self.name, "kind", options.get("kind", "demonstration"), KINDS)),
             source=Source[one_of(self.name, "source", options.get("source", "human"), _SOURCES).upper()],
         )
-        return RobomimicSource(path, read)
+        return RobomimicReader(path, read)
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RobomimicTarget:
+    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RobomimicWriter:
         check_options(options, ("compression",), self.name)
         packed = one_of(self.name, "compression", options.get("compression", "none"), ("none", "gzip"))
-        return RobomimicTarget(path, spec, compression=None if packed == "none" else packed)
+        return RobomimicWriter(path, spec, compression=None if packed == "none" else packed)
 
 
 _SOURCES = tuple(source.name.lower() for source in Source)

@@ -1,4 +1,4 @@
-"""RobomimicSource: files of robomimic and LIBERO as Episodes.
+"""RobomimicReader: files of robomimic and LIBERO as Episodes.
 
 What an episode needs is T steps and T+1 observations. What the files have is one of three:
 
@@ -44,7 +44,7 @@ class ReadOptions:
     source: Source = Source.HUMAN
 
 
-class RobomimicSource:
+class RobomimicReader:
     """Files that are open for reading, one at a time."""
 
     def __init__(self, path: Path, options: ReadOptions):

@@ -1,4 +1,4 @@
-"""RobomimicTarget: Episodes as a file that robomimic's SequenceDataset reads.
+"""RobomimicWriter: Episodes as a file that robomimic's SequenceDataset reads.
 
 understudy/spec         the spec, as JSON
 data                    attrs: env_args, total
@@ -36,7 +36,7 @@ MASKS = {"train": "train", "eval": "valid"}  # our split, their mask
 GYM = 2  # robomimic's number for environments of Gym
 
 
-class RobomimicTarget:
+class RobomimicWriter:
     def __init__(self, path: Path, spec: StepSpec, *, compression: str | None):
         if path.exists():
             raise FormatError(f"{path}: is there already; choose another path, or remove it")

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import LlamaConfig
 
+from understudy.durable import files
 from understudy.policies.openvla.checkpoint import INDEX_FILE, VALUE_HEAD_FILE, Checkpoint
 from understudy.policies.openvla.config import OpenVLAConfig
 from understudy.policies.openvla.network import OpenVLANetwork, fresh_rotary
@@ -118,7 +119,7 @@ def write(directory: str | Path, checkpoint: Checkpoint, state: Mapping[str, Ten
     _write_shards(new, checkpoint, {name: weight for name, weight in state.items() if not _is_head(name)}, dtype)
     if directory.exists():
         directory.rmdir()
-    new.replace(directory)
+    files.move_durably(new, directory)
 
 
 def _write_shards(directory: Path, checkpoint: Checkpoint, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:

@@ -1,8 +1,9 @@
-"""Catalog: the SQLite database that says what is in a store. What it does not say is not there.
+"""Catalog: the SQLite database that lists what is in a store. Rows that it does not list are not part of the store.
 
-Tables (docs/formats.md has every column): meta, specs, writers, segments, episodes, spans, commits. A *span* is a run
-of rows of one episode at one place in a segment. Every change carries the number of its commit, so that a reader asks
-only for what is new. One process writes, under the store's lock; readers use connections of their own.
+Tables (docs/formats.md has every column): meta, specs, writers, segments, episodes, spans, edits, commits. A *span* is
+a run of rows of one episode that lie next to each other in one segment. Every change carries the number of its commit,
+so that a reader asks only for what is new. One process writes, under the store's lock; each reader has its own
+connection.
 """
 
 from __future__ import annotations
@@ -19,22 +20,24 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from understudy.core import DamageError, StepSpec, StoreError, StoreFailedError, StoreFormatError
+from understudy.core import DamageError, StepSpec, StoreClosedError, StoreError, StoreFailedError, StoreFormatError
+from understudy.replay.format.conditions import SqlValue, check_condition
 from understudy.replay.format.layout import Layout
+from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.format.records import (
     EPISODE_COLUMNS,
     SEGMENT_FIELDS,
     EpisodeRecord,
     EpisodeTotals,
     SegmentRecord,
+    SpanRecord,
     WriterRecord,
     decode_episode,
+    editable_fields,
     encode_episode,
-    said,
 )
 
 FORMAT = 1
-CATALOG_FILE = "catalog.sqlite"
 
 SCHEMA = """
 create table meta (key text primary key, value text not null) without rowid;
@@ -76,6 +79,8 @@ create index edits_episode on edits (episode);
 create table commits (id integer primary key, time real not null, num_rows integer not null);
 """
 
+PAGE_EPISODES = 1000  # that are read in one transaction
+
 SPAN_COLUMNS = "id, commit_id, episode, first_index, segment, first_row, num_rows, row_check"
 SPAN_DTYPE = np.dtype([(name.strip(), np.int64) for name in SPAN_COLUMNS.split(",")])
 
@@ -92,12 +97,13 @@ class Catalog:
         self.path = path
         self.store_id = store_id
         self._db = connection
+        self._closed = False
         self._specs: dict[int, StepSpec] = {}
 
     @staticmethod
     def create(path: Path, store_id: str) -> Catalog:
         """Make a new catalog; the file must not exist."""
-        with _naming(path, "create"), _connecting(path, write=True) as db:
+        with _translate_errors(path, "create"), _connect(path, write=True) as db:
             db.execute("begin immediate")
             for statement in SCHEMA.split(";"):
                 if statement.strip():
@@ -108,12 +114,12 @@ class Catalog:
 
     @staticmethod
     def open(path: Path, *, write: bool = False, immutable: bool = False) -> Catalog:
-        """Open an existing catalog; a StoreFormatError if it is none, or of a format this version does not know."""
+        """Open an existing catalog; a StoreFormatError if there is none, or if this version cannot read its format."""
         if not path.is_file():
             raise StoreFormatError(
                 f"{path.parent}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
             )
-        with _naming(path, "open"), _connecting(path, write=write, immutable=immutable) as db:
+        with _translate_errors(path, "open"), _connect(path, write=write, immutable=immutable) as db:
             meta = dict(db.execute("select key, value from meta").fetchall())
         found = meta.get("format", "")
         if found != str(FORMAT):
@@ -123,29 +129,30 @@ class Catalog:
                     f"{path.parent}: written in store format {found}, and this version of understudy reads up to "
                     f"{FORMAT}; run `pip install --upgrade understudy`"
                 )
-            raise DamageError(f"{path}: its format is told as {found!r}; run `understudy repair`")
+            raise DamageError(f"{path}: expected a format number, got {found!r}; run `understudy repair`")
         return Catalog(path, db, meta.get("store", ""))
 
     def close(self) -> None:
-        with _naming(self.path, "close"):
+        with self._translate_errors("close"):
             self._db.close()
+        self._closed = True
 
-    def finish(self) -> None:
-        """Close a catalog that is to be renamed: what is in its write-ahead log would stay behind."""
+    def close_as_one_file(self) -> None:
+        """Close a catalog that is to be renamed: its write-ahead log, which keeps its name, must be empty."""
         with closing(self):
             if not self.checkpoint():
                 raise StoreFailedError(f"{self.path}: in use by another process; stop it and try again")
 
     def checkpoint(self) -> bool:
-        """Move all of the write-ahead log into the main file; False if a reader was in the way."""
-        with _naming(self.path, "checkpoint"):
+        """Move all of the write-ahead log into the main file; False if a reader prevented it."""
+        with self._translate_errors("checkpoint"):
             busy, _, _ = self._db.execute("pragma wal_checkpoint(truncate)").fetchone()
         return not busy
 
     @contextmanager
     def transaction(self, *, write: bool) -> Iterator[None]:
         """One snapshot for reading, or one atomic and durable change."""
-        with _naming(self.path, "commit" if write else "read"):
+        with self._translate_errors("commit" if write else "read"):
             self._db.execute("begin immediate" if write else "begin")
             try:
                 yield
@@ -158,7 +165,7 @@ class Catalog:
     # ---- commits
 
     def last_commit(self) -> int:
-        with _naming(self.path, "read"):
+        with self._translate_errors("read"):
             found = self._db.execute("select max(id) from commits").fetchone()[0]
         return int(found or 0)
 
@@ -169,7 +176,7 @@ class Catalog:
 
     def spec(self, spec_id: int) -> StepSpec:
         if spec_id not in self._specs:
-            with _naming(self.path, "read"):
+            with self._translate_errors("read"):
                 found = self._db.execute("select digest, spec from specs where id = ?", (spec_id,)).fetchone()
             if found is None or spec_digest(found[1]) != found[0]:
                 raise DamageError(f"{self.path}: spec {spec_id} is damaged; run `understudy repair`")
@@ -180,7 +187,7 @@ class Catalog:
         return [row[0] for row in self._rows("select id from specs order by id")]
 
     def put_spec(self, spec: StepSpec) -> int:
-        """The number of a spec, new or known."""
+        """The id of a spec, which is added if it is new."""
         content = spec.json_text
         found = self._rows("select id from specs where digest = ?", (spec_digest(content),))
         if found:
@@ -210,7 +217,7 @@ class Catalog:
 
     # ---- segments
 
-    def segments(self, where: str = "1", values: Sequence[Any] = ()) -> list[SegmentRecord]:
+    def segments(self, where: str = "1", values: Sequence[SqlValue] = ()) -> list[SegmentRecord]:
         """The segments that fit an SQL condition, by id."""
         names = ", ".join(SEGMENT_FIELDS)
         rows = self._rows(f"select {names} from segments where {where} order by id", values)
@@ -230,7 +237,7 @@ class Catalog:
         self._db.execute("delete from segments where id = ?", (segment_id,))
 
     def last_segment_id(self) -> int:
-        """The highest number ever given to a segment."""
+        """The highest id that a segment ever had."""
         found = self._rows("select seq from sqlite_sequence where name = 'segments'")
         return int(found[0][0]) if found else 0
 
@@ -249,25 +256,34 @@ class Catalog:
         found = self._rows("select seq from sqlite_sequence where name = 'episodes'")
         return int(found[0][0]) if found else 0
 
-    def episodes(self, where: str = "1", values: Sequence[Any] = (), *, check: bool = True) -> Iterator[EpisodeRecord]:
-        """The episodes that fit an SQL condition, by id; a DamageError at one that is not as it was written."""
+    def episodes(
+        self, where: str = "1", values: Sequence[SqlValue] = (), *, check: bool = True
+    ) -> Iterator[EpisodeRecord]:
+        """The episodes that fit an SQL condition, by id; a DamageError at one that is not as it was written.
+
+        A condition that is wrong is a StoreError at once.
+        """
+        check_condition(where, SCHEMA, num_values=len(values))
+        return self._episodes(where, values, check=check)
+
+    def _episodes(self, where: str, values: Sequence[SqlValue], *, check: bool = True) -> Iterator[EpisodeRecord]:
         names = ", ".join(EPISODE_COLUMNS)
+        sql = f"select {names} from episodes where ({where}\n) and id > ? order by id limit {PAGE_EPISODES}"
         last = 0
         while True:  # in pages, so that no read transaction stays open while the caller works
-            page = self._rows(
-                f"select {names} from episodes where ({where}) and id > ? order by id limit 1000", (*values, last)
-            )
+            with self._translate_errors("read", condition=where):
+                page = self._db.execute(sql, (*values, last)).fetchall()
             for row in page:
                 yield decode_episode(row, self.path, check=check)
-            if len(page) < 1000:
+            if len(page) < PAGE_EPISODES:
                 return
             last = page[-1][0]
 
     def episode(self, episode_id: int) -> EpisodeRecord | None:
-        return next(self.episodes("id = ?", (episode_id,)), None)
+        return next(self._episodes("id = ?", (episode_id,)), None)
 
-    def episode_ids(self, where: str, values: Sequence[Any] = ()) -> list[int]:
-        # Not `order by id`: for that, SQLite walks the whole table by id, whatever index the condition has.
+    def episode_ids(self, where: str, values: Sequence[SqlValue] = ()) -> list[int]:
+        # Without `order by id`: with it, SQLite walks the whole table by id, whatever index the condition has.
         return sorted(row[0] for row in self._rows(f"select id from episodes where {where}", values))
 
     def episode_specs(self, first: int, last: int) -> np.ndarray[Any, Any]:
@@ -276,7 +292,7 @@ class Catalog:
         return np.array(rows, np.int64).reshape(-1, 2)
 
     def newest_episode_ids(self, limit: int) -> list[int]:
-        """The last episodes whose rows are there, the newest first."""
+        """The last episodes whose rows are on disk, the newest first."""
         return [
             row[0] for row in self._rows("select id from episodes where not purged order by id desc limit ?", (limit,))
         ]
@@ -285,10 +301,10 @@ class Catalog:
         return bool(self._rows("select 1 from episodes where writer = ? and number = ?", (writer, number)))
 
     def put_episode(self, episode: EpisodeRecord, before: EpisodeRecord | None = None) -> None:
-        """Write an episode's row; what it said `before` is kept as an edit, so that the past can be asked for."""
+        """Write an episode's row; its state `before` is kept as an edit, for views as of the past."""
         self._db.execute(PUT_EPISODE, encode_episode(episode))
-        if before is not None and said(before) != said(episode):
-            state, deleted, info = said(before)
+        if before is not None and editable_fields(before) != editable_fields(episode):
+            state, deleted, info = editable_fields(before)
             self._db.execute(
                 "insert into edits (commit_id, episode, state, deleted, info) values (?, ?, ?, ?, ?)",
                 (episode.changed, episode.id, state, deleted, json.dumps(info, sort_keys=True, ensure_ascii=False)),
@@ -314,26 +330,24 @@ class Catalog:
 
     # ---- spans
 
-    def add_span(
-        self, commit: int, episode: int, first_index: int, segment: int, first_row: int, num_rows: int, check: int
-    ) -> None:
+    def add_span(self, commit: int, span: SpanRecord) -> None:
         self._db.execute(
             "insert into spans (commit_id, episode, first_index, segment, first_row, num_rows, row_check)"
             " values (?, ?, ?, ?, ?, ?, ?)",
-            (commit, episode, first_index, segment, first_row, num_rows, check),
+            (commit, span.episode, span.first_index, span.segment, span.first_row, span.num_rows, span.row_check),
         )
 
     def last_span_id(self) -> int:
-        """The highest number ever given to a span."""
+        """The highest id that a span ever had."""
         found = self._rows("select seq from sqlite_sequence where name = 'spans'")
         return int(found[0][0]) if found else 0
 
     def remove_spans(self, ids: Iterable[int]) -> None:
         self._db.executemany("delete from spans where id = ?", [(int(span),) for span in ids])
 
-    def spans(self, where: str = "1", values: Sequence[Any] = (), order: str = "id") -> np.ndarray[Any, Any]:
+    def spans(self, where: str = "1", values: Sequence[SqlValue] = (), order: str = "id") -> np.ndarray[Any, Any]:
         """Spans as a structured array (SPAN_DTYPE)."""
-        with _naming(self.path, "read"):
+        with self._translate_errors("read"):
             rows = self._db.execute(f"select {SPAN_COLUMNS} from spans where {where} order by {order}", values)
             return np.fromiter(chain.from_iterable(rows), np.int64).view(SPAN_DTYPE)
 
@@ -365,12 +379,39 @@ class Catalog:
             return [str(error)]
         return [] if found == ["ok"] else found
 
-    def select(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        """Any question to the catalog."""
+    def select(self, sql: str, values: Sequence[SqlValue] = ()) -> list[Any]:
+        """The rows of any SQL query."""
         return self._rows(sql, values)
 
-    def _rows(self, sql: str, values: Sequence[Any] = ()) -> list[Any]:
-        with _naming(self.path, "read"):
+    @contextmanager
+    def _translate_errors(self, action: str, *, condition: str | None = None) -> Iterator[None]:
+        """As the function of this name; but if the tables are right, what fails is the user's condition."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            if self._closed:
+                raise StoreClosedError(f"{self.path}: {action} after close(); open the store again") from error
+            translated = _translated(error, self.path, action)
+            if _primary_code(error) == sqlite3.SQLITE_ERROR and self._has_tables():
+                if condition is not None:
+                    translated = StoreError(f"condition {condition!r}: {error}; change the condition")
+                else:
+                    translated = StoreFailedError(f"{self.path}: {action} failed: {error}; open the store again")
+            raise translated from error
+
+    def _has_tables(self) -> bool:
+        """Whether all tables are there, with their columns."""
+        try:
+            for table, columns in _tables().items():
+                found = self._db.execute(f"select * from {table} limit 0").description
+                if [column[0] for column in found] != columns:
+                    return False
+        except sqlite3.Error:
+            return False
+        return True
+
+    def _rows(self, sql: str, values: Sequence[SqlValue] = ()) -> list[Any]:
+        with self._translate_errors("read"):
             return self._db.execute(sql, values).fetchall()
 
 
@@ -379,12 +420,21 @@ def spec_digest(content: str) -> str:
     return xxhash.xxh3_128_hexdigest(content.encode())
 
 
+@cache
+def _tables() -> dict[str, list[str]]:
+    """The tables of a catalog and their columns."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(SCHEMA)
+        names = [row[0] for row in db.execute("select name from sqlite_master where type = 'table'")]
+        return {name: [row[1] for row in db.execute(f"pragma table_info({name})")] for name in names}
+
+
 # ---- connections
 
 
 @contextmanager
-def _connecting(path: Path, *, write: bool, immutable: bool = False) -> Iterator[sqlite3.Connection]:
-    """A connection that stays open unless what is first done with it fails."""
+def _connect(path: Path, *, write: bool, immutable: bool = False) -> Iterator[sqlite3.Connection]:
+    """A connection that stays open unless the body, its first use, fails."""
     mode = "rwc" if write else "ro"
     uri = f"{path.resolve().as_uri()}?mode={mode}" + ("&immutable=1" if immutable else "")
     db = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False, timeout=30)
@@ -392,7 +442,9 @@ def _connecting(path: Path, *, write: bool, immutable: bool = False) -> Iterator
         if write:
             (journal,) = db.execute("pragma journal_mode = wal").fetchone()
             if journal != "wal":  # SQLite does not call this an error
-                raise sqlite3.OperationalError(f"cannot begin a write-ahead log, the journal mode stays {journal!r}")
+                raise StoreFailedError(
+                    f"{path}: expected a write-ahead log, got journal mode {journal!r}; {_DISK_ADVICE}"
+                )
             db.execute("pragma synchronous = full")
         yield db
     except BaseException:
@@ -400,23 +452,42 @@ def _connecting(path: Path, *, write: bool, immutable: bool = False) -> Iterator
         raise
 
 
+# ---- errors
+
+_DISK_ADVICE = (
+    "check the disk and its free space, then run `understudy verify` and open the store again; all acknowledged is safe"
+)
+_ADVICE = {  # by SQLite's primary error code
+    sqlite3.SQLITE_FULL: "free some space and open the store again; all that was acknowledged is safe",
+    sqlite3.SQLITE_BUSY: "another process holds the catalog's lock; stop it and open the store again",
+    sqlite3.SQLITE_READONLY: "give this user the right to write there and open the store again",
+    sqlite3.SQLITE_CANTOPEN: "check that the file is there and that this user may open it",
+}
+
+
 @contextmanager
-def _naming(path: Path, what: str) -> Iterator[None]:
+def _translate_errors(path: Path, action: str) -> Iterator[None]:
     """Turn SQLite's errors into ours, with the file and what to do."""
     try:
         yield
-    except sqlite3.DatabaseError as error:
-        text = str(error)
-        if "syntax error" in text or "no such column" in text or "no such function" in text:
-            raise StoreError(
-                f"the condition is not SQL that fits the catalog ({text}); docs/formats.md has the columns"
-            ) from error
-        if "malformed" in text or "not a database" in text or "no such" in text or isinstance(error, UnicodeError):
-            raise DamageError(f"{path}: the catalog is damaged ({text}); run `understudy repair`") from error
-        advice = (
-            "free some space and open the store again; all that was acknowledged is safe"
-            if "full" in text
-            else "check the disk and its free space, then run `understudy verify` and open the store again; all "
-            "acknowledged is safe"
-        )
-        raise StoreFailedError(f"{path}: {what} failed: {text}; {advice}") from error
+    except sqlite3.Error as error:
+        raise _translated(error, path, action) from error
+
+
+def _translated(error: sqlite3.Error, path: Path, action: str) -> StoreError:
+    """What an error means is decided by its type and SQLite's code, never by its text."""
+    code = _primary_code(error)
+    # The sqlite3 module raises an OperationalError without a code when a text in a row is not UTF-8.
+    undecodable = code is None and isinstance(error, sqlite3.OperationalError)
+    # SQLITE_ERROR: our own SQL is right, so the tables are not those of this format.
+    if undecodable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
+        return DamageError(f"{path}: the catalog is damaged ({error}); run `understudy repair`")
+    if code is None:  # the sqlite3 module refused the call before SQLite saw it
+        return StoreError(f"{path}: {action} was refused: {error}; pass int, float, str, bytes or None as values")
+    return StoreFailedError(f"{path}: {action} failed: {error}; {_ADVICE.get(code, _DISK_ADVICE)}")
+
+
+def _primary_code(error: sqlite3.Error) -> int | None:
+    """SQLite's code without its extension; None if the error did not come from SQLite."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF

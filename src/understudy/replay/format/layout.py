@@ -53,7 +53,7 @@ class Column:
     row_bytes: int
 
     def at(self, row: int) -> int:
-        """The place of a row in the file."""
+        """The offset of a row in the file."""
         return self.offset + row * self.row_bytes
 
 
@@ -106,7 +106,7 @@ class Layout:
 
     @cached_property
     def header(self) -> bytes:
-        """The first bytes of the file: length, JSON, padding. The same for the same layout, for ever."""
+        """The first bytes of the file: length, JSON, padding. The same layout always gives the same bytes."""
         content: dict[str, Any] = {
             "__metadata__": {
                 "format": SEGMENT_FORMAT,
@@ -136,7 +136,10 @@ def tensors_of(spec: StepSpec) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]
         tensors[checksum_of(path)] = (np.dtype("uint64"), ())
     tensors["row/episode"] = (np.dtype("int64"), ())  # with index: which row of which episode this is
     tensors["row/index"] = (np.dtype("int32"), ())
-    tensors["row/record"] = (np.dtype("uint32"), (2,))  # in the heap: what the catalog says of the rows from here on
+    tensors["row/record"] = (
+        np.dtype("uint32"),
+        (2,),
+    )  # in the heap: a copy of what the catalog says of the rows from here on
     tensors["row/checksum"] = (np.dtype("uint64"), ())
     return dict(sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])))
 
@@ -155,20 +158,20 @@ def row_bytes_of(spec: StepSpec) -> int:
     return _row_bytes(spec.json_text, spec)
 
 
-MAX_KNOWN_SPECS = 100  # a server is shown specs by strangers
-_row_bytes_known: dict[str, int] = {}
+MAX_CACHED_SPECS = 100  # any client may send a server new specs
+_row_bytes_cache: dict[str, int] = {}
 
 
 def _row_bytes(key: str, spec: StepSpec) -> int:
-    if key not in _row_bytes_known:
-        if len(_row_bytes_known) >= MAX_KNOWN_SPECS:
-            _row_bytes_known.clear()
-        _row_bytes_known[key] = sum(_size(dtype, shape) for dtype, shape in tensors_of(spec).values())
-    return _row_bytes_known[key]
+    if key not in _row_bytes_cache:
+        if len(_row_bytes_cache) >= MAX_CACHED_SPECS:
+            _row_bytes_cache.clear()
+        _row_bytes_cache[key] = sum(_size(dtype, shape) for dtype, shape in tensors_of(spec).values())
+    return _row_bytes_cache[key]
 
 
-def plan(spec: StepSpec, segment_bytes: int, min_rows: int = 1, min_heap_bytes: int = 0) -> tuple[int, int]:
-    """Capacity in rows and heap bytes of a segment of about `segment_bytes`. Files are sparse: unused is free."""
+def plan_capacity(spec: StepSpec, segment_bytes: int, min_rows: int = 1, min_heap_bytes: int = 0) -> tuple[int, int]:
+    """Rows and heap bytes of a segment of about `segment_bytes`. Files are sparse: unused bytes take no disk."""
     rows = max(segment_bytes // row_bytes_of(spec), min_rows, 1)
     capacity = -(-rows // ROW_ALIGN) * ROW_ALIGN
     share = 1 if any(leaf.ragged for leaf in spec.columns.values()) else 4

@@ -1,4 +1,4 @@
-"""Records: what the catalog says of episodes, segments and writers, and how an episode becomes a row and comes back."""
+"""Records: the episodes, segments and writers of a catalog as values, and an episode as a row of its table."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core import DamageError, EpisodeInfo
-from understudy.replay.format.chunk import State
+from understudy.replay.format.chunk import EpisodeState
 from understudy.replay.format.segment import digest, signed
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodeRecord:
-    """What the catalog says of one episode. `begun`, `changed` and `deleted` are commit numbers."""
+    """One episode in the catalog. `begun`, `changed` and `deleted` are commit numbers."""
 
     id: int
     writer: int
     number: int  # the writer's own number of it
     spec: int
-    state: State
+    state: EpisodeState
     info: EpisodeInfo
     num_rows: int = 0
     num_bytes: int = 0  # of its rows and their ragged values, on disk
@@ -50,14 +50,14 @@ class EpisodeTotals:
     bytes: int
     human_steps: int
     successes: int
-    judged: int  # episodes of which success or failure is known
+    success_known: int  # episodes of which success or failure is known
     open: int
     cut: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentRecord:
-    """What the catalog says of one segment."""
+    """One segment in the catalog."""
 
     id: int
     spec: int
@@ -69,8 +69,20 @@ class SegmentRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpanRecord:
+    """Rows of one episode that lie next to each other in one segment."""
+
+    episode: int
+    first_index: int  # of the first row, in its episode
+    segment: int
+    first_row: int  # in the segment
+    num_rows: int
+    row_check: int  # digest_of_checksums of the rows
+
+
+@dataclass(frozen=True, kw_only=True)
 class WriterRecord:
-    """What the catalog says of one incarnation of a writer."""
+    """One incarnation of a writer in the catalog."""
 
     id: int
     name: str
@@ -95,22 +107,22 @@ EPISODE_COLUMNS = (*_PLAIN, "purged", *_INFO_COLUMNS.values(), "success", "label
 
 
 def encode_episode(episode: EpisodeRecord) -> list[Any]:
-    """The values of its row, the check of the others last."""
+    """The values of its row; the last is the checksum of the others."""
     info = episode.info
     values = [getattr(episode, name) for name in _PLAIN]
     values.append(int(episode.purged))
     values.extend(getattr(info, name) for name in _INFO_COLUMNS)
     values.append(None if info.success is None else int(info.success))
     values.append(json.dumps(info.labels, sort_keys=True, ensure_ascii=False))
-    values.append(_row_check(values))
+    values.append(_row_checksum(values))
     return values
 
 
 ATTRIBUTE_COLUMNS = ("state", *_INFO_COLUMNS.values(), "success", "labels")
 
 
-def attribute_values(state: State, info: EpisodeInfo) -> list[Any]:
-    """What stands in the attribute columns of an episode's row."""
+def attribute_values(state: EpisodeState, info: EpisodeInfo) -> list[Any]:
+    """The values of the attribute columns of an episode's row."""
     return [
         state,
         *(getattr(info, name) for name in _INFO_COLUMNS),
@@ -120,7 +132,7 @@ def attribute_values(state: State, info: EpisodeInfo) -> list[Any]:
 
 
 def decode_episode(row: Sequence[Any], path: Path, *, check: bool = True) -> EpisodeRecord:
-    if check and _row_check(row[:-1]) != row[-1]:
+    if check and _row_checksum(row[:-1]) != row[-1]:
         raise DamageError(f"{path}: episode {row[0]} is not as it was written; run `understudy repair`")
     values = dict(zip(EPISODE_COLUMNS, row, strict=True))
     info = EpisodeInfo(
@@ -131,12 +143,12 @@ def decode_episode(row: Sequence[Any], path: Path, *, check: bool = True) -> Epi
     return EpisodeRecord(**{name: values[name] for name in _PLAIN}, purged=bool(values["purged"]), info=info)
 
 
-def said(episode: EpisodeRecord) -> tuple[State, int | None, dict[str, Any]]:
-    """What of an episode a view may ask for and an edit may change."""
+def editable_fields(episode: EpisodeRecord) -> tuple[EpisodeState, int | None, dict[str, Any]]:
+    """State, deletion and attributes: what an edit may change and a view may ask for."""
     return episode.state, episode.deleted, info_to_json(episode.info)
 
 
-def _row_check(values: Sequence[Any]) -> int:
+def _row_checksum(values: Sequence[Any]) -> int:
     return signed(digest(repr(tuple(values)).encode()))
 
 
@@ -154,7 +166,7 @@ def info_from_json(value: Mapping[str, Any]) -> EpisodeInfo:
 
 
 def with_labels(episode: EpisodeRecord, labels: Mapping[str, str | None], commit: int) -> EpisodeRecord:
-    """The episode with labels set, or taken off where the value is None."""
+    """The episode with labels set, or removed where the value is None."""
     merged = {**episode.info.labels, **labels}
     kept = {name: value for name, value in merged.items() if value is not None}
     return replace(episode, info=replace(episode.info, labels=kept), changed=commit)

@@ -1,4 +1,4 @@
-"""Seal: the note a cleanly closed store leaves, so that damage to the resting catalog is found before it is read."""
+"""Seal: the checksum of the catalog that a cleanly closed store leaves, so that later damage is found."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ import xxhash
 
 from understudy.core import DamageError
 from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE
-
-SEAL_FILE = "catalog.seal"
+from understudy.durable.errors import store_error, store_errors
+from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE
 
 
 def catalog_digest(directory: Path) -> str:
     """The checksum of the catalog's file."""
     path = directory / CATALOG_FILE
     state = xxhash.xxh3_128()
-    with files.naming(path, "read"), path.open("rb") as file:
+    with store_errors(path, "read"), path.open("rb") as file:
         while block := file.read(1 << 24):
             state.update(block)
     return state.hexdigest()
 
 
 def write_seal(directory: Path) -> None:
-    """Say what the catalog is now; only when no connection is left that could change it."""
-    files.replace_durably(directory / SEAL_FILE, _content(catalog_digest(directory)))
+    """Write the checksum of the catalog; only when no connection is left that could change it."""
+    content = _content(catalog_digest(directory))
+    with store_errors(directory / SEAL_FILE, "write"):
+        files.write_durably(directory / SEAL_FILE, content)
 
 
 def check_seal(directory: Path) -> bool:
@@ -58,4 +59,4 @@ def _read_seal(directory: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise files.io_error(error, path, "read") from error
+        raise store_error(error, path, "read") from error

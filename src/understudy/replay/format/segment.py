@@ -1,7 +1,7 @@
 """Segment: one file of rows of one Spec, written in place and read while it grows.
 
-A Segment knows nothing of commits: it writes rows where it is told and reads them back. `encode` turns a chunk's
-columns into what is written; `read` gives back only rows whose checksums hold.
+A Segment knows nothing of commits: `write` puts columns at a row that the caller chooses, and `read_checked` says for
+each row whether its checksums hold.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import xxhash
@@ -21,18 +21,21 @@ import xxhash
 from understudy.core import DamageError, StepSpec
 from understudy.core.spec import ArraySpec
 from understudy.durable import files
+from understudy.durable.errors import store_error, store_errors
 from understudy.replay.format.layout import Column, Layout, checksum_of, parse_header
 
 Array = np.ndarray[Any, Any]
+Buffer: TypeAlias = bytes | bytearray | memoryview | Array
+HeapEntry: TypeAlias = Sequence[int] | Array  # offset in the heap and length of a value, without its checksum
 HEAP_CHECKSUM = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Written:
-    """What `write` made of the rows it was given."""
+class WrittenRows:
+    """The checksums of the rows that `write` wrote, and the heap that they took."""
 
     checksums: Array  # [num_rows] uint64: row/checksum
-    heap_bytes: int  # that their ragged values and records took
+    heap_bytes: int  # of their ragged values and records
 
 
 class Segment:
@@ -45,19 +48,21 @@ class Segment:
 
     @staticmethod
     def create(layout: Layout, path: Path) -> Segment:
-        """Make the file with its header, durable under its name; an existing file is never touched."""
-        with files.naming(path, "create"):
+        """Make the file with its header, durable under its name; never overwrites a file."""
+        with store_errors(path, "create"):
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            with files.naming(path, "resize"):
+            with store_errors(path, "resize"):
                 os.ftruncate(fd, layout.file_bytes)
-            files.write_at(fd, layout.header, 0, path)
-            with files.naming(path, "fsync"):
+            with store_errors(path, "write"):
+                files.write_at(fd, layout.header, 0)
+            with store_errors(path, "fsync"):
                 os.fsync(fd)
-            files.sync_directory(path.parent)
+            with store_errors(path.parent, "fsync"):
+                files.sync_directory(path.parent)
         except BaseException:
             os.close(fd)
-            with suppress(OSError):  # a file that stays is never used: no two segments get the same number
+            with suppress(OSError):  # a file that stays is never used: segment numbers are not given twice
                 path.unlink(missing_ok=True)
             raise
         return Segment(layout, path, fd)
@@ -72,7 +77,7 @@ class Segment:
                 f"{path}: the file is gone; restore it from a backup, or run `understudy repair`"
             ) from None
         except OSError as error:
-            raise files.io_error(error, path, "open") from error
+            raise store_error(error, path, "open") from error
         segment = Segment(layout, path, fd)
         problem = segment.file_problem()
         if problem:
@@ -81,11 +86,11 @@ class Segment:
         return segment
 
     def file_problem(self) -> str | None:
-        """What is wrong with the size or the header, or None."""
+        """What is wrong with the size or the header; None if nothing is."""
         size = os.fstat(self._fd).st_size
         if size != self.layout.file_bytes:
             return f"expected {self.layout.file_bytes} bytes, got {size}"
-        if files.read_at(self._fd, len(self.layout.header), 0, self.path) != self.layout.header:
+        if self._read_at(len(self.layout.header), 0) != self.layout.header:
             return "the header is not the one that was written"
         return None
 
@@ -98,7 +103,16 @@ class Segment:
         return self._fd
 
     def sync(self) -> None:
-        files.sync_data(self._fd, self.path)
+        with store_errors(self.path, "fdatasync"):
+            files.sync_data(self._fd)
+
+    def _write_at(self, data: bytes | bytearray | Array, offset: int) -> None:
+        with store_errors(self.path, "write"):
+            files.write_at(self._fd, data, offset)
+
+    def _read_at(self, size: int, offset: int) -> bytes:
+        with store_errors(self.path, "read"):
+            return files.read_at(self._fd, size, offset)
 
     # ---- writing
 
@@ -111,7 +125,7 @@ class Segment:
         episode: Array,
         index: Array,
         records: Mapping[int, bytes],
-    ) -> Written:
+    ) -> WrittenRows:
         """Write checked columns, with the identity of each row and the records of some; durable only after `sync`.
 
         The large fields go first: the disk works on them while their checksums are made.
@@ -122,35 +136,35 @@ class Segment:
             self._write_column(path, columns[path], first_row)
         heap = bytearray()
 
-        def put(value: bytes) -> tuple[int, int]:
-            place = heap_offset + len(heap)
+        def add_to_heap(value: bytes) -> tuple[int, int]:
+            offset = heap_offset + len(heap)
             heap.extend(HEAP_CHECKSUM.pack(digest(value)))
             heap.extend(value)
-            return place, len(value)
+            return offset, len(value)
 
         out: dict[str, Array] = {}
         for path, leaf in layout.fields.items():
             if leaf.ragged:
-                places = [put(to_bytes(value)) for value in columns[path]]
-                out[path] = np.array(places, np.uint32).reshape(num_rows, 2)
+                entries = [add_to_heap(to_bytes(value)) for value in columns[path]]
+                out[path] = np.array(entries, np.uint32).reshape(num_rows, 2)
             else:
                 out[path] = np.ascontiguousarray(columns[path])
-        record_places = np.zeros((num_rows, 2), np.uint32)
+        record_entries = np.zeros((num_rows, 2), np.uint32)
         for row, record in records.items():
-            record_places[row] = put(record)
-        out["row/episode"], out["row/index"], out["row/record"] = episode, index, record_places
+            record_entries[row] = add_to_heap(record)
+        out["row/episode"], out["row/index"], out["row/record"] = episode, index, record_entries
         for path in layout.large:
             out[checksum_of(path)] = digests(out[path].reshape(num_rows, -1))
         out["row/checksum"] = self._row_checksums(out, num_rows)
         for name in layout.columns:
             if name not in layout.large:
                 self._write_column(name, out[name], first_row)
-        files.write_at(self._fd, heap, layout.heap_offset + heap_offset, self.path)
-        return Written(checksums=out["row/checksum"], heap_bytes=len(heap))
+        self._write_at(heap, layout.heap_offset + heap_offset)
+        return WrittenRows(checksums=out["row/checksum"], heap_bytes=len(heap))
 
     def _write_column(self, name: str, rows: Array, first_row: int) -> None:
         column = self.layout.columns[name]
-        files.write_at(self._fd, np.ascontiguousarray(rows), column.at(first_row), self.path)
+        self._write_at(np.ascontiguousarray(rows), column.at(first_row))
 
     def _row_checksums(self, columns: Mapping[str, Array], num_rows: int) -> Array:
         small = [as_bytes(columns[column.name], column) for column in self.layout.small]
@@ -162,18 +176,18 @@ class Segment:
     def read_column(self, name: str, first_row: int, num_rows: int) -> Array:
         """One tensor's rows as they are on disk, unchecked."""
         column = self.layout.columns[name]
-        data = files.read_at(self._fd, num_rows * column.row_bytes, column.at(first_row), self.path)
+        data = self._read_at(num_rows * column.row_bytes, column.at(first_row))
         if len(data) != num_rows * column.row_bytes:
             raise DamageError(f"{self.path}: {name} ends early; run `understudy verify`")
         return np.frombuffer(data, column.dtype).reshape(num_rows, *column.shape)
 
-    def read_heap(self, place: Sequence[int]) -> bytes | None:
-        """A value of the heap, or None if its checksum does not hold."""
-        offset, length = int(place[0]), int(place[1])
+    def read_heap(self, entry: HeapEntry) -> bytes | None:
+        """A value of the heap; None if its checksum does not hold."""
+        offset, length = int(entry[0]), int(entry[1])
         size = HEAP_CHECKSUM.size + length
         if offset + size > self.layout.heap_bytes:
             return None
-        data = files.read_at(self._fd, size, self.layout.heap_offset + offset, self.path)
+        data = self._read_at(size, self.layout.heap_offset + offset)
         value = data[HEAP_CHECKSUM.size :]
         if len(data) != size or HEAP_CHECKSUM.unpack_from(data)[0] != digest(value):
             return None
@@ -191,7 +205,7 @@ class Segment:
         fields: dict[str, Any] = {name: stored[name] for name in ("row/episode", "row/index", "row/record")}
         for path, leaf in self.layout.fields.items():
             if leaf.ragged:
-                values = [self.read_heap(place) if ok else None for place, ok in zip(stored[path], good, strict=True)]
+                values = [self.read_heap(entry) if ok else None for entry, ok in zip(stored[path], good, strict=True)]
                 good &= np.array([value is not None for value in values])
                 fields[path] = [leaf.zero() if value is None else from_bytes(value, leaf) for value in values]
             elif path in self.layout.large:
@@ -202,47 +216,47 @@ class Segment:
                 fields[path] = stored[path]
         return fields, good
 
-    def blank_heap(self, place: Sequence[int]) -> None:
-        """Write an empty JSON object, padded, in the place of a record that is damaged."""
-        offset, length = int(place[0]), int(place[1])
+    def blank_heap(self, entry: HeapEntry) -> None:
+        """Overwrite a damaged record with an empty JSON object of the same length."""
+        offset, length = int(entry[0]), int(entry[1])
         value = b"{}".ljust(length)
         data = HEAP_CHECKSUM.pack(digest(value)) + value
-        files.write_at(self._fd, data, self.layout.heap_offset + offset, self.path)
+        self._write_at(data, self.layout.heap_offset + offset)
         self.sync()
 
     # ---- the unused part
 
     def tail_extents(self, num_rows: int, heap_used: int) -> list[tuple[int, int]]:
-        """The ranges of the file behind the last row of each column and the last value of the heap."""
+        """The ranges of the file after the last row of each column and the last value of the heap."""
         layout = self.layout
         ranges = [(column.at(num_rows), column.at(layout.capacity)) for column in layout.columns.values()]
         ranges.append((layout.heap_offset + heap_used, layout.file_bytes))
         return [(start, stop) for start, stop in ranges if start < stop]
 
     def dirty_tail(self, num_rows: int, heap_used: int) -> list[tuple[int, int]]:
-        """Ranges of the unused part that are not zero: what a crash left behind, or damage."""
+        """Ranges of the unused part that are not zero: left by a crash, or damage."""
         dirty = []
         for start, stop in self.tail_extents(num_rows, heap_used):
             for begin, end in files.data_extents(self._fd, start, stop):
-                for place in range(begin, end, 1 << 20):
-                    size = min(1 << 20, end - place)
-                    data = files.read_at(self._fd, size, place, self.path)
+                for offset in range(begin, end, 1 << 20):
+                    size = min(1 << 20, end - offset)
+                    data = self._read_at(size, offset)
                     if data.count(0) != len(data):
-                        dirty.append((place, place + size))
+                        dirty.append((offset, offset + size))
         return dirty
 
     def clear_tail(self, num_rows: int, heap_used: int) -> int:
-        """Zero the unused part, so that every byte of the file is accounted for; returns the ranges cleared."""
+        """Zero the unused part, so that any other byte there is damage; returns how many ranges were not zero."""
         dirty = self.dirty_tail(num_rows, heap_used)
         for start, stop in dirty:
-            files.write_at(self._fd, bytes(stop - start), start, self.path)
+            self._write_at(bytes(stop - start), start)
         if dirty:
             self.sync()
         return len(dirty)
 
 
-def layout_of(path: Path) -> Layout:
-    """The layout that a segment file's own header tells; a DamageError if it tells none."""
+def read_layout(path: Path) -> Layout:
+    """The layout that the header of a segment file describes; a DamageError if it describes none."""
     try:
         with path.open("rb") as file:
             start = file.read(8)
@@ -262,9 +276,9 @@ def layout_of(path: Path) -> Layout:
         raise DamageError(f"{path}: not a readable segment ({error}); restore it from a backup") from None
 
 
-def digest(data: Any) -> int:
+def digest(data: Buffer) -> int:
     """The checksum of all bytes of a contiguous buffer: xxh3, 64 bits."""
-    return int(xxhash.xxh3_64_intdigest(data))
+    return int(xxhash.xxh3_64_intdigest(cast(bytes, data)))
 
 
 def digests(rows: Array) -> Array:
@@ -272,12 +286,13 @@ def digests(rows: Array) -> Array:
     return np.fromiter(map(xxhash.xxh3_64_intdigest, rows), np.uint64, len(rows))
 
 
-def to_bytes(value: Any) -> bytes:
-    """A ragged value as it stands in the heap."""
+def to_bytes(value: str | Array) -> bytes:
+    """The bytes of a ragged value in the heap."""
     return value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes()
 
 
-def from_bytes(data: bytes, leaf: ArraySpec) -> Any:
+def from_bytes(data: bytes, leaf: ArraySpec) -> str | Array:
+    """The ragged value with these bytes."""
     if leaf.dtype == "str":
         return data.decode()
     return np.frombuffer(data, leaf.dtype).reshape(-1, *leaf.shape[1:])
@@ -290,7 +305,7 @@ def as_bytes(array: Array, column: Column) -> Array:
 
 
 def digest_of_checksums(checksums: Array) -> int:
-    """What the catalog keeps of a span: one number over the checksums of its rows, as SQLite's signed integer."""
+    """The checksum that the catalog keeps of a span: over the checksums of its rows, as SQLite's signed integer."""
     return signed(digest(np.ascontiguousarray(checksums)))
 
 

@@ -1,7 +1,7 @@
-"""Backup: a second store with the same content, made in moments while the first is open and written to.
+"""Backup: a second store with the same content, made quickly while the first is open and written to.
 
-Sealed segments never change, so the two stores share their files by hard links; what one deletes or compacts the other
-keeps. The catalog is copied. A crash in between leaves a directory without a catalog, which is no store.
+Sealed segments never change, so the two stores share their files by hard links; what is deleted or compacted in one
+stays in the other. The catalog is copied. A crash meanwhile leaves a directory without a catalog, which is no store.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from pathlib import Path
 
 from understudy.core import StoreError
 from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE
+from understudy.durable.errors import store_errors
+from understudy.replay.format.paths import CATALOG_FILE, SEGMENTS_DIRECTORY, segment_path
 from understudy.replay.format.seal import write_seal
-from understudy.replay.write.store import SEGMENTS_DIRECTORY, Store, segment_path
+from understudy.replay.write.store import Store
 
 
 def backup(store: Store, path: Path) -> None:
@@ -25,18 +26,20 @@ def backup(store: Store, path: Path) -> None:
         raise StoreError(f"{path}: a backup is made in a new directory, and this exists; choose another path")
     for segment in store.catalog.segments("not sealed"):
         store.seal(segment.id)
-    with store.changing():
-        with files.naming(path, "create"):
+    with store.commit_lock():
+        with store_errors(path, "create"):
             (path / SEGMENTS_DIRECTORY).mkdir(parents=True)
         for segment in store.catalog.segments():
             source, copy = store.segment_path(segment.id), segment_path(path, segment.id)
             if not (segment.sealed and _link(source, copy)):
                 _copy(source, copy)
-        files.sync_directory(path / SEGMENTS_DIRECTORY)
+        with store_errors(path, "fsync"):
+            files.sync_directory(path / SEGMENTS_DIRECTORY)
         _copy_catalog(store.path / CATALOG_FILE, path / CATALOG_FILE)
     write_seal(path)
-    files.sync_directory(path)
-    files.sync_directory(path.parent)
+    with store_errors(path, "fsync"):
+        files.sync_directory(path)
+        files.sync_directory(path.parent)
 
 
 def _link(source: Path, copy: Path) -> bool:
@@ -49,26 +52,18 @@ def _link(source: Path, copy: Path) -> bool:
 
 
 def _copy(source: Path, copy: Path) -> None:
-    with files.naming(copy, "copy"):
+    with store_errors(copy, "copy"):
         shutil.copyfile(source, copy)
-        _sync(copy)
+        files.sync_file(copy)
 
 
 def _copy_catalog(source: Path, copy: Path) -> None:
     new = copy.with_name(copy.name + ".new")
-    with files.naming(copy, "copy"):
+    with store_errors(copy, "copy"):
         with (
             closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as old,
             closing(sqlite3.connect(new)) as fresh,
         ):
             old.backup(fresh)
-        _sync(new)
+        files.sync_file(new)
         new.rename(copy)
-
-
-def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        files.sync_data(fd, path)
-    finally:
-        os.close(fd)

@@ -1,89 +1,94 @@
 """Compaction: gives back the disk space of deleted episodes, while writers write and readers read.
 
-A segment with enough dead rows is a victim: its live rows are copied to a new segment, one transaction moves the
-catalog over and marks the deleted episodes as purged, and then the file is removed. A crash before the transaction
-leaves a new file that nothing refers to, a crash after it an old one; the next compaction removes either.
+A row is dead if its episode is deleted. The live rows of each segment with enough dead rows are copied to a new
+segment, one transaction points the catalog to the copies and marks the deleted episodes as purged, and then the old
+file is removed. A crash before the transaction leaves a new file that the catalog does not list, a crash after it an
+old one; the next compaction removes either.
 
 | phase | commit lock | what a crash leaves |
 |---|---|---|
-| choose victims | free, but to seal one that is filling | nothing |
-| copy, sync | free: writers go on | new files, unreferred |
-| move the catalog over | held | old files, unreferred |
-| remove files | free | old files, unreferred |
+| choose segments | free, except to seal one that is still written to | nothing |
+| copy, sync | free: writers continue | new files that the catalog does not list |
+| switch the catalog | held | old files that the catalog does not list |
+| remove files | free | old files that the catalog does not list |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from understudy.core import DamageError, StoreError
 from understudy.durable import files
-from understudy.replay.format.layout import plan
-from understudy.replay.format.records import SegmentRecord
+from understudy.durable.errors import store_errors
+from understudy.replay.format.records import SegmentRecord, SpanRecord
 from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, digest_of_checksums, to_bytes
+from understudy.replay.maintain.progress import ProgressCallback
 from understudy.replay.maintain.segment_scan import newest_commit
-
-if TYPE_CHECKING:
-    from understudy.replay.write.store import Store
-
-Progress = Callable[[int, int], None]  # done, of
+from understudy.replay.write.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompactionReport:
-    """What a compaction did."""
+    """What a compaction removed and wrote."""
 
     segments_removed: int
     segments_written: int
     rows_moved: int
     episodes_purged: int
     bytes_freed: int  # on disk, net
-    orphans_removed: int  # files that a crash had left
-    orphans_kept: tuple[Path, ...]  # files with rows newer than the catalog: `repair` can take them in
+    orphans_removed: int  # files left by a crash
+    orphans_kept: tuple[Path, ...]  # files with rows newer than the catalog: `repair` can recover them
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Move:
-    """A span and its new place."""
+    """A span and its copy."""
 
-    span: Any  # np.void of SPAN_DTYPE
-    segment: int
-    first_row: int
-    check: int
+    span: np.void  # of SPAN_DTYPE
+    copy: SpanRecord
 
 
-def compact(store: Store, *, min_dead: float = 0.3, progress: Progress | None = None) -> CompactionReport:
-    """Rewrite the segments of which at least the share `min_dead` of rows is dead, and remove leftover files."""
+def compact(store: Store, *, min_dead: float = 0.3, progress: ProgressCallback | None = None) -> CompactionReport:
+    """Give back the disk space of deleted episodes, which cannot be restored afterwards; also remove leftover files.
+
+    Rewrites the segments of which at least the fraction `min_dead` of the rows is dead. Writers and readers continue.
+    """
     if not 0 <= min_dead <= 1:
-        raise StoreError(f"min_dead: expected a share from 0 to 1, got {min_dead}")
-    victims = _victims(store, min_dead)
-    freed = sum(_disk_bytes(store.segment_path(victim.id)) for victim in victims)
+        raise StoreError(f"min_dead: expected a fraction from 0 to 1, got {min_dead}")
+    with store.maintenance_lock:
+        return _compact(store, min_dead, progress)
+
+
+def _compact(store: Store, min_dead: float, progress: ProgressCallback | None) -> CompactionReport:
+    sparse = _sparse_segments(store, min_dead)
+    freed = sum(_disk_bytes(store.segment_path(segment.id)) for segment in sparse)
     outputs = _Outputs(store)
     moves: list[_Move] = []
     try:
-        for done, victim in enumerate(victims):
+        for num_finished, segment in enumerate(sparse):
             if progress:
-                progress(done, len(victims))
-            moves.extend(_copy_live(store, victim, outputs))
+                progress(num_finished, len(sparse))
+            moves.extend(_copy_live(store, segment, outputs))
         outputs.finish()
-        purged = _move_over(store, victims, moves, outputs.records)
+        purged = _switch_catalog(store, sparse, moves, outputs.records)
     finally:
         outputs.close()
-    for victim in victims:
-        files.remove_durably(store.segment_path(victim.id))
+    for segment in sparse:
+        path = store.segment_path(segment.id)
+        with store_errors(path, "remove"):
+            files.remove_durably(path)
     removed, kept, orphan_bytes = _remove_orphans(store)
     if progress:
-        progress(len(victims), len(victims))
+        progress(len(sparse), len(sparse))
     written = sum(_disk_bytes(store.segment_path(record.id)) for record in outputs.records)
     return CompactionReport(
-        segments_removed=len(victims),
+        segments_removed=len(sparse),
         segments_written=len(outputs.records),
-        rows_moved=sum(int(move.span["num_rows"]) for move in moves),
+        rows_moved=sum(move.copy.num_rows for move in moves),
         episodes_purged=purged,
         bytes_freed=freed + orphan_bytes - written,
         orphans_removed=removed,
@@ -91,8 +96,8 @@ def compact(store: Store, *, min_dead: float = 0.3, progress: Progress | None = 
     )
 
 
-def _victims(store: Store, min_dead: float) -> list[SegmentRecord]:
-    """Segments with too many dead rows; one that is still filling is sealed first."""
+def _sparse_segments(store: Store, min_dead: float) -> list[SegmentRecord]:
+    """Segments with too many dead rows; one that is still written to is sealed first."""
     with store.snapshot() as catalog:
         live = catalog.live_rows()
         segments = catalog.segments()
@@ -104,16 +109,17 @@ def _victims(store: Store, min_dead: float) -> list[SegmentRecord]:
     return found
 
 
-def _copy_live(store: Store, victim: SegmentRecord, outputs: _Outputs) -> Iterator[_Move]:
+def _copy_live(store: Store, record: SegmentRecord, outputs: _Outputs) -> Iterator[_Move]:
+    """Copy the live rows of a segment."""
     with store.snapshot() as catalog:
-        dead = catalog.dead_episodes(victim.id)
-        spans = catalog.spans("segment = ?", (victim.id,), order="first_row")
-        layout = catalog.layout(victim)
-    source = Segment.open(layout, store.segment_path(victim.id))
+        dead = catalog.dead_episodes(record.id)
+        spans = catalog.spans("segment = ?", (record.id,), order="first_row")
+        layout = catalog.layout(record)
+    source = Segment.open(layout, store.segment_path(record.id))
     try:
         for span in spans:
             if int(span["episode"]) not in dead:
-                yield outputs.add(span, victim.spec, source)
+                yield outputs.add(span, record.spec, source)
     finally:
         source.close()
 
@@ -126,7 +132,7 @@ class _Outputs:
         self._open: dict[int, tuple[SegmentRecord, Segment]] = {}  # by spec
         self.records: list[SegmentRecord] = []
 
-    def add(self, span: Any, spec_id: int, source: Segment) -> _Move:
+    def add(self, span: np.void, spec_id: int, source: Segment) -> _Move:
         """Copy a span's rows, checked."""
         num_rows = int(span["num_rows"])
         fields, good = source.read_checked(int(span["first_row"]), num_rows)
@@ -142,37 +148,37 @@ class _Outputs:
         heap_bytes = sum(len(record) + HEAP_CHECKSUM.size for record in records.values()) + sum(
             len(to_bytes(value)) + HEAP_CHECKSUM.size for path in source.layout.ragged for value in fields[path]
         )
-        place, segment = self._room(spec_id, num_rows, heap_bytes)
+        target, segment = self._target_segment(spec_id, num_rows, heap_bytes)
         rows = segment.write(
             fields,
-            first_row=place.num_rows,
-            heap_offset=place.heap_used,
+            first_row=target.num_rows,
+            heap_offset=target.heap_used,
             episode=fields["row/episode"],
             index=fields["row/index"],
             records=records,
         )
-        grown = replace(place, num_rows=place.num_rows + num_rows, heap_used=place.heap_used + rows.heap_bytes)
+        grown = replace(target, num_rows=target.num_rows + num_rows, heap_used=target.heap_used + rows.heap_bytes)
         self._open[spec_id] = (grown, segment)
-        return _Move(span=span, segment=place.id, first_row=place.num_rows, check=digest_of_checksums(rows.checksums))
+        copy = SpanRecord(
+            episode=int(span["episode"]),
+            first_index=int(span["first_index"]),
+            segment=target.id,
+            first_row=target.num_rows,
+            num_rows=num_rows,
+            row_check=digest_of_checksums(rows.checksums),
+        )
+        return _Move(span=span, copy=copy)
 
-    def _room(self, spec_id: int, num_rows: int, heap_bytes: int) -> tuple[SegmentRecord, Segment]:
+    def _target_segment(self, spec_id: int, num_rows: int, heap_bytes: int) -> tuple[SegmentRecord, Segment]:
+        """A new segment of a spec with room for these rows."""
         if spec_id in self._open:
-            place, segment = self._open[spec_id]
-            if place.num_rows + num_rows <= place.capacity and place.heap_used + heap_bytes <= place.heap_bytes:
-                return place, segment
+            target, segment = self._open[spec_id]
+            if target.num_rows + num_rows <= target.capacity and target.heap_used + heap_bytes <= target.heap_bytes:
+                return target, segment
             self._settle(spec_id)
-        store = self._store
-        with store.changing():
-            segment_id = store.state.next_segment
-            store.state.next_segment += 1
-            capacity, heap = plan(store.catalog.spec(spec_id), store.segment_bytes, num_rows, heap_bytes)
-            place = SegmentRecord(
-                id=segment_id, spec=spec_id, capacity=capacity, heap_bytes=heap, num_rows=0, heap_used=0, sealed=True
-            )
-            layout = store.catalog.layout(place)
-        segment = Segment.create(layout, store.segment_path(segment_id))
-        self._open[spec_id] = (place, segment)
-        return place, segment
+        target, segment = self._store.create_segment(spec_id, num_rows, heap_bytes)
+        self._open[spec_id] = (target, segment)
+        return target, segment
 
     def _settle(self, spec_id: int) -> None:
         record, segment = self._open.pop(spec_id)
@@ -191,16 +197,16 @@ class _Outputs:
         self._open.clear()
 
 
-def _move_over(store: Store, victims: list[SegmentRecord], moves: list[_Move], outputs: list[SegmentRecord]) -> int:
-    """The transaction: moved spans at their new places, deleted episodes purged, victims gone from the catalog."""
-    if not victims:
+def _switch_catalog(store: Store, sparse: list[SegmentRecord], moves: list[_Move], outputs: list[SegmentRecord]) -> int:
+    """The transaction: list the copies, purge the deleted episodes, and remove the old segments from the catalog."""
+    if not sparse:
         return 0
     catalog = store.catalog
     moved = {int(move.span["id"]) for move in moves}
-    with store.changing() as commit:
+    with store.commit_lock() as commit:
         purge: set[int] = set()
-        for victim in victims:
-            left = [s for s in catalog.spans("segment = ?", (victim.id,)) if int(s["id"]) not in moved]
+        for segment in sparse:
+            left = [s for s in catalog.spans("segment = ?", (segment.id,)) if int(s["id"]) not in moved]
             purge |= {int(span["episode"]) for span in left}
         episodes = [record for e in sorted(purge) if (record := catalog.episode(e)) is not None]
         if any(episode.deleted is None for episode in episodes):
@@ -209,37 +215,29 @@ def _move_over(store: Store, victims: list[SegmentRecord], moves: list[_Move], o
             for output in outputs:
                 catalog.put_segment(output)
             for move in moves:
-                span = move.span
-                catalog.add_span(
-                    int(span["commit_id"]),
-                    int(span["episode"]),
-                    int(span["first_index"]),
-                    move.segment,
-                    move.first_row,
-                    int(span["num_rows"]),
-                    move.check,
-                )
+                catalog.add_span(int(move.span["commit_id"]), move.copy)
             catalog.remove_spans(moved)
             for episode in episodes:
                 catalog.remove_spans(catalog.spans("episode = ?", (episode.id,))["id"])
                 catalog.put_episode(replace(episode, purged=True, changed=commit))
-            for victim in victims:
-                catalog.remove_segment(victim.id)
+            for segment in sparse:
+                catalog.remove_segment(segment.id)
             catalog.add_commit(commit, store.clock(), 0)
         store.state.commit = commit
     return len(episodes)
 
 
 def _remove_orphans(store: Store) -> tuple[int, tuple[Path, ...], int]:
-    """Remove segment files that nothing refers to, except such as hold rows newer than the catalog."""
-    with store.changing():
+    """Remove segment files that the catalog does not list, except those with rows newer than the catalog."""
+    with store.commit_lock():
         known = {segment.id for segment in store.catalog.segments()}
         orphans = [path for path in store.segment_files() if int(path.stem) not in known]
         kept = [path for path in orphans if newest_commit(path) > store.state.commit]
         removed = [path for path in orphans if path not in kept]
         freed = sum(_disk_bytes(path) for path in removed)
         for path in removed:
-            files.remove_durably(path)
+            with store_errors(path, "remove"):
+                files.remove_durably(path)
     return len(removed), tuple(kept), freed
 
 

@@ -1,4 +1,4 @@
-"""Rebuild: makes a catalog again from the rows and records in the segment files."""
+"""Rebuild: makes a new catalog from the rows and records in the segment files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ import numpy as np
 
 from understudy.core import EpisodeInfo, Source
 from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, Catalog
+from understudy.durable.errors import store_errors
+from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.layout import Layout
-from understudy.replay.format.records import EpisodeRecord, SegmentRecord, WriterRecord, info_from_json
+from understudy.replay.format.paths import CATALOG_FILE, segment_path
+from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord, WriterRecord, info_from_json
 from understudy.replay.format.segment import Segment, digest_of_checksums
-from understudy.replay.maintain.segment_scan import ROW_DTYPE, Found, scan
-from understudy.replay.write.store import segment_path
+from understudy.replay.maintain.segment_scan import ROW_DTYPE, SegmentScan, scan_segment
 
 
 @dataclass(kw_only=True)
-class Knowledge:
-    """What an old catalog still tells, as far as its checks confirm it."""
+class RecoveredCatalog:
+    """The contents of an old catalog whose checksums hold."""
 
     trusted: bool = True  # nothing in it is known to be wrong
     store_id: str | None = None
@@ -34,14 +35,14 @@ class Knowledge:
     writers: list[WriterRecord] = field(default_factory=list)
 
 
-def rebuild_catalog(path: Path, known: Knowledge) -> Path:
-    """Put the old catalog aside and a new one in its place; returns where the old one is."""
-    found: dict[int, Found] = {}
+def rebuild_catalog(path: Path, known: RecoveredCatalog) -> Path:
+    """Move the old catalog to a directory `damaged-*` and write a new one; returns that directory."""
+    found: dict[int, SegmentScan] = {}
     for segment_id, layout in sorted(known.layouts.items()):
         file = segment_path(path, segment_id)
         if file.exists():
             segment = Segment.open(layout, file)
-            found[segment_id] = scan(segment)
+            found[segment_id] = scan_segment(segment)
             segment.close()
     new = path / f"{CATALOG_FILE}.new"
     for leftover in path.glob(f"{CATALOG_FILE}.new*"):
@@ -53,24 +54,23 @@ def rebuild_catalog(path: Path, known: Knowledge) -> Path:
     except BaseException:
         catalog.close()
         raise
-    catalog.finish()
-    aside = path / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
-    with files.naming(aside, "create"):
-        aside.mkdir()
+    catalog.close_as_one_file()
+    damaged = path / f"damaged-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:6]}"
+    with store_errors(damaged, "create"):
+        damaged.mkdir()
         for old in path.glob(f"{CATALOG_FILE}*"):
             if not old.name.startswith(f"{CATALOG_FILE}.new") and old.is_file():
-                old.rename(aside / old.name)
-        new.rename(path / CATALOG_FILE)
-    files.sync_directory(path)
-    return aside
+                old.rename(damaged / old.name)
+        files.rename_durably(new, path / CATALOG_FILE)
+    return damaged
 
 
-def _store_id(known: Knowledge) -> str:
-    told = Counter(layout.store_id for layout in known.layouts.values())
-    return told.most_common(1)[0][0] if told else known.store_id or uuid.uuid4().hex
+def _store_id(known: RecoveredCatalog) -> str:
+    ids = Counter(layout.store_id for layout in known.layouts.values())
+    return ids.most_common(1)[0][0] if ids else known.store_id or uuid.uuid4().hex
 
 
-def _fill(catalog: Catalog, known: Knowledge, found: dict[int, Found]) -> None:
+def _fill(catalog: Catalog, known: RecoveredCatalog, found: dict[int, SegmentScan]) -> None:
     commits: dict[int, float] = {}
     for segment_id, content in found.items():
         rows, layout = content.rows, known.layouts[segment_id]
@@ -101,7 +101,7 @@ def _fill(catalog: Catalog, known: Knowledge, found: dict[int, Found]) -> None:
 
 
 def _unique(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Rows by episode and index; of copies (a crash in compaction leaves some) the newest."""
+    """Rows by episode and index; of rows that are there twice, after a crash in compaction, the newest copy."""
     ordered = rows[np.lexsort((-rows["segment"], rows["index"], rows["episode"]))]
     keys = ordered[["episode", "index"]]
     first = np.ones(len(ordered), bool)
@@ -109,8 +109,10 @@ def _unique(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return ordered[first]
 
 
-def _writers(catalog: Catalog, known: Knowledge, found: dict[int, Found]) -> dict[tuple[str, str], WriterRecord]:
-    """Every writer that the records or the old catalog name, with the last chunk that is known of it."""
+def _writers(
+    catalog: Catalog, known: RecoveredCatalog, found: dict[int, SegmentScan]
+) -> dict[tuple[str, str], WriterRecord]:
+    """Every writer in the records or in the old catalog, with its last known chunk."""
     last: dict[tuple[str, str], int] = {(w.name, w.incarnation): w.last_seq for w in known.writers}
     for content in found.values():
         for record in content.records.values():
@@ -124,7 +126,7 @@ def _writers(catalog: Catalog, known: Knowledge, found: dict[int, Found]) -> dic
     return writers
 
 
-def _records_by_episode(found: dict[int, Found]) -> dict[int, list[dict[str, Any]]]:
+def _records_by_episode(found: dict[int, SegmentScan]) -> dict[int, list[dict[str, Any]]]:
     """The records of each episode, oldest first."""
     records: dict[int, list[dict[str, Any]]] = {}
     for content in found.values():
@@ -138,7 +140,7 @@ def _records_by_episode(found: dict[int, Found]) -> dict[int, list[dict[str, Any
 
 def _add_episode(
     catalog: Catalog,
-    known: Knowledge,
+    known: RecoveredCatalog,
     rows: np.ndarray[Any, Any],
     records: dict[int, list[dict[str, Any]]],
     writers: dict[tuple[str, str], WriterRecord],
@@ -149,17 +151,17 @@ def _add_episode(
     if old is not None and old.purged:
         return
     mine = records.get(episode_id, [])
-    told = [record for record in mine if "info" in record]
+    with_info = [record for record in mine if "info" in record]
     segments = {segment.id: segment for segment in catalog.segments()}
     if mine:
         writer, number = writers[mine[0]["writer"], mine[0]["incarnation"]].id, mine[0]["number"]
-    else:  # all of its records are lost: a name that no writer has
+    else:  # all of its records are lost: use a name that no writer has
         key = (f"lost/{episode_id}", "repair")
         writers[key] = writers.get(key) or catalog.add_writer(*key)
         writer, number = writers[key].id, 0
     is_step = rows["is_step"]
     counts = np.bincount(rows["source"][is_step], minlength=len(Source))
-    info = old.info if old else info_from_json(told[-1]["info"]) if told else EpisodeInfo()
+    info = old.info if old else info_from_json(with_info[-1]["info"]) if with_info else EpisodeInfo()
     num_rows = int(rows["index"][-1]) + 1
     times = [record["time"] for record in mine]
     catalog.put_episode(
@@ -186,15 +188,15 @@ def _add_episode(
         )
     )
     for run in _runs(rows):
-        catalog.add_span(
-            int(run["commit"][0]) or commit,
-            episode_id,
-            int(run["index"][0]),
-            int(run["segment"][0]),
-            int(run["row"][0]),
-            len(run),
-            digest_of_checksums(run["checksum"]),
+        span = SpanRecord(
+            episode=episode_id,
+            first_index=int(run["index"][0]),
+            segment=int(run["segment"][0]),
+            first_row=int(run["row"][0]),
+            num_rows=len(run),
+            row_check=digest_of_checksums(run["checksum"]),
         )
+        catalog.add_span(int(run["commit"][0]) or commit, span)
 
 
 def _runs(rows: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:

@@ -1,11 +1,11 @@
-"""Repair: keeps all rows that are whole, in episodes without gaps, and says what it dropped.
+"""Repair: keeps all rows that are whole, in episodes without gaps, and reports what it dropped.
 
 In order, each step safe to run again after a crash:
-1. files: a wrong size or header is set right from what the catalog or the header says;
-2. catalog: one that cannot be trusted is put aside and made again from the records in the segments;
-3. rows: those that are not whole leave the catalog;
-4. episodes: the rows before the first gap stay; whole rows behind a gap become episodes of their own, labelled
-   `salvaged_from` and `salvaged_index`, because no two rows may be neighbours that were not.
+1. files: a wrong size or header is corrected from the catalog or from the header;
+2. catalog: one with damage is moved away and rebuilt from the records in the segments;
+3. rows: rows that are not whole are removed from the catalog;
+4. episodes: the rows before the first gap stay; whole rows after a gap become episodes of their own, labelled
+   `salvaged_from` and `salvaged_index`, because rows that were not neighbours must not become neighbours.
 """
 
 from __future__ import annotations
@@ -15,30 +15,35 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from understudy.core import DamageError, Source, StoreFailedError, StoreFormatError
 from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, Catalog
-from understudy.replay.format.chunk import Chunk, Part
+from understudy.durable.errors import store_errors
+from understudy.durable.file_system import refuse_network_file_system
+from understudy.durable.lock import WriterLock
+from understudy.replay.format.catalog import Catalog
+from understudy.replay.format.chunk import Chunk, EpisodeState, Part
 from understudy.replay.format.layout import Layout
-from understudy.replay.format.records import EpisodeRecord, SegmentRecord
-from understudy.replay.format.seal import SEAL_FILE, check_seal
-from understudy.replay.format.segment import Segment, digest_of_checksums, layout_of
-from understudy.replay.maintain.compaction import Progress
-from understudy.replay.maintain.rebuild_catalog import Knowledge, rebuild_catalog
+from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, SEAL_FILE, segment_files, segment_path
+from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord
+from understudy.replay.format.seal import check_seal
+from understudy.replay.format.segment import Segment, digest_of_checksums, read_layout
+from understudy.replay.maintain.progress import ProgressCallback
+from understudy.replay.maintain.rebuild_catalog import RecoveredCatalog, rebuild_catalog
 from understudy.replay.maintain.segment_scan import num_unrecorded
 from understudy.replay.maintain.verify import VerifyReport, verify
-from understudy.replay.write.store import LOCK_FILE, Store, segment_files, segment_path
+from understudy.replay.write.store import Store
 
-SALVAGE_ROWS = 256
+SALVAGE_ROWS = 256  # of an episode, in one commit
+Spans: TypeAlias = np.ndarray[Any, Any]  # of SPAN_DTYPE
 
 
 @dataclass(kw_only=True)
 class RepairReport:
-    """What was wrong, what was done, and what remains wrong (nothing, unless the disk itself is failing)."""
+    """What was wrong, what was repaired, and what is still wrong (nothing, unless the disk itself is failing)."""
 
     before: VerifyReport
     after: VerifyReport
@@ -46,43 +51,44 @@ class RepairReport:
     rows_dropped: int = 0
     episodes_trimmed: int = 0
     episodes_lost: int = 0
-    episodes_salvaged: int = 0  # new ones, of whole rows behind a gap
+    episodes_salvaged: int = 0  # new episodes, of whole rows after a gap
 
 
-def repair(path: str | Path, *, progress: Progress | None = None) -> RepairReport:
-    """Bring a damaged store back. Changes nothing if nothing is wrong; refused while another process writes."""
+def repair(path: str | Path, *, progress: ProgressCallback | None = None) -> RepairReport:
+    """Repair a damaged store. Changes nothing if nothing is wrong; refused while another process writes."""
     path = Path(path)
-    files.refuse_network_file_system(path)
+    refuse_network_file_system(path)
     before = verify(path, progress=progress)
     if before.ok:
         return RepairReport(before=before, after=before)
     report = RepairReport(before=before, after=before)
-    lock = files.WriterLock(path / LOCK_FILE)
+    lock = WriterLock(path / LOCK_FILE)
     try:
-        knowledge = _knowledge(path)
-        _mend_files(path, knowledge, report)
-        if not knowledge.trusted:
-            aside = rebuild_catalog(path, knowledge)
-            report.actions.append(f"made the catalog again from the segments; the old one is {aside}")
-            files.remove_durably(path / SEAL_FILE)
+        known = _recover(path)
+        _repair_files(path, known, report)
+        if not known.trusted:
+            damaged = rebuild_catalog(path, known)
+            report.actions.append(f"rebuilt the catalog from the segments; the old one is in {damaged}")
+            with store_errors(path / SEAL_FILE, "remove"):
+                files.remove_durably(path / SEAL_FILE)
     finally:
         lock.release()
     with Store.open(path, create=False) as store:
-        _mend_records(store, report)
+        _repair_records(store, report)
         _drop_damaged_rows(store, report)
-        _mend_episodes(store, report)
-        for segment in list(store.state.filling.values()):  # take no more rows beside damaged ones
+        _repair_episodes(store, report)
+        for segment in list(store.state.filling.values()):  # write no more rows to segments with damage
             store.seal(segment.id)
     report.after = verify(path, progress=progress)
     return report
 
 
-# ---- what can be believed
+# ---- the old catalog
 
 
-def _knowledge(path: Path) -> Knowledge:
-    """All that the old catalog says and that its checks confirm."""
-    known = Knowledge()
+def _recover(path: Path) -> RecoveredCatalog:
+    """The contents of the old catalog whose checksums hold."""
+    known = RecoveredCatalog()
     try:
         check_seal(path)
     except DamageError:
@@ -107,7 +113,7 @@ def _knowledge(path: Path) -> Knowledge:
 
 
 def _lost_its_log(path: Path, catalog: Catalog) -> bool:
-    """Whether whole rows lie behind the last commit: the catalog may have known them once."""
+    """Whether whole rows lie after the last commit: the catalog may have listed them once."""
     for record in catalog.segments():
         file = segment_path(path, record.id)
         if record.sealed or not file.exists():
@@ -122,8 +128,8 @@ def _lost_its_log(path: Path, catalog: Catalog) -> bool:
     return False
 
 
-def _collect(catalog: Catalog, known: Knowledge) -> None:
-    """Each table as far as it can be read; what fails its check is left out and ends the trust."""
+def _collect(catalog: Catalog, known: RecoveredCatalog) -> None:
+    """Read each table as far as possible; what fails its check is left out, and the catalog is no longer trusted."""
     try:
         known.store_id = catalog.store_id
         known.last_commit = catalog.last_commit()
@@ -145,63 +151,63 @@ def _collect(catalog: Catalog, known: Knowledge) -> None:
 # ---- files
 
 
-def _mend_files(path: Path, knowledge: Knowledge, report: RepairReport) -> None:
+def _repair_files(path: Path, known: RecoveredCatalog, report: RepairReport) -> None:
     for file in segment_files(path):
-        layout = _believed_layout(file, knowledge)
+        layout = _trusted_layout(file, known)
         if layout is None:
-            if not knowledge.trusted:
+            if not known.trusted:
                 report.actions.append(
-                    f"{file}: its header is destroyed and the catalog does not know it; left as it is"
+                    f"{file}: its header is destroyed and the catalog does not list it; left as it is"
                 )
             continue
-        knowledge.layouts[layout.segment_id] = layout
-        with files.naming(file, "mend"):
+        known.layouts[layout.segment_id] = layout
+        with store_errors(file, "repair"):
             fd = os.open(file, os.O_RDWR)
             try:
                 if os.fstat(fd).st_size != layout.file_bytes:
                     os.ftruncate(fd, layout.file_bytes)
-                    report.actions.append(f"{file}: set back to its size; what was cut off is lost")
-                if files.read_at(fd, len(layout.header), 0, file) != layout.header:
-                    files.write_at(fd, layout.header, 0, file)
+                    report.actions.append(f"{file}: restored its size; the bytes that were cut off are lost")
+                if files.read_at(fd, len(layout.header), 0) != layout.header:
+                    files.write_at(fd, layout.header, 0)
                     report.actions.append(f"{file}: wrote its header again")
                 os.fsync(fd)
             finally:
                 os.close(fd)
 
 
-def _believed_layout(file: Path, knowledge: Knowledge) -> Layout | None:
-    """A trusted catalog's layout, or what the header says if it says what it must, or what the catalog says."""
-    known = knowledge.layouts.get(int(file.stem))
-    if known is not None and knowledge.trusted:
-        return known
+def _trusted_layout(file: Path, known: RecoveredCatalog) -> Layout | None:
+    """The layout in a trusted catalog, else that in the header if the header is exact, else that in the catalog."""
+    listed = known.layouts.get(int(file.stem))
+    if listed is not None and known.trusted:
+        return listed
     try:
-        told = layout_of(file)
+        found = read_layout(file)
     except DamageError:
-        return known
+        return listed
     with file.open("rb") as stream:
-        exact = stream.read(len(told.header)) == told.header
-    return told if exact and told.segment_id == int(file.stem) else known
+        exact = stream.read(len(found.header)) == found.header
+    return found if exact and found.segment_id == int(file.stem) else listed
 
 
 # ---- rows
 
 
-def _mend_records(store: Store, report: RepairReport) -> None:
-    """Records are copies of what the catalog says; one that is damaged is replaced by blanks of its length."""
+def _repair_records(store: Store, report: RepairReport) -> None:
+    """Blank damaged records: they are only copies of what the catalog lists."""
     for segment, record in _segments(store):
         for span in store.catalog.spans("segment = ?", (record.id,)):
             first_row, num_rows = int(span["first_row"]), int(span["num_rows"])
             _, good = segment.read_small(first_row, num_rows)
-            places = segment.read_column("row/record", first_row, num_rows)
-            for row in np.flatnonzero(good & (places[:, 1] > 0)):
-                if segment.read_heap(places[row]) is None:
-                    segment.blank_heap(places[row])
+            entries = segment.read_column("row/record", first_row, num_rows)
+            for row in np.flatnonzero(good & (entries[:, 1] > 0)):
+                if segment.read_heap(entries[row]) is None:
+                    segment.blank_heap(entries[row])
                     report.actions.append(f"{segment.path}: blanked the damaged record at row {first_row + int(row)}")
         segment.close()
 
 
 def _drop_damaged_rows(store: Store, report: RepairReport) -> None:
-    """Replace each span that is not whole by the runs of it that are."""
+    """Replace each span that is not whole by its runs of whole rows."""
     for segment, record in _segments(store):
         for span in store.catalog.spans("segment = ?", (record.id,)):
             runs = list(_whole_runs(segment, span))
@@ -210,18 +216,18 @@ def _drop_damaged_rows(store: Store, report: RepairReport) -> None:
                 continue
             kept = sum(stop - start for start, stop in runs)
             report.rows_dropped += int(span["num_rows"]) - kept
-            with store.changing() as commit, store.catalog.transaction(write=True):
+            with store.commit_lock() as commit, store.catalog.transaction(write=True):
                 store.catalog.remove_spans([int(span["id"])])
                 for start, stop in runs:
-                    store.catalog.add_span(
-                        int(span["commit_id"]),
-                        int(span["episode"]),
-                        int(span["first_index"]) + start,
-                        record.id,
-                        int(span["first_row"]) + start,
-                        stop - start,
-                        _digest(segment, span, start, stop),
+                    run = SpanRecord(
+                        episode=int(span["episode"]),
+                        first_index=int(span["first_index"]) + start,
+                        segment=record.id,
+                        first_row=int(span["first_row"]) + start,
+                        num_rows=stop - start,
+                        row_check=_digest(segment, span, start, stop),
                     )
+                    store.catalog.add_span(int(span["commit_id"]), run)
                 store.catalog.add_commit(commit, store.clock(), 0)
                 store.state.commit = commit
         segment.clear_tail(record.num_rows, record.heap_used)
@@ -231,7 +237,7 @@ def _drop_damaged_rows(store: Store, report: RepairReport) -> None:
             spans = store.catalog.spans("segment = ?", (record.id,))
             report.rows_dropped += int(spans["num_rows"].sum())
             report.actions.append(f"{segment_path(store.path, record.id)}: the file is gone, and its rows with it")
-            with store.changing(), store.catalog.transaction(write=True):
+            with store.commit_lock(), store.catalog.transaction(write=True):
                 store.catalog.remove_spans(spans["id"])
                 store.catalog.remove_segment(record.id)
             store.state.filling.pop(record.spec, None)
@@ -244,7 +250,7 @@ def _segments(store: Store) -> Iterator[tuple[Segment, SegmentRecord]]:
             yield Segment.open(store.catalog.layout(record), file, write=True), record
 
 
-def _whole_runs(segment: Segment, span: Any) -> Iterator[tuple[int, int]]:
+def _whole_runs(segment: Segment, span: np.void) -> Iterator[tuple[int, int]]:
     """The runs of whole rows in a span, as [start, stop) within it."""
     num_rows = int(span["num_rows"])
     fields, good = segment.read_checked(int(span["first_row"]), num_rows)
@@ -254,15 +260,15 @@ def _whole_runs(segment: Segment, span: Any) -> Iterator[tuple[int, int]]:
     yield from ((int(a), int(b)) for a, b in edges.reshape(-1, 2))
 
 
-def _digest(segment: Segment, span: Any, start: int, stop: int) -> int:
+def _digest(segment: Segment, span: np.void, start: int, stop: int) -> int:
     return digest_of_checksums(segment.read_column("row/checksum", int(span["first_row"]) + start, stop - start))
 
 
 # ---- episodes
 
 
-def _mend_episodes(store: Store, report: RepairReport) -> None:
-    """Episodes with gaps: the rows before the first gap stay, each whole run behind it becomes an episode."""
+def _repair_episodes(store: Store, report: RepairReport) -> None:
+    """Episodes with gaps: the rows before the first gap stay, each whole run after it becomes an episode."""
     for episode_id in store.catalog.episode_ids("not purged"):
         episode = store.catalog.episode(episode_id)
         assert episode is not None
@@ -283,7 +289,7 @@ def _mend_episodes(store: Store, report: RepairReport) -> None:
             report.actions.append(f"episode {episode_id}: kept rows 0 to {kept - 1} of {episode.num_rows}")
 
 
-def _contiguous(spans: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+def _contiguous(spans: Spans) -> Iterator[Spans]:
     """Groups of spans that follow each other without a gap."""
     if len(spans):
         ends = spans["first_index"] + spans["num_rows"]
@@ -291,8 +297,8 @@ def _contiguous(spans: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
         yield from np.split(spans, breaks)
 
 
-def _salvage(store: Store, episode: EpisodeRecord, run: np.ndarray[Any, Any]) -> int:
-    """Copy a run of rows into an episode of its own; 0 if it holds no step. Done once, however often it is called."""
+def _salvage(store: Store, episode: EpisodeRecord, run: Spans) -> int:
+    """Copy a run of rows into an episode of its own; 0 if it holds no step. A second call copies nothing."""
     spec = store.catalog.spec(episode.spec)
     columns = _read(store, run, tuple(spec.columns))
     if not columns["is_step"].any():
@@ -302,7 +308,7 @@ def _salvage(store: Store, episode: EpisodeRecord, run: np.ndarray[Any, Any]) ->
     writer = store.begin_writer(name, "repair")
     labels = {**episode.info.labels, "salvaged_from": str(episode.id), "salvaged_index": str(first_index)}
     num_rows = len(columns["is_step"])
-    last_state = "cut" if columns["is_step"][-1] else "ended"
+    last_state: EpisodeState = "cut" if columns["is_step"][-1] else "ended"
     for seq, start in enumerate(range(0, num_rows, SALVAGE_ROWS)):
         stop = min(start + SALVAGE_ROWS, num_rows)
         if seq > writer.last_seq:
@@ -311,7 +317,7 @@ def _salvage(store: Store, episode: EpisodeRecord, run: np.ndarray[Any, Any]) ->
                 first_index=start,
                 num_rows=stop - start,
                 info=replace(episode.info, labels=labels),
-                state=last_state if stop == num_rows else "open",  # type: ignore[arg-type]
+                state=last_state if stop == num_rows else "open",
             )
             store.commit(
                 Chunk(
@@ -329,9 +335,9 @@ def _salvage(store: Store, episode: EpisodeRecord, run: np.ndarray[Any, Any]) ->
     return 1
 
 
-def _trim(store: Store, episode: EpisodeRecord, head: np.ndarray[Any, Any] | None, rest: list[Any]) -> None:
-    """Let the catalog say of an episode what its remaining rows say."""
-    with store.changing() as commit:
+def _trim(store: Store, episode: EpisodeRecord, head: Spans | None, rest: list[Spans]) -> None:
+    """Correct the catalog's record of an episode to its remaining rows."""
+    with store.commit_lock() as commit:
         catalog = store.catalog
         if head is None:
             trimmed = replace(episode, purged=True, deleted=episode.deleted or commit, changed=commit)
@@ -363,7 +369,7 @@ def _trim(store: Store, episode: EpisodeRecord, head: np.ndarray[Any, Any] | Non
         store.state.episodes.pop((episode.writer, episode.number), None)
 
 
-def _read(store: Store, spans: np.ndarray[Any, Any], paths: tuple[str, ...]) -> dict[str, Any]:
+def _read(store: Store, spans: Spans, paths: tuple[str, ...]) -> dict[str, Any]:
     """Some fields of the rows of several spans."""
     pieces = []
     records = {record.id: record for record in store.catalog.segments()}

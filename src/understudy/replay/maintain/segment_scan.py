@@ -1,4 +1,4 @@
-"""Salvage: what a segment file tells by itself, row by row, without the catalog."""
+"""Segment scan: reads the whole rows and the records of a segment file, without the catalog."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from understudy.core import DamageError
-from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, layout_of
+from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, read_layout
 
 BLOCK_BYTES = 64 * 2**20
 
@@ -32,15 +32,15 @@ ROW_DTYPE = np.dtype(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class SegmentScan:
     """The whole rows of one segment and the records among them."""
 
     rows: np.ndarray[Any, Any]  # ROW_DTYPE, by row
     records: dict[int, dict[str, Any]]  # by row
 
 
-def scan(segment: Segment) -> Found:
-    """Every row whose checksums hold, with what is needed to describe its episode again."""
+def scan_segment(segment: Segment) -> SegmentScan:
+    """Every row whose checksums hold, with what is needed to list its episode in a new catalog."""
     layout = segment.layout
     used = np.flatnonzero(segment.read_column("row/checksum", 0, layout.capacity))
     num_rows = int(used[-1]) + 1 if used.size else 0
@@ -59,29 +59,28 @@ def scan(segment: Segment) -> Found:
         rows["source"], rows["is_step"] = fields["source"], fields["is_step"]
         rows["reward"] = np.asarray(fields["reward"], np.float64).reshape(size, -1).sum(axis=1)
         rows["bytes"] = per_row
-        for path, places in stored.items():
-            ends = places.astype(np.int64).sum(axis=1) + HEAP_CHECKSUM.size
+        for path, entries in stored.items():
+            ends = entries.astype(np.int64).sum(axis=1) + HEAP_CHECKSUM.size
             if path == "row/record":  # most rows have none
-                ends[places[:, 1] == 0] = 0
+                ends[entries[:, 1] == 0] = 0
             rows["heap_end"] = np.maximum(rows["heap_end"], ends)
             if path != "row/record":
-                rows["bytes"] += places[:, 1].astype(np.int64) + HEAP_CHECKSUM.size
+                rows["bytes"] += entries[:, 1].astype(np.int64) + HEAP_CHECKSUM.size
         for row in np.flatnonzero(good & (stored["row/record"][:, 1] > 0)):
-            record = segment.read_heap(stored["row/record"][row])
-            if record is None:  # the row is whole and its record is not: the row stays, the record is lost
-                continue
-            records[first + int(row)] = json.loads(record)
+            content = segment.read_heap(stored["row/record"][row])
+            if content is not None:  # else the row is whole and its record is not: the row stays, the record is lost
+                records[first + int(row)] = json.loads(content)
         blocks.append(rows[good])
     rows = np.concatenate(blocks) if blocks else np.zeros(0, ROW_DTYPE)
-    for first_row, told in records.items():
-        if told:  # a blanked one is empty
-            start, stop = np.searchsorted(rows["row"], (first_row, first_row + told["num_rows"]))
-            rows["commit"][start:stop] = told["commit"]
-    return Found(rows=rows, records=records)
+    for first_row, record in records.items():
+        if record:  # one that repair has blanked is empty
+            start, stop = np.searchsorted(rows["row"], (first_row, first_row + record["num_rows"]))
+            rows["commit"][start:stop] = record["commit"]
+    return SegmentScan(rows=rows, records=records)
 
 
 def num_unrecorded(segment: Segment, num_rows: int) -> int:
-    """How many rows behind the first `num_rows` are whole, up to the first that is not."""
+    """How many rows after the first `num_rows` are whole, up to the first that is not."""
     stored = segment.read_column("row/checksum", num_rows, segment.layout.capacity - num_rows)
     candidates = int(np.argmin(stored != 0)) if len(stored) and not stored.all() else len(stored)
     if candidates == 0:
@@ -93,12 +92,12 @@ def num_unrecorded(segment: Segment, num_rows: int) -> int:
 def newest_commit(path: Path) -> int:
     """The highest commit number among the records of a segment file; 0 if it has none or is no segment."""
     try:
-        segment = Segment.open(layout_of(path), path)
+        segment = Segment.open(read_layout(path), path)
     except DamageError:
         return 0
     try:
-        places = segment.read_column("row/record", 0, segment.layout.capacity)
-        found = (segment.read_heap(places[row]) for row in np.flatnonzero(places[:, 1]))
+        entries = segment.read_column("row/record", 0, segment.layout.capacity)
+        found = (segment.read_heap(entries[row]) for row in np.flatnonzero(entries[:, 1]))
         return max((int(json.loads(record)["commit"]) for record in found if record is not None), default=0)
     finally:
         segment.close()

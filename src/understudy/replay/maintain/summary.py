@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from understudy.core import StepSpec
-from understudy.durable.files import lock_is_held
+from understudy.durable.lock import lock_is_held
+from understudy.replay.format.paths import LOCK_FILE, segment_files
 from understudy.replay.format.records import EpisodeTotals, WriterRecord
 from understudy.replay.read.reader import Reader
-from understudy.replay.write.store import LOCK_FILE, segment_files
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,15 +20,15 @@ class Summary:
     store_id: str
     commit: int
     being_written: bool
-    totals: tuple[EpisodeTotals, ...]  # by kind; deleted ones apart
+    totals: tuple[EpisodeTotals, ...]  # by kind, deleted episodes separately
     num_purged: int
     num_segments: int
-    num_rows: int  # in segments, dead ones included
-    num_dead_rows: int  # of deleted episodes, or left by a repair: what compaction gives back
+    num_rows: int  # in segments, with those that are dead
+    num_dead_rows: int  # of deleted episodes, or left by a repair: compaction removes them
     disk_bytes: int
     writers: tuple[WriterRecord, ...]
     specs: tuple[StepSpec, ...]
-    num_orphans: int  # segment files that nothing refers to
+    num_orphans: int  # segment files that the catalog does not list
 
 
 def summarize(path: str | Path) -> Summary:

@@ -1,4 +1,4 @@
-"""Verify: reads every committed byte of a store and says what is not as it was written. Changes nothing."""
+"""Verify: reads every committed byte of a store and reports what is not as it was written. Changes nothing."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from typing import Any
 import numpy as np
 
 from understudy.core import DamageError, StoreFailedError, StoreFormatError
-from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, Catalog
+from understudy.durable.lock import lock_is_held
+from understudy.replay.format.catalog import Catalog
+from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_files, segment_path
 from understudy.replay.format.records import SegmentRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
-from understudy.replay.maintain.compaction import Progress
+from understudy.replay.maintain.progress import ProgressCallback
 from understudy.replay.maintain.segment_scan import num_unrecorded
-from understudy.replay.write.store import LOCK_FILE, segment_files, segment_path
 
 
 @dataclass(kw_only=True)
 class VerifyReport:
-    """What was read and what was wrong."""
+    """How much was read, and what is wrong."""
 
     commit: int = 0
     num_segments: int = 0
     num_episodes: int = 0
     num_rows: int = 0
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # harmless: leftovers of a crash
+    notes: list[str] = field(default_factory=list)  # harmless leftovers of a crash
 
     @property
     def ok(self) -> bool:
         return not self.problems
 
 
-def verify(path: str | Path, *, progress: Progress | None = None) -> VerifyReport:
-    """Check a store, also while another process writes to it: all that was committed when the check began."""
+def verify(path: str | Path, *, progress: ProgressCallback | None = None) -> VerifyReport:
+    """Check everything that is committed when the check begins, also while another process writes to the store."""
     path = Path(path)
     report = VerifyReport()
     if not path.is_dir() or (not (path / CATALOG_FILE).exists() and not segment_files(path)):
         raise StoreFormatError(f"{path}: not an Understudy store (it has no {CATALOG_FILE}); check the path")
-    live = files.lock_is_held(path / LOCK_FILE)
+    live = lock_is_held(path / LOCK_FILE)
     try:
         clean = check_seal(path)
         catalog = Catalog.open(path / CATALOG_FILE)
@@ -71,7 +71,7 @@ class _Verification:
         self._live = live
         self._clean = clean
 
-    def run(self, progress: Progress | None) -> None:
+    def run(self, progress: ProgressCallback | None) -> None:
         report, catalog = self._report, self._catalog
         report.problems += [f"{catalog.path}: {text}" for text in catalog.integrity_problems()]
         if report.problems:
@@ -83,22 +83,22 @@ class _Verification:
             report.problems += self._episode_problems(spans)
         starts = np.searchsorted(spans["segment"], [segment.id for segment in segments])
         stops = np.searchsorted(spans["segment"], [segment.id for segment in segments], side="right")
-        for done, (segment, start, stop) in enumerate(zip(segments, starts, stops, strict=True)):
+        for num_finished, (segment, start, stop) in enumerate(zip(segments, starts, stops, strict=True)):
             if progress:
-                progress(done, len(segments))
+                progress(num_finished, len(segments))
             report.problems += self._segment_problems(segment, spans[start:stop])
             report.num_segments += 1
         if progress:
             progress(len(segments), len(segments))
         known = {segment.id for segment in catalog.segments()}
         report.notes += [
-            f"{file}: nothing refers to it (a crash left it); `understudy compact` removes it"
+            f"{file}: the catalog does not list it (a crash left it); `understudy compact` removes it"
             for file in segment_files(self._path)
             if int(file.stem) not in known and not self._live
         ]
 
     def _episode_problems(self, spans: np.ndarray[Any, Any]) -> Iterator[str]:
-        """Episodes that are not as written, or whose rows the catalog does not place without gaps."""
+        """Episodes that are not as written, or whose spans have gaps."""
         order = np.lexsort((spans["first_index"], spans["episode"]))
         by_episode = spans[order]
         ids = by_episode["episode"]
@@ -112,9 +112,9 @@ class _Verification:
             rows = by_episode[np.searchsorted(ids, episode_id) : np.searchsorted(ids, episode_id, side="right")]
             ends = rows["first_index"] + rows["num_rows"]
             expected = 0 if episode.purged else episode.num_rows
-            placed = int(ends[-1]) if len(ends) else 0
-            if placed != expected or (rows["first_index"] != np.concatenate([[0], ends[:-1]])[: len(rows)]).any():
-                yield f"{self._catalog.path}: episode {episode_id} has {expected} rows, of which not all are placed"
+            found = int(ends[-1]) if len(ends) else 0
+            if found != expected or (rows["first_index"] != np.concatenate([[0], ends[:-1]])[: len(rows)]).any():
+                yield f"{self._catalog.path}: episode {episode_id} has {expected} rows, and its spans do not cover them"
 
     def _segment_problems(self, record: SegmentRecord, spans: np.ndarray[Any, Any]) -> Iterator[str]:
         path = segment_path(self._path, record.id)
@@ -138,7 +138,7 @@ class _Verification:
                     )
             if not self._live:
                 for start, stop in segment.dirty_tail(record.num_rows, record.heap_used):
-                    text = f"{path}: bytes {start} to {stop} are behind the last row and not zero"
+                    text = f"{path}: bytes {start} to {stop} are after the last row and not zero"
                     if self._clean or record.sealed:
                         yield text
                     else:
@@ -146,25 +146,25 @@ class _Verification:
         finally:
             segment.close()
 
-    def _span_problems(self, segment: Segment, record: SegmentRecord, span: Any) -> Iterator[str]:
+    def _span_problems(self, segment: Segment, record: SegmentRecord, span: np.void) -> Iterator[str]:
         first_row, num_rows = int(span["first_row"]), int(span["num_rows"])
         where = f"{segment.path}: episode {span['episode']}"
         if first_row + num_rows > record.num_rows:
-            yield f"{where}: rows {first_row} to {first_row + num_rows - 1} lie behind the segment's last row"
+            yield f"{where}: rows {first_row} to {first_row + num_rows - 1} lie after the segment's last row"
             return
         fields, good = segment.read_checked(first_row, num_rows)
         good &= fields["row/episode"] == span["episode"]
         good &= fields["row/index"] == np.arange(num_rows) + span["first_index"]
-        places = fields["row/record"]
-        for row in np.flatnonzero(good & (places[:, 1] > 0)):
-            if segment.read_heap(places[row]) is None:
+        entries = fields["row/record"]
+        for row in np.flatnonzero(good & (entries[:, 1] > 0)):
+            if segment.read_heap(entries[row]) is None:
                 yield f"{where}: the record at row {first_row + int(row)} is not what was written"
         for row in np.flatnonzero(~good):
             yield f"{where}: index {span['first_index'] + row} (row {first_row + int(row)}) is not what was written"
         if good.all():
             checksums = segment.read_column("row/checksum", first_row, num_rows)
             if digest_of_checksums(checksums) != span["row_check"]:
-                yield f"{where}: rows {first_row} to {first_row + num_rows - 1} are not those that the catalog means"
+                yield f"{where}: rows {first_row} to {first_row + num_rows - 1} are not those that the catalog lists"
 
     def _gone_since(self, segment_id: int) -> bool:
         """Whether compaction has removed a segment since the check began."""

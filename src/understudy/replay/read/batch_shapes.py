@@ -1,7 +1,7 @@
-"""Shapes: what a drawn step becomes. A shape makes a batch once and fills it again and again.
+"""Batch shapes: transitions or sequences, made of sampled steps. A shape makes a batch once and fills it many times.
 
-Steps are given by span and offset (see Runs). The real last observation of an episode is the next observation of its
-last step; no row is ever paired with one that it did not precede.
+Steps are given by span and offset (see StepIndex). The next observation of an episode's last step is the real last
+observation; a row is never paired with one that it did not precede.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from understudy.core import SequenceBatch, StepSpec, StoreError, TransitionBatch
 from understudy.core import tree as trees
 from understudy.core.spec import ArraySpec, Spec
 from understudy.core.tree import Tree
-from understudy.replay.read.gather import Gatherer, Wanted
-from understudy.replay.read.step_index import Runs
+from understudy.replay.read.gather import Gatherer, ReadRequest
+from understudy.replay.read.step_index import StepIndex
 
 Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Transitions:
-    """A step and what it led to, `num_steps` steps later or at the known end of the episode, if that is nearer.
+    """A step and the observation `num_steps` steps later, or at the known end of the episode if that is nearer.
 
-    With `stack` above 1 an observation is the last `stack` ones, [B, stack, ...], the first repeated at an episode's
-    beginning; observation and next observation are then views of the same frames when `num_steps` is 1.
+    With `stack` above 1 an observation is the last `stack` ones, [B, stack, ...]; at the beginning of an episode the
+    first is repeated. Observation and next observation are then views of the same frames when `num_steps` is 1.
     """
 
     num_steps: int = 1
     discount: float = 0.99
     stack: int = 1
 
-    reach = 1
+    lookahead = 1
 
     def __post_init__(self) -> None:
         if self.num_steps < 1 or self.stack < 1 or not 0 <= self.discount <= 1:
@@ -58,45 +58,61 @@ class Transitions:
             **_step_arrays(spec, (size,)),
         )
 
-    def fill(self, batch: TransitionBatch, at: slice, runs: Runs, gather: Gatherer, span: Array, offset: Array) -> None:
-        """Write these steps into `batch[at]`."""
-        episode, index = runs.identity(span, offset)
-        left = runs.episode_num_rows.values[episode] - 1 - index  # steps from here to the known end
+    def fill(
+        self, batch: TransitionBatch, at: slice, steps: StepIndex, gather: Gatherer, span: Array, offset: Array
+    ) -> None:
+        """Write these steps to `batch[at]`."""
+        episode, index = steps.identity(span, offset)
+        left = steps.episode_num_rows.values[episode] - 1 - index  # steps from here to the known end
         count = np.minimum(left, self.num_steps).astype(np.int32)
         batch.num_steps[at] = count
-        wanted = self._observations(batch, at, runs, span, offset, index, count)
-        gather.read([*wanted, *_step_fields(batch, at, runs.locate(span, offset))])
+        wanted = self._observations(batch, at, steps, span, offset, index, count)
+        gather.read([*wanted, *_step_fields(batch, at, steps.locate(span, offset))])
         batch.episode[at], batch.index[at], batch.weight[at] = episode, index, 1.0
         if self.num_steps > 1:
-            self._sum_rewards(batch, at, runs, gather, span, offset, count)
+            self._sum_rewards(batch, at, steps, gather, span, offset, count)
 
     def _observations(
-        self, batch: TransitionBatch, at: slice, runs: Runs, span: Array, offset: Array, index: Array, count: Array
-    ) -> list[Wanted]:
+        self,
+        batch: TransitionBatch,
+        at: slice,
+        steps: StepIndex,
+        span: Array,
+        offset: Array,
+        index: Array,
+        count: Array,
+    ) -> list[ReadRequest]:
         if self.stack == 1:
-            here, there = runs.locate(span, offset), runs.locate(*runs.step_by(span, offset, count))
+            here, there = steps.locate(span, offset), steps.locate(*steps.step_by(span, offset, count))
             return [
                 *_fields("observation", batch.observation, at, here),
                 *_fields("observation", batch.next_observation, at, there),
             ]
         wanted = []
-        for place in range(self.stack + self.num_steps):  # frames i-stack+1 .. i+num_steps
-            by = np.maximum(place - self.stack + 1, -index)
-            if place >= self.stack:  # behind a near end, what follows is what the last step led to
+        for frame in range(self.stack + self.num_steps):  # frames i-stack+1 .. i+num_steps
+            by = np.maximum(frame - self.stack + 1, -index)
+            if frame >= self.stack:  # after the end, the last observation is repeated
                 by = np.minimum(by, count)
-            rows = runs.locate(*runs.step_by(span, offset, by))
-            frames = trees.map_leaves(partial(_frame, place=place), batch.observation)
+            rows = steps.locate(*steps.step_by(span, offset, by))
+            frames = trees.map_leaves(partial(_frame, number=frame), batch.observation)
             wanted += _fields("observation", frames, at, rows)
         return wanted
 
     def _sum_rewards(
-        self, batch: TransitionBatch, at: slice, runs: Runs, gather: Gatherer, span: Array, offset: Array, count: Array
+        self,
+        batch: TransitionBatch,
+        at: slice,
+        steps: StepIndex,
+        gather: Gatherer,
+        span: Array,
+        offset: Array,
+        count: Array,
     ) -> None:
         """The discounted sum, and the flags of the last step in it."""
         reward, terminated, truncated = batch.reward[at], batch.terminated[at], batch.truncated[at]
         for step in range(1, int(count.max(initial=0))):
             mine = np.flatnonzero(count > step)
-            rows = runs.locate(*runs.step_by(span[mine], offset[mine], step))
+            rows = steps.locate(*steps.step_by(span[mine], offset[mine], step))
             reward[mine] += (self.discount**step * gather.field("reward", *rows)).astype(reward.dtype)
             terminated[mine] = gather.field("terminated", *rows)
             truncated[mine] = gather.field("truncated", *rows)
@@ -104,9 +120,9 @@ class Transitions:
 
 @dataclass(frozen=True, kw_only=True)
 class Sequences:
-    """`length` steps from the drawn one on. Padded, they may run past the known end of the episode: those weigh 0.
+    """`length` steps from the sampled one on. If `padded`, steps past the known end of the episode have weight 0.
 
-    With `first_observation_only` a batch is of action blocks: what was seen, and the `length` actions that followed.
+    With `first_observation_only` a batch holds action chunks: one observation and the `length` actions that followed.
     """
 
     length: int
@@ -118,7 +134,7 @@ class Sequences:
             raise StoreError(f"sequences: expected a length from 1, got {self.length}")
 
     @property
-    def reach(self) -> int:
+    def lookahead(self) -> int:
         return 1 if self.padded else self.length
 
     def make(self, spec: StepSpec, size: int) -> SequenceBatch:
@@ -127,28 +143,30 @@ class Sequences:
             **_step_arrays(spec, (size, self.length)),
         )
 
-    def fill(self, batch: SequenceBatch, at: slice, runs: Runs, gather: Gatherer, span: Array, offset: Array) -> None:
-        episode, index = runs.identity(span, offset)
-        left = runs.episode_num_rows.values[episode] - 1 - index
+    def fill(
+        self, batch: SequenceBatch, at: slice, steps: StepIndex, gather: Gatherer, span: Array, offset: Array
+    ) -> None:
+        episode, index = steps.identity(span, offset)
+        left = steps.episode_num_rows.values[episode] - 1 - index
         batch.episode[at], batch.index[at] = episode, index
         wanted = []
-        for place in range(self.length + 1):
-            rows = runs.locate(*runs.step_by(span, offset, np.minimum(place, left)))
-            if place == 0 or not self.first_observation_only:
-                frames = trees.map_leaves(partial(_frame, place=place), batch.observation)
+        for number in range(self.length + 1):
+            rows = steps.locate(*steps.step_by(span, offset, np.minimum(number, left)))
+            if number == 0 or not self.first_observation_only:
+                frames = trees.map_leaves(partial(_frame, number=number), batch.observation)
                 wanted += _fields("observation", frames, at, rows)
-            if place < self.length:
-                wanted += _step_fields(batch, at, rows, place)
-                batch.weight[at, place] = place < left
+            if number < self.length:
+                wanted += _step_fields(batch, at, rows, number)
+                batch.weight[at, number] = number < left
         gather.read(wanted)
         if self.padded:
             _blank(batch, at, left)
 
 
-def _frame(frames: Array, place: int) -> Array:
+def _frame(frames: Array, number: int) -> Array:
     """One of the frames that an array of stacked observations is a view of."""
     whole: Array = frames if frames.base is None else frames.base
-    return whole[:, place]
+    return whole[:, number]
 
 
 def _blank(batch: SequenceBatch, at: slice, left: Array) -> None:
@@ -190,16 +208,18 @@ def _step_arrays(spec: StepSpec, leading: tuple[int, ...]) -> dict[str, Any]:
     }
 
 
-def _fields(name: str, tree: Tree, at: slice, rows: tuple[Array, Array]) -> list[Wanted]:
-    return [Wanted(path, *rows, out[at]) for path, out in trees.leaves(tree, name)]
+def _fields(name: str, tree: Tree, at: slice, rows: tuple[Array, Array]) -> list[ReadRequest]:
+    return [ReadRequest(path, *rows, out[at]) for path, out in trees.leaves(tree, name)]
 
 
-def _step_fields(batch: Any, at: slice, rows: tuple[Array, Array], place: int | None = None) -> list[Wanted]:
-    """What is read from the row of a step itself."""
+def _step_fields(
+    batch: TransitionBatch | SequenceBatch, at: slice, rows: tuple[Array, Array], number: int | None = None
+) -> list[ReadRequest]:
+    """The fields that are in the row of the step itself."""
     wanted = []
     for name in (*_STEP_TREES, *_STEP_ARRAYS):
         tree = getattr(batch, name)
-        if place is not None:
-            tree = trees.map_leaves(lambda out: out[:, place], tree)
+        if number is not None:
+            tree = trees.map_leaves(lambda out: out[:, number], tree)
         wanted += _fields(name, tree, at, rows)
     return wanted

@@ -1,7 +1,7 @@
 """Reader: the read side of a store, in any number of processes, while another writes.
 
-A Reader sees the store as of a commit and moves on when it calls `follow`. It reads only rows that the catalog has,
-and hands on only rows whose checksums hold.
+A Reader sees the store as of a commit, until it calls `follow`. It reads only rows that the catalog lists, and returns
+only rows whose checksums hold.
 """
 
 from __future__ import annotations
@@ -16,37 +16,38 @@ from typing import Any
 import numpy as np
 
 from understudy.core import DamageError, Episode, EpisodeError, StepSpec, StoreError, StoreFormatError
-from understudy.core.closing import Closes
-from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, SPAN_DTYPE, Catalog
+from understudy.core.closeable import Closeable
+from understudy.durable.file_system import refuse_network_file_system
+from understudy.replay.format.catalog import SPAN_DTYPE, Catalog
+from understudy.replay.format.conditions import SqlValue
+from understudy.replay.format.paths import CATALOG_FILE, segment_path
 from understudy.replay.format.records import EpisodeRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
-from understudy.replay.write.store import segment_path
 
 POLL_S = 0.005
 
 
 @dataclass(frozen=True, kw_only=True)
 class Changes:
-    """What is new since the last look. A span whose rows are known already tells their new place."""
+    """What was committed since the last `follow`. A span of rows that are already known says where they were moved."""
 
     commit: int
     spans: np.ndarray[Any, Any]  # SPAN_DTYPE, in the order they were committed
-    episodes: tuple[int, ...]  # the ids of those that are new or changed
+    episodes: tuple[int, ...]  # ids of new and changed episodes
 
     def __bool__(self) -> bool:
         return len(self.spans) > 0 or len(self.episodes) > 0
 
 
-class Reader(Closes):
+class Reader(Closeable):
     """A store opened for reading. Use as a context manager, or call `close`."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.catalog = _open_catalog(self.path)
         self._segments: dict[int, Segment] = {}
-        self.commit = 0  # as of which commit `follow` has reported
+        self.commit = 0  # up to which `follow` has reported
         self._last_span = 0
 
     def close(self) -> None:
@@ -57,12 +58,17 @@ class Reader(Closes):
 
     # ---- following
 
+    @property
+    def num_open_segments(self) -> int:
+        """Segment files that this reader holds open."""
+        return len(self._segments)
+
     def last_commit(self) -> int:
-        """The newest commit in the store, whether followed or not."""
+        """The newest commit in the store, whether `follow` has reported it or not."""
         return self.catalog.last_commit()
 
     def follow(self, timeout_s: float = 0.0) -> Changes:
-        """All that was committed since the last call; waits up to `timeout_s` for something new."""
+        """What was committed since the last call; waits up to `timeout_s` for something new."""
         deadline = time.monotonic() + timeout_s
         while self.catalog.last_commit() <= self.commit and time.monotonic() < deadline:
             time.sleep(POLL_S)
@@ -82,12 +88,12 @@ class Reader(Closes):
     def spec(self, spec_id: int) -> StepSpec:
         return self.catalog.spec(spec_id)
 
-    def episodes(self, where: str = "deleted is null", values: Sequence[Any] = ()) -> Iterator[EpisodeRecord]:
+    def episodes(self, where: str = "deleted is null", values: Sequence[SqlValue] = ()) -> Iterator[EpisodeRecord]:
         """The episodes that fit an SQL condition on the table `episodes`, by id; without one, all not deleted."""
         return self.catalog.episodes(where, values)
 
     def record(self, episode_id: int) -> EpisodeRecord:
-        """What is known of an episode, deleted or not."""
+        """The catalog's record of an episode, deleted or not."""
         found = self.catalog.episode(episode_id)
         if found is None:
             raise StoreError(f"{self.path}: there is no episode {episode_id}; see `understudy info --episodes`")
@@ -113,7 +119,7 @@ class Reader(Closes):
             try:
                 return record, self._gather(record, spans)
             except DamageError:
-                # Compaction may have moved the rows and removed the file between the two; then the catalog says so.
+                # Compaction may have moved the rows and removed the file meanwhile; then the catalog has changed.
                 again = self.catalog.spans("episode = ?", (episode_id,), order="first_index")
                 if attempt == 3 or np.array_equal(again, spans):
                     raise
@@ -129,7 +135,7 @@ class Reader(Closes):
             expected += int(span["num_rows"])
         if expected != record.num_rows:
             raise DamageError(
-                f"{self.path}: episode {record.id} has {record.num_rows} rows and the catalog places {expected}; "
+                f"{self.path}: episode {record.id} has {record.num_rows} rows and its spans cover {expected}; "
                 f"run `understudy verify`, then `understudy repair`"
             )
         spec = self.spec(record.spec)
@@ -157,7 +163,7 @@ class Reader(Closes):
         if digest_of_checksums(segment.read_column("row/checksum", first_row, num_rows)) != span["row_check"]:
             raise DamageError(
                 f"{segment.path}: rows {first_row} to {first_row + num_rows - 1} are whole but not those the catalog "
-                f"means; run `understudy verify`, then `understudy repair`"
+                f"lists; run `understudy verify`, then `understudy repair`"
             )
         return fields
 
@@ -175,17 +181,17 @@ class Reader(Closes):
 
 
 def _open_catalog(path: Path) -> Catalog:
-    """A read-only connection. Without the right to write in the directory, the store must have been closed cleanly."""
+    """A read-only connection. If this user may not write in the directory, the store must have been closed cleanly."""
     if not path.is_dir():
         raise StoreFormatError(f"{path}: not an Understudy store (there is no such directory); check the path")
-    files.refuse_network_file_system(path)
+    refuse_network_file_system(path)
     catalog = path / CATALOG_FILE
     clean = catalog.is_file() and check_seal(path)
     if not os.access(path, os.W_OK):
         if not clean:
             raise StoreFormatError(
                 f"{path}: this user may not write here, and the store is in use or was not closed cleanly, so its "
-                f"catalog cannot be followed; run as the user who writes it"
+                f"catalog cannot be read; run as the user who writes it"
             )
         return Catalog.open(catalog, immutable=True)
     return Catalog.open(catalog)

@@ -1,12 +1,13 @@
-"""Runs: the steps of a store as runs of neighbours with one source, in an order that never changes.
+"""StepIndex: where every step of a store lies, in an order that never changes.
 
-`Runs` follows a store, commit by commit, and keeps a few numbers for each span, not for each step. It holds what all
-views share: where rows lie, which span follows which, and who chose the actions. A span is found again by its
-episode and first index when compaction moves it. The order (by commit, then episode, then index) depends on nothing
-but the log, so that a view as of a commit is the same in every process.
+It follows a store, commit by commit, and keeps a few numbers for each span and each run, not for each step. A *run* is
+neighbouring rows of one span whose steps have one source. The index holds what all views share: where rows lie, which
+span follows which, and which source chose the actions. A span is found again by its episode and first index when
+compaction moves it. The order (by commit, then episode, then index) depends only on the commits, so a view as of a
+commit is the same in every process.
 
-A step stands at the place of the row *after* it: there its outcome is known, and so it is there from the commit that
-brought that row, never later. An episode's first row has no step before it.
+A step is indexed at the row *after* it: that row holds its outcome, so a step is in the index from the commit of that
+row on. The first row of an episode has no step before it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from understudy.replay.read.reader import Reader
 Array = np.ndarray[Any, Any]
 
 NONE = -1
-NO_STEP = 255
+NO_STEP = 255  # instead of a source
 
 
 class Column:
@@ -47,7 +48,7 @@ class Column:
         self._data[self._length - len(values) : self._length] = values
 
     def resize(self, length: int, fill: Any = 0) -> None:
-        """Make it longer; new places hold `fill`."""
+        """Make it longer; new items are `fill`."""
         if length > len(self._data):
             grown = np.zeros(max(length, len(self._data) * 3 // 2), self._data.dtype)
             grown[: self._length] = self._data[: self._length]
@@ -57,8 +58,8 @@ class Column:
             self._length = length
 
 
-class Runs:
-    """What is known of a store's rows, up to `commit`."""
+class StepIndex:
+    """The rows of a store, up to `commit`."""
 
     def __init__(self, reader: Reader):
         self.reader = reader
@@ -74,12 +75,12 @@ class Runs:
         self.span_previous = Column(np.int32)
         self.span_first_run = Column(np.int32)
         self.span_last_source = Column(np.uint8)
-        # runs of rows of one span and one source; those of a span stand together
+        # runs; those of a span are neighbours
         self.run_span = Column(np.int32)
         self.run_offset = Column(np.int32)
         self.run_length = Column(np.int32)
-        self.run_source = Column(np.uint8)  # of the steps that led to its rows; NO_STEP for an episode's first row
-        self.run_base = Column(np.int64)  # rows in all runs before it: where a row stands among all, for ever
+        self.run_source = Column(np.uint8)  # of the steps before its rows; NO_STEP for an episode's first row
+        self.run_base = Column(np.int64)  # rows in all runs before it: the number of its first row, which never changes
         # episodes, by id
         self.episode_num_rows = Column(np.int32)
         self.episode_first_span = Column(np.int32)
@@ -91,7 +92,7 @@ class Runs:
         return sum(value.num_bytes for value in vars(self).values() if isinstance(value, Column))
 
     def follow_moves(self) -> bool:
-        """Learn where compaction has put rows that are known here, and nothing else; False if it moved none."""
+        """Update only where compaction has moved rows that are indexed; False if it moved none."""
         catalog = self.reader.catalog
         with catalog.transaction(write=False):
             moved = catalog.spans("id > ? and commit_id <= ?", (self._last_span_id, self.commit))
@@ -100,7 +101,7 @@ class Runs:
         return len(moved) > 0
 
     def follow(self, until: int | None = None) -> Array:
-        """Take in what was committed, up to commit `until` or the newest; returns the episodes with new rows."""
+        """Index what was committed, up to commit `until` or the newest; returns the episodes with new rows."""
         catalog = self.reader.catalog
         with catalog.transaction(write=False):
             newest = catalog.last_commit()
@@ -119,7 +120,7 @@ class Runs:
             self._add(new)
         return np.unique(new["episode"])
 
-    # ---- taking in
+    # ---- indexing
 
     def _take_specs(self, new: Array) -> None:
         ids = np.unique(new["episode"])
@@ -147,7 +148,7 @@ class Runs:
         same[1:] = grouped[1:] == grouped[:-1]
         previous = np.full(len(new), NONE, np.int64)
         previous[order[1:]] = np.where(same[1:], ordinal[order[:-1]], NONE)
-        opening = order[~same]  # the first new span of each episode follows what is known of it
+        opening = order[~same]  # the first new span of each episode follows its last indexed span
         previous[opening] = self.episode_last_span.values[episode[opening]]
 
         self.span_episode.append(episode)
@@ -193,7 +194,7 @@ class Runs:
         self.run_source.append(sources[begin])
 
     def _read_sources(self, new: Array) -> Array:
-        """The source of each row of the spans, one after the other; a segment is read in one go."""
+        """The source of each row of the spans, one after the other; each segment is read once."""
         stops = np.cumsum(new["num_rows"])
         out = np.zeros(int(stops[-1]), np.uint8)
         for segment_id in np.unique(new["segment"]):
@@ -205,12 +206,14 @@ class Runs:
             rows = np.repeat(new["first_row"][mine] - low - np.cumsum(lengths) + lengths, lengths) + np.arange(
                 lengths.sum()
             )
-            places = np.repeat(stops[mine] - lengths - np.cumsum(lengths) + lengths, lengths) + np.arange(lengths.sum())
-            out[places] = column[rows]
+            targets = np.repeat(stops[mine] - lengths - np.cumsum(lengths) + lengths, lengths) + np.arange(
+                lengths.sum()
+            )
+            out[targets] = column[rows]
         return out
 
     def _move(self, moved: Array) -> None:
-        """Rows that compaction has put elsewhere."""
+        """Update the segment and row of spans that compaction has moved."""
         for span in moved:
             ordinal = self.find_span(int(span["episode"]), int(span["first_index"]))
             self.span_segment.values[ordinal] = span["segment"]
@@ -226,7 +229,7 @@ class Runs:
         return span
 
     def step_by(self, span: Array, offset: Array, by: int | Array) -> tuple[Array, Array]:
-        """The rows `by` places later (or earlier) in their episodes; they must exist."""
+        """The rows `by` rows later (or earlier) in their episodes; they must exist."""
         span, offset = span.copy(), offset + by
         lengths = self.span_num_rows.values
         while (late := np.flatnonzero(offset >= lengths[span])).size:
@@ -246,7 +249,7 @@ class Runs:
         return self.span_episode.values[span], self.span_first_index.values[span] + offset
 
     def row_number(self, span: Array, offset: Array) -> Array:
-        """Where rows stand among all rows of the store, in the order of the log; never changes."""
+        """The numbers of rows among all rows of the store, in the order of the commits; they never change."""
         found: Array = self.run_base.values[self.span_first_run.values[span]] + offset
         return found
 
@@ -254,7 +257,7 @@ class Runs:
         span = np.array([self.find_span(episode, index)])
         return int(self.row_number(span, index - self.span_first_index.values[span])[0])
 
-    def row_place(self, rows: Array) -> tuple[Array, Array]:
+    def row_position(self, rows: Array) -> tuple[Array, Array]:
         """Span and offset of rows given by number."""
         run = np.searchsorted(self.run_base.values, rows, side="right") - 1
         return self.run_span.values[run].astype(np.int64), self.run_offset.values[run] + rows - self.run_base.values[

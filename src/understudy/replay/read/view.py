@@ -1,8 +1,8 @@
-"""View: a named question about steps. ViewIndex: its answer, kept up to date commit by commit.
+"""View: a named choice of steps. ViewIndex: the steps that are in a view, updated commit by commit.
 
-A step is stored once and may be in many views. A view picks episodes by their attributes and, in them, steps by who
-chose the action. What an episode's attributes were at an earlier commit is known from the catalog's edits, so that a
-view can also be made as of the past.
+A step is stored once and may be in many views. A view chooses episodes by their attributes and, in them, steps by the
+source of the action. The catalog keeps the earlier attributes of edited episodes, so a view can also be made as of a
+past commit.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ import numpy as np
 
 from understudy.core import Source, StoreError
 from understudy.replay.format.catalog import Catalog
+from understudy.replay.format.conditions import check_condition
 from understudy.replay.format.records import ATTRIBUTE_COLUMNS, attribute_values, info_from_json
 from understudy.replay.read.reader import Reader
-from understudy.replay.read.step_index import NONE, Column, Runs
+from understudy.replay.read.step_index import NONE, Column, StepIndex
 
 Array = np.ndarray[Any, Any]
 
 ALL_SOURCES = frozenset(Source)
+_ATTRIBUTE_SCHEMA = f"create table episodes (id, deleted, {', '.join(ATTRIBUTE_COLUMNS)})"
 _BIT = np.array([1 << number if number < len(Source) else 0 for number in range(256)], np.uint8)  # by source
 
 
 @dataclass(frozen=True, kw_only=True)
 class Clause:
-    """Steps by one of `sources` in the episodes that fit an SQL condition on their attributes (and `state`)."""
+    """Steps of one of `sources` in the episodes that fit an SQL condition on their attributes and `state`."""
 
     where: str = "1"
     sources: frozenset[Source] = ALL_SOURCES
@@ -48,13 +50,11 @@ class View:
     clauses: tuple[Clause, ...]
 
     def __post_init__(self) -> None:
-        with _attribute_table() as db:
+        for clause in self.clauses:
             try:
-                db.execute(f"select {self.mask_sql} from episodes")
-            except sqlite3.Error as error:
-                raise StoreError(
-                    f"view {self.name!r}: {error}; a condition is SQL on {', '.join(ATTRIBUTE_COLUMNS)}"
-                ) from None
+                check_condition(clause.where, _ATTRIBUTE_SCHEMA)
+            except StoreError as error:
+                raise StoreError(f"view {self.name!r}: {error}") from None
 
     @property
     def mask_sql(self) -> str:
@@ -63,13 +63,13 @@ class View:
 
 
 def _attribute_table() -> closing[sqlite3.Connection]:
-    """An empty table of episodes in memory, with what a view may ask for."""
+    """An empty table of episodes in memory, with the columns that a view may ask for."""
     db = sqlite3.connect(":memory:")
-    db.execute(f"create table episodes (id, deleted, {', '.join(ATTRIBUTE_COLUMNS)})")
+    db.execute(_ATTRIBUTE_SCHEMA)
     return closing(db)
 
 
-# Held-out episodes are in none of these: what is evaluated on is not trained on.
+# Held-out episodes are in none of these, so that nobody trains on what is evaluated on.
 DEMO = View(
     name="demo",
     clauses=(
@@ -81,42 +81,42 @@ ONLINE = View(name="online", clauses=(Clause(where="split = 'train' and kind != 
 EVERYTHING = View(name="everything", clauses=(Clause(where="split = 'train'"),))
 
 
-class Count(NamedTuple):
-    """How much a view has."""
+class ViewCount(NamedTuple):
+    """How many steps a view has, and of how many episodes."""
 
     steps: int
     episodes: int
 
 
-def count(reader: Reader, views: Sequence[View], until: int | None = None) -> list[Count]:
-    """How many steps, and of how many episodes, each view has, as of a commit or now. Reads the whole index."""
-    runs = Runs(reader)
-    runs.follow(until)
+def count_views(reader: Reader, views: Sequence[View], until: int | None = None) -> list[ViewCount]:
+    """Count the steps and episodes of each view, as of commit `until` or the newest. Reads the whole index."""
+    steps = StepIndex(reader)
+    steps.follow(until)
     found = []
     for view in views:
-        index = ViewIndex(runs, view)
+        index = ViewIndex(steps, view)
         index.follow()
-        found.append(Count(len(index), len(index.episodes())))
+        found.append(ViewCount(len(index), len(index.episodes())))
     return found
 
 
 class ViewIndex:
-    """The steps of a view, in the order in which their outcome became known, found by their position.
+    """The steps of a view, by position, in the order in which their outcomes were committed.
 
-    `reach` is how many rows there must be after a step: 1 for transitions, L for sequences of L steps.
+    A step is in only if at least `lookahead` rows follow it: 1 for transitions, L for sequences of L steps.
     """
 
-    def __init__(self, runs: Runs, view: View, *, spec: int | None = None, reach: int = 1):
-        self.runs = runs
+    def __init__(self, step_index: StepIndex, view: View, *, spec: int | None = None, lookahead: int = 1):
+        self.step_index = step_index
         self.view = view
-        self.reach = reach
+        self.lookahead = lookahead
         self._spec = spec
         self.commit = 0
-        self._mask = Column(np.uint8)  # by episode: the sources that are in
-        self._count = Column(np.int32)  # by run: its steps that are in
-        self._sum = Column(np.int64)  # by run: those of it and all before it
-        self._clean = 0  # runs whose sum is right
-        self._episode_count = Column(np.int64)  # by episode: its steps that are in
+        self._mask = Column(np.uint8)  # by episode: the sources that are in the view, as bits
+        self._count = Column(np.int32)  # by run: its steps that are in the view
+        self._sum = Column(np.int64)  # by run: those of it and of all runs before it
+        self._clean = 0  # the first runs, whose sums are right
+        self._episode_count = Column(np.int64)  # by episode: its steps that are in the view
 
     def __len__(self) -> int:
         self._settle()
@@ -127,17 +127,17 @@ class ViewIndex:
         return sum(column.num_bytes for column in (self._mask, self._count, self._sum, self._episode_count))
 
     def follow(self) -> None:
-        """Take in what `runs` has taken in; costs as much as there is new."""
-        since, self.commit = self.commit, self.runs.commit
-        self._mask.resize(len(self.runs.episode_num_rows))
-        self._episode_count.resize(len(self.runs.episode_num_rows))
+        """Take in what `step_index` has taken in; the cost grows with what is new."""
+        since, self.commit = self.commit, self.step_index.commit
+        self._mask.resize(len(self.step_index.episode_num_rows))
+        self._episode_count.resize(len(self.step_index.episode_num_rows))
         first_run = len(self._count)
-        self._count.resize(len(self.runs.run_span))
-        self._sum.resize(len(self.runs.run_span))
+        self._count.resize(len(self.step_index.run_span))
+        self._sum.resize(len(self.step_index.run_span))
         changed = self._update_masks(since)
         new_spans = (
-            np.arange(self.runs.run_span.values[first_run], len(self.runs.span_episode))
-            if (first_run < len(self._count))
+            np.arange(self.step_index.run_span.values[first_run], len(self.step_index.span_episode))
+            if first_run < len(self._count)
             else np.zeros(0, np.int64)
         )
         self._recount(np.concatenate([new_spans, self._before(new_spans), self._spans_of(changed)]))
@@ -145,32 +145,32 @@ class ViewIndex:
     def find(self, positions: Array) -> tuple[Array, Array]:
         """Span and offset of the rows after the steps at these positions, in [0, len)."""
         self._settle()
-        order = np.argsort(positions)  # neighbours are looked up one after the other, which memory likes
+        order = np.argsort(positions)  # sorted look-ups are kind to the CPU's cache
         run = np.empty(len(positions), np.int64)
         run[order] = np.searchsorted(self._sum.values, positions[order], side="right")
         into = positions - (self._sum.values[run] - self._count.values[run])
-        return self.runs.run_span.values[run].astype(np.int64), self.runs.run_offset.values[run] + into
+        return self.step_index.run_span.values[run].astype(np.int64), self.step_index.run_offset.values[run] + into
 
     def position_of_row(self, row: int) -> int:
-        """How many steps of the view stand before a row, given by its number among all rows."""
+        """How many steps of the view come before a row, given by its number among all rows."""
         self._settle()
-        run = int(np.searchsorted(self.runs.run_base.values, row, side="right")) - 1
+        run = int(np.searchsorted(self.step_index.run_base.values, row, side="right")) - 1
         if run < 0:
             return 0
         before = int(self._sum.values[run] - self._count.values[run])
-        return before + min(row - int(self.runs.run_base.values[run]), int(self._count.values[run]))
+        return before + min(row - int(self.step_index.run_base.values[run]), int(self._count.values[run]))
 
     def episodes(self) -> Array:
-        """The episodes that have steps in the view, the oldest first."""
+        """The episodes with steps in the view, the oldest first."""
         return np.flatnonzero(self._episode_count.values)
 
     def episode_counts(self, episodes: Array) -> Array:
-        """How many steps of each are in the view."""
+        """How many steps of each episode are in the view."""
         return self._episode_count.values[episodes]
 
     def find_in_episodes(self, episodes: Array, numbers: Array) -> tuple[Array, Array]:
-        """Span and offset of the row after step `number` of those of an episode that are in the view."""
-        r = self.runs
+        """Span and offset of the row after step `number` of an episode, counting its steps in the view."""
+        r = self.step_index
         run = r.span_first_run.values[r.episode_first_span.values[episodes]].astype(np.int64)
         left = numbers.copy()
         while (late := np.flatnonzero(left >= self._count.values[run])).size:
@@ -180,22 +180,22 @@ class ViewIndex:
 
     def _run_after(self, run: Array) -> Array:
         """The next run of the same episode."""
-        r = self.runs
+        r = self.step_index
         span = r.run_span.values[run]
         following = np.minimum(run + 1, len(self._count) - 1)
         same = (r.run_span.values[following] == span) & (following > run)
         return np.where(same, following, r.span_first_run.values[r.span_next.values[span]])
 
     def row_mask(self) -> Array:
-        """For every row of the store, in the order of the log, whether the step before it is in the view."""
-        lengths = self.runs.run_length.values
+        """For every row of the store, in the order of the commits, whether the step before it is in the view."""
+        lengths = self.step_index.run_length.values
         return _ranges(lengths) < np.repeat(self._count.values, lengths)
 
-    # ---- keeping up
+    # ---- updating
 
     def _update_masks(self, since: int) -> Array:
-        """Ask the catalog which episodes are in; returns those for which the answer changed."""
-        answers = masks_between(self.runs.reader.catalog, self.view, since, self.commit, self._spec)
+        """Ask the catalog which sources of each episode are in the view; returns the episodes that changed."""
+        answers = source_masks(self.step_index.reader.catalog, self.view, since, self.commit, self._spec)
         answers = answers[answers[:, 0] < len(self._mask)]
         ids, masks = answers[:, 0], answers[:, 1]
         changed: Array = ids[self._mask.values[ids] != masks]
@@ -203,32 +203,32 @@ class ViewIndex:
         return changed
 
     def _before(self, new_spans: Array) -> Array:
-        """Earlier spans with steps that the new ones complete."""
+        """Earlier spans with steps that had too few rows after them before."""
         found = []
-        spans = self.runs.span_previous.values[new_spans]
+        spans = self.step_index.span_previous.values[new_spans]
         spans = np.unique(spans[(spans != NONE) & (spans < (new_spans[0] if len(new_spans) else 0))])
-        missing = np.full(len(spans), self.reach - 1)  # rows of the episode's former end that were not in
+        missing = np.full(len(spans), self.lookahead - 1)  # rows of the episode's former end that were not in the view
         spans, missing = spans[missing > 0], missing[missing > 0]
         while len(spans):
             found.append(spans.astype(np.int64))
-            missing = missing - self.runs.span_num_rows.values[spans]
-            spans = self.runs.span_previous.values[spans]
+            missing = missing - self.step_index.span_num_rows.values[spans]
+            spans = self.step_index.span_previous.values[spans]
             keep = (missing > 0) & (spans != NONE)
             spans, missing = spans[keep], missing[keep]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def _spans_of(self, episodes: Array) -> Array:
         found = []
-        spans = self.runs.episode_last_span.values[episodes]
+        spans = self.step_index.episode_last_span.values[episodes]
         while (spans := spans[spans != NONE]).size:
             found.append(spans.astype(np.int64))
-            spans = self.runs.span_previous.values[spans]
+            spans = self.step_index.span_previous.values[spans]
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def _recount(self, spans: Array) -> None:
         if not len(spans):
             return
-        r = self.runs
+        r = self.step_index
         spans = np.unique(spans)
         first = r.span_first_run.values[spans].astype(np.int64)
         following = spans + 1
@@ -239,15 +239,15 @@ class ViewIndex:
         span = r.run_span.values[runs]
         episode = r.span_episode.values[span]
         start = r.span_first_index.values[span] + r.run_offset.values[runs]
-        room = r.episode_num_rows.values[episode] - self.reach + 1 - start
+        available = r.episode_num_rows.values[episode] - self.lookahead + 1 - start
         wanted = (self._mask.values[episode] & _BIT[r.run_source.values[runs]]) != 0
-        counts = np.clip(room, 0, r.run_length.values[runs]) * wanted
+        counts = np.clip(available, 0, r.run_length.values[runs]) * wanted
         np.add.at(self._episode_count.values, episode, counts - self._count.values[runs])
         self._count.values[runs] = counts
         self._clean = min(self._clean, int(runs[0]))
 
     def _settle(self) -> None:
-        """Make the sums right from the first run that changed."""
+        """Compute the sums again from the first run that changed."""
         if self._clean < len(self._sum):
             base = self._sum.values[self._clean - 1] if self._clean else 0
             self._sum.values[self._clean :] = base + np.cumsum(self._count.values[self._clean :], dtype=np.int64)
@@ -261,11 +261,11 @@ def _ranges(lengths: Array) -> Array:
     return np.arange(total) - starts
 
 
-# ---- asking the catalog
+# ---- the catalog
 
 
-def masks_between(catalog: Catalog, view: View, since: int, until: int, spec: int | None) -> Array:
-    """Pairs of episode and mask as of commit `until`, for the episodes that changed after `since`."""
+def source_masks(catalog: Catalog, view: View, since: int, until: int, spec: int | None) -> Array:
+    """Pairs of episode and source mask as of commit `until`, for the episodes that changed after `since`."""
     of_spec = "1" if spec is None else f"spec = {int(spec)}"
     mask = f"case when deleted is null and {of_spec} then {view.mask_sql} else 0 end"
     rows = catalog.select(f"select id, {mask} from episodes where changed > ? and changed <= ?", (since, until))
@@ -287,7 +287,7 @@ def _as_of(catalog: Catalog, commit: int, condition: str) -> list[Sequence[Any]]
         f" where changed > ? and begun <= ? and {condition}",
         (commit, commit),
     )
-    if not now:  # nothing has changed since: the usual case
+    if not now:  # the usual case
         return []
     gone = catalog.select(
         "select id from episodes where changed > ? and begun <= ? and purged and deleted > ?", (commit, commit, commit)
@@ -295,7 +295,7 @@ def _as_of(catalog: Catalog, commit: int, condition: str) -> list[Sequence[Any]]
     if gone:
         raise StoreError(
             f"episode {gone[0][0]} was in the store at commit {commit} and was removed by compaction since; "
-            f"what was drawn then cannot be drawn again"
+            f"batches of that commit cannot be sampled again"
         )
     edits = catalog.select(
         "select episode, state, deleted, info, min(id) from edits where commit_id > ? group by episode", (commit,)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 
 
 class Source(Protocol):
@@ -31,7 +31,7 @@ class Source(Protocol):
     def state(self) -> dict[str, Any]: ...
 
 
-class Prefetch(Closes):
+class Prefetch(Closeable):
     """An endless iterator of batches. A batch is the caller's until the next one is asked for."""
 
     def __init__(self, source: Source, *, depth: int = 2, follow_every: int = 1):

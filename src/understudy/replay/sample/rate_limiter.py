@@ -1,12 +1,12 @@
-"""Limiter: holds the ratio of samples to inserts inside a window. It counts and says go or wait; it never blocks.
+"""RateLimiter: holds the ratio of samples to inserts inside a window. It counts and answers yes or no; it never blocks.
 
-With `ins` steps inserted, `smp` sampled and `size` steps there now, and `diff = ins * samples_per_insert - smp`:
+With `ins` steps inserted, `smp` sampled, `size` steps in the store, and `diff = ins * samples_per_insert - smp`:
 
-    sample k:  size >= min_size  and  diff - k >= min_diff
-    insert k:  size < min_size   or   diff + k * samples_per_insert <= max_diff
+    may sample k:  size >= min_size  and  diff - k >= min_diff
+    may insert k:  size < min_size   or   diff + k * samples_per_insert <= max_diff
 
 `min_diff` and `max_diff` lie `error_window` below and above `min_size * samples_per_insert`. A window that is too small
-for the sizes in which it is asked would leave both sides waiting for each other; it is refused.
+for `max_insert` and `max_sample` could leave both sides waiting for each other, so it is refused.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from understudy.core import StoreError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limiter:
-    """A value: `inserted`, `sampled` and `removed` give a new one."""
+class RateLimiter:
+    """An immutable value: `inserted`, `sampled` and `removed` return a new one."""
 
     samples_per_insert: float
     min_size: int
     error_window: float
-    max_insert: int = 1  # the most steps that are inserted at once
-    max_sample: int = 1  # the most that are sampled at once
+    max_insert: int = 1  # steps that are inserted at once, at most
+    max_sample: int = 1  # steps that are sampled at once, at most
     num_inserted: int = 0
     num_sampled: int = 0
     num_removed: int = 0
@@ -33,13 +33,13 @@ class Limiter:
     def __post_init__(self) -> None:
         if self.samples_per_insert <= 0 or self.min_size < 1 or self.max_insert < 1 or self.max_sample < 1:
             raise StoreError(
-                f"limiter: expected samples_per_insert above 0 and sizes of at least 1, got {self.samples_per_insert}, "
-                f"min_size {self.min_size}, max_insert {self.max_insert}, max_sample {self.max_sample}"
+                f"rate limiter: expected samples_per_insert above 0 and sizes of at least 1, "
+                f"got {self.samples_per_insert}, min_size {self.min_size}, max_insert {self.max_insert}, max_sample {self.max_sample}"
             )
-        least = (self.max_sample + self.max_insert * self.samples_per_insert) / 2
-        if self.error_window < least:
+        min_window = (self.max_sample + self.max_insert * self.samples_per_insert) / 2
+        if self.error_window < min_window:
             raise StoreError(
-                f"error_window: expected at least {least:g} for samples of {self.max_sample} and inserts of "
+                f"error_window: expected at least {min_window:g} for samples of {self.max_sample} and inserts of "
                 f"{self.max_insert}, got {self.error_window:g}; with less, both sides could wait for each other"
             )
 
@@ -63,22 +63,22 @@ class Limiter:
         high = self.min_size * self.samples_per_insert + self.error_window
         return self.size < self.min_size or self.diff + count * self.samples_per_insert <= high
 
-    def inserted(self, count: int) -> Limiter:
+    def inserted(self, count: int) -> RateLimiter:
         return replace(self, num_inserted=self.num_inserted + count)
 
-    def sampled(self, count: int) -> Limiter:
+    def sampled(self, count: int) -> RateLimiter:
         return replace(self, num_sampled=self.num_sampled + count)
 
-    def removed(self, count: int) -> Limiter:
+    def removed(self, count: int) -> RateLimiter:
         return replace(self, num_removed=self.num_removed + count)
 
     def to_json(self) -> dict[str, float]:
         return asdict(self)
 
     @staticmethod
-    def from_json(value: Mapping[str, float]) -> Limiter:
-        return Limiter(**value)  # type: ignore[arg-type]
+    def from_json(value: Mapping[str, float]) -> RateLimiter:
+        return RateLimiter(**value)  # type: ignore[arg-type]
 
-    def _check(self, count: int, most: int, name: str) -> None:
-        if count > most:
-            raise StoreError(f"limiter: asked about {count} at once, and {name} is {most}; raise {name}")
+    def _check(self, count: int, limit: int, name: str) -> None:
+        if count > limit:
+            raise StoreError(f"rate limiter: asked about {count} at once, and {name} is {limit}; raise {name}")

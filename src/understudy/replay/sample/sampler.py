@@ -21,22 +21,22 @@ from understudy.core import DamageError, StepSpec, StoreError
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.gather import Gatherer
 from understudy.replay.read.reader import Reader
-from understudy.replay.read.step_index import Runs
+from understudy.replay.read.step_index import StepIndex
 from understudy.replay.read.view import View, ViewIndex
 from understudy.replay.sample.selectors import Drawn, Selector, Uniform
 
 Array = np.ndarray[Any, Any]
 
 
-class Shape(Protocol):
+class BatchShape(Protocol):
     """What a drawn step becomes; see shapes.py."""
 
     @property
-    def reach(self) -> int: ...
+    def lookahead(self) -> int: ...
 
     def make(self, spec: StepSpec, size: int) -> Any: ...
 
-    def fill(self, batch: Any, at: slice, runs: Runs, gather: Gatherer, span: Array, offset: Array) -> None: ...
+    def fill(self, batch: Any, at: slice, steps: StepIndex, gather: Gatherer, span: Array, offset: Array) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Sampler:
         *,
         batch_size: int,
         seed: int = 0,
-        shape: Shape | None = None,
+        shape: BatchShape | None = None,
         selector: Selector | None = None,
         spec: int | None = None,
         rank: int = 0,
@@ -85,8 +85,8 @@ class Sampler:
         self.last_record: BatchRecord | None = None
         spec_id = _one_spec(reader, spec)
         self.spec = reader.spec(spec_id)
-        self.runs = Runs(reader)
-        self.index = ViewIndex(self.runs, view, spec=spec_id, reach=self.shape.reach)
+        self.step_index = StepIndex(reader)
+        self.index = ViewIndex(self.step_index, view, spec=spec_id, lookahead=self.shape.lookahead)
         self._gather = Gatherer(reader, self.spec, num_threads=num_threads)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class Sampler:
 
     def follow(self, until: int | None = None) -> int:
         """Take in new commits (up to `until`); returns how many steps can be drawn."""
-        self.runs.follow(until)
+        self.step_index.follow(until)
         self.index.follow()
         return len(self)
 
@@ -119,29 +119,30 @@ class Sampler:
         at = slice(0, mine.stop - mine.start) if at is None else at
         drawn = self._draw(size)
         if mine.start < mine.stop:
-            self._fill(batch, at, *self.runs.step_by(drawn.span[mine], drawn.offset[mine], -1))
+            self._fill(batch, at, *self.step_index.step_by(drawn.span[mine], drawn.offset[mine], -1))
             weight = drawn.weight[mine]
             batch.weight[at] *= weight if batch.weight.ndim == 1 else weight[:, None]
         return batch
 
     def _fill(self, batch: Any, at: slice, span: Array, offset: Array) -> None:
         try:
-            self.shape.fill(batch, at, self.runs, self._gather, span, offset)
+            self.shape.fill(batch, at, self.step_index, self._gather, span, offset)
         except DamageError as error:
             # Compaction may have moved the rows since the last `follow`; then they are elsewhere, or gone for good.
-            moved = self.runs.follow_moves()
-            gone = [e for e in np.unique(self.runs.span_episode.values[span]).tolist() if self._purged(e)]
+            moved = self.step_index.follow_moves()
+            gone = [e for e in np.unique(self.step_index.span_episode.values[span]).tolist() if self._purged(e)]
             if not gone and moved:
-                self.shape.fill(batch, at, self.runs, self._gather, span, offset)
+                self.shape.fill(batch, at, self.step_index, self._gather, span, offset)
                 return
             if not gone:
                 raise
             raise StoreError(
-                f"episode {gone[0]} was deleted and its rows removed since commit {self.runs.commit}; call follow()"
+                f"episode {gone[0]} was deleted and its rows removed since commit {self.step_index.commit}; "
+                f"call follow()"
             ) from error
 
     def _purged(self, episode: int) -> bool:
-        record = self.runs.reader.catalog.episode(episode)
+        record = self.step_index.reader.catalog.episode(episode)
         return record is None or record.purged
 
     def make(self, size: int | None = None) -> Any:
@@ -156,11 +157,11 @@ class Sampler:
     def _draw(self, size: int) -> Drawn:
         if size and len(self) == 0:
             raise StoreError(
-                f"view {self.view.name!r}: there is nothing to draw as of commit {self.runs.commit}; record something, "
-                f"then call follow()"
+                f"view {self.view.name!r}: there is nothing to draw as of commit {self.step_index.commit}; "
+                f"record something, then call follow()"
             )
         self.last_record = BatchRecord(
-            view=self.view.name, commit=self.runs.commit, seed=self.seed, batch=self.num_batches, size=size
+            view=self.view.name, commit=self.step_index.commit, seed=self.seed, batch=self.num_batches, size=size
         )
         self.num_batches += 1
         return self.selector.draw(self.index, self._rng(self.last_record), size)
@@ -176,21 +177,21 @@ class Sampler:
         return {
             "seed": self.seed,
             "num_batches": self.num_batches,
-            "commit": self.runs.commit,
+            "commit": self.step_index.commit,
             "view": self.view.name,
             "selector": self.selector.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on where `state` was taken: as of the same commit, with the next batch. Only on a new sampler."""
-        if self.runs.commit:
+        if self.step_index.commit:
             raise StoreError("a sampler is restored before it follows the store; make a new one")
         if state["view"] != self.view.name:
             raise StoreError(f"view: the state is of {state['view']!r}, and this sampler of {self.view.name!r}")
-        self.runs.follow(int(state["commit"]))
-        if self.runs.commit != state["commit"]:
+        self.step_index.follow(int(state["commit"]))
+        if self.step_index.commit != state["commit"]:
             raise StoreError(
-                f"the state is of commit {state['commit']}, and this store has only {self.runs.commit}; "
+                f"the state is of commit {state['commit']}, and this store has only {self.step_index.commit}; "
                 f"is it the right store?"
             )
         self.index.follow()

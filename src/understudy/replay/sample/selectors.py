@@ -1,7 +1,7 @@
-"""Selectors: which steps next. Each draws from a ViewIndex and says how much each draw should weigh.
+"""Selectors: which steps are sampled next, and with which weight.
 
-What they return are rows after steps, as the index has them. A selector's state is a few numbers; only the prioritized
-one also has the priorities.
+They return the rows after the steps, as the ViewIndex has them. A selector's state is a few numbers; only that of
+Prioritized also holds the priorities.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Drawn(NamedTuple):
-    """Rows after steps, by span and offset, and the weight of each."""
+    """The rows after the sampled steps, by span and offset, and the weight of each."""
 
     span: Array
     offset: Array
@@ -26,10 +26,10 @@ class Drawn(NamedTuple):
 
 
 class Selector(Protocol):
-    """The law by which steps are drawn."""
+    """How steps are chosen."""
 
     def available(self, index: ViewIndex) -> int:
-        """How many steps it could draw from now."""
+        """How many steps it can choose from now."""
 
     def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn: ...
 
@@ -53,7 +53,7 @@ class _Stateless:
 
 
 class Uniform(_Stateless):
-    """Every step alike; only the newest `last_steps` of the view, if that is given."""
+    """Every step with the same probability; only the newest `last_steps` of the view, if given."""
 
     def __init__(self, *, last_steps: int | None = None):
         if last_steps is not None and last_steps < 1:
@@ -68,10 +68,10 @@ class Uniform(_Stateless):
 
 
 class UniformEpisodes(_Stateless):
-    """Every episode alike, then every step of it in the view; only the newest `last_episodes`, if that is given.
+    """An episode uniformly, then a step of it uniformly; only the newest `last_episodes`, if given.
 
-    With `by_steps`, every step of those episodes alike. With `from_start`, the first step of each: together with a long
-    padded Sequences, whole episodes.
+    With `by_steps`, every step of those episodes has the same probability. With `from_start`, the first step of the
+    episode is taken: together with a long padded Sequences, that gives whole episodes.
     """
 
     def __init__(self, *, last_episodes: int | None = None, by_steps: bool = False, from_start: bool = False):
@@ -100,16 +100,16 @@ class UniformEpisodes(_Stateless):
         return Drawn(*index.find_in_episodes(episodes[which], into), np.ones(size, np.float32))
 
 
-class OldestOnce:
-    """A queue: each step once (or `times` times in a row), in the order in which their outcome became known."""
+class Fifo:
+    """First in, first out: each step once, or `times` times in a row, in the order in which outcomes were committed."""
 
     def __init__(self, *, times: int = 1):
         if times < 1:
             raise StoreError(f"times: expected a number from 1, got {times}")
         self._times = times
         self.options = {"times": times}
-        self._next_row = 0  # of all rows, in the order of the log
-        self._given = 0  # how often the step there was given already
+        self._next_row = 0  # number among all rows, in the order of the commits
+        self._given = 0  # how often the step there was sampled already
 
     def available(self, index: ViewIndex) -> int:
         return (len(index) - index.position_of_row(self._next_row)) * self._times - self._given
@@ -122,7 +122,7 @@ class OldestOnce:
         span, offset = index.find(positions)
         end = self._given + size
         if size:
-            self._next_row = int(index.runs.row_number(span[-1:], offset[-1:])[0]) + (end % self._times == 0)
+            self._next_row = int(index.step_index.row_number(span[-1:], offset[-1:])[0]) + (end % self._times == 0)
             self._given = end % self._times
         return Drawn(span, offset, np.ones(size, np.float32))
 
@@ -134,9 +134,9 @@ class OldestOnce:
 
 
 class Prioritized:
-    """Steps in proportion to `priority ** alpha`; a new step has the highest priority seen so far.
+    """Steps with probability proportional to `priority ** alpha`; a new step has the highest priority so far.
 
-    The weight of a draw is `(N * P) ** -beta`, divided by the largest of the batch.
+    The weight of a sampled step is `(N * P) ** -beta`, divided by the largest of the batch.
     """
 
     def __init__(self, *, alpha: float = 0.6, beta: float = 0.4):
@@ -145,35 +145,37 @@ class Prioritized:
         self._alpha = alpha
         self._beta = beta
         self._highest = 1.0
-        self._priority = np.zeros(0)  # by row, 0 where it was never set or is new
+        self._priority = np.zeros(0)  # by row; 0 if it was never in the view
         self._tree = SumTree(np.float64)
-        self._seen = -1  # commit of the index
+        self._seen = -1  # the commit of the index at the last update
 
     def available(self, index: ViewIndex) -> int:
         return len(index)
 
     def draw(self, index: ViewIndex, rng: np.random.Generator, size: int) -> Drawn:
-        self._keep_up(index)
+        self._synchronize(index)
         total = float(self._tree.total)
         rows, _ = self._tree.find(rng.random(size) * total)
         chance = self._tree.weights(rows) / total
         weight = (len(index) * chance) ** -self._beta
-        span, offset = index.runs.row_place(rows)
+        span, offset = index.step_index.row_position(rows)
         return Drawn(span, offset, (weight / weight.max(initial=1e-12)).astype(np.float32))
 
     def update(self, index: ViewIndex, episode: Array, step: Array, priority: Array) -> None:
-        """Set the priorities of steps; those that left the view meanwhile are passed over."""
+        """Set the priorities of steps; steps that are no longer in the view are ignored."""
         if not (np.isfinite(priority).all() and (np.asarray(priority) > 0).all()):
             raise StoreError("priority: expected finite numbers above 0; add a small constant to the error")
-        self._keep_up(index)
-        rows = np.array([index.runs.row_number_of(int(e), int(i) + 1) for e, i in zip(episode, step, strict=True)])
+        self._synchronize(index)
+        rows = np.array(
+            [index.step_index.row_number_of(int(e), int(i) + 1) for e, i in zip(episode, step, strict=True)]
+        )
         inside = self._tree.weights(rows) > 0
         rows, priority = rows[inside], np.asarray(priority, np.float64)[inside]
         self._priority[rows] = priority
         self._highest = max(self._highest, float(priority.max(initial=0)))
         self._tree.set(rows, priority**self._alpha)
 
-    def _keep_up(self, index: ViewIndex) -> None:
+    def _synchronize(self, index: ViewIndex) -> None:
         if self._seen == index.commit:
             return
         self._seen = index.commit

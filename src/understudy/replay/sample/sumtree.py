@@ -1,6 +1,6 @@
-"""Sum tree: weights in a row, found by position in their running sum and changed one by one, in logarithmic time.
+"""Sum tree: finds the item at a position in the running sum of weights, and changes weights, in logarithmic time.
 
-All calls take arrays: a batch of a few hundred look-ups costs a few array operations for each level.
+All calls take arrays: some hundred look-ups cost a few array operations for each level.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ Array = np.ndarray[Any, Any]
 class SumTree:
     """Weights of dtype int64 or float64. Level 0 holds them; each level above holds the sums of FANOUT neighbours."""
 
-    def __init__(self, dtype: Any = np.int64):
-        self._dtype = np.dtype(dtype)
+    def __init__(self, dtype: type[np.int64] | type[np.float64] = np.int64):
+        self._dtype: np.dtype[Any] = np.dtype(dtype)
         self._levels: list[Array] = [np.zeros(FANOUT, self._dtype)]
         self._length = 0
 
@@ -26,8 +26,9 @@ class SumTree:
         return self._length
 
     @property
-    def total(self) -> Any:
-        return self._levels[-1].sum()
+    def total(self) -> float:
+        """The sum of all weights."""
+        return self._levels[-1].sum().item()  # type: ignore[no-any-return]
 
     @property
     def num_bytes(self) -> int:
@@ -44,7 +45,7 @@ class SumTree:
         self.set(np.arange(start, self._length), weights)
 
     def set(self, ids: Array, weights: Array) -> None:
-        """Change some weights; if an id is there twice, the last counts."""
+        """Change some weights; of an id that is given twice, the last weight counts."""
         if len(ids) == 0:
             return
         self._levels[0][ids] = weights
@@ -68,7 +69,7 @@ class SumTree:
         return ids, rest
 
     def _grow(self, length: int) -> None:
-        """Room for `length` weights: each level a multiple of FANOUT, the top one FANOUT long."""
+        """Make room for `length` weights: each level a multiple of FANOUT, the top one FANOUT long."""
         if length <= len(self._levels[0]):
             return
         size = FANOUT

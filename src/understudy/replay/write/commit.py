@@ -1,7 +1,7 @@
-"""Commit: chunks of one or more writers, checked, given their places, written, and recorded in one transaction.
+"""Commit: checks the chunks of one or more writers, writes their rows and lists them in one transaction.
 
-Nothing of the store's own state changes before the transaction is durable: a Commit collects what will be new and
-`publish` hands it over. If anything fails before that, the rows it wrote lie behind the last commit, unseen.
+The store's own state does not change before the transaction is durable: a Commit collects the new state, and `publish`
+makes it the store's. If anything fails before that, the catalog does not list the rows that were written.
 """
 
 from __future__ import annotations
@@ -9,23 +9,26 @@ from __future__ import annotations
 import json
 import math
 from collections import ChainMap
-from collections.abc import Callable, MutableMapping
+from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from understudy.core import FencedError, SequenceError, Source, SpecError, StepSpec
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, Part
-from understudy.replay.format.layout import MAX_HEAP_BYTES, plan, row_bytes_of
-from understudy.replay.format.records import EpisodeRecord, SegmentRecord, WriterRecord, info_to_json
+from understudy.replay.format.layout import MAX_HEAP_BYTES, plan_capacity, row_bytes_of
+from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord, WriterRecord, info_to_json
 from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, digest_of_checksums, to_bytes
+
+_Key = TypeVar("_Key")
+_Record = TypeVar("_Record")
 
 
 @dataclass(kw_only=True)
-class State:
-    """What the writing process knows of its store, as of the last commit."""
+class StoreState:
+    """The store in the memory of the writing process, as of the last commit."""
 
     commit: int = 0
     next_episode: int = 1
@@ -33,27 +36,25 @@ class State:
     writers: MutableMapping[str, WriterRecord] = field(default_factory=dict)  # by name: the newest incarnation
     episodes: MutableMapping[tuple[int, int], EpisodeRecord] = field(default_factory=dict)  # open, by writer and number
     spec_ids: MutableMapping[str, int] = field(default_factory=dict)  # by the spec's text
-    filling: MutableMapping[int, SegmentRecord] = field(default_factory=dict)  # by spec: the segment that takes rows
+    filling: MutableMapping[int, SegmentRecord] = field(
+        default_factory=dict
+    )  # by spec: the segment that rows are written to
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Span:
-    episode: int
-    first_index: int
-    segment: int
-    first_row: int
-    num_rows: int
-    check: int
+class OpenSegment(Protocol):
+    """Opens a segment for writing; with `create`, makes its file first."""
+
+    def __call__(self, record: SegmentRecord, *, create: bool) -> Segment: ...
 
 
 class Commit:
-    """One commit in the making. Calls in this order: add (any number), record, publish."""
+    """One commit. The calls, in this order: add (any number), record, publish."""
 
     def __init__(
         self,
-        state: State,
+        state: StoreState,
         catalog: Catalog,
-        open_segment: Callable[[SegmentRecord, bool], Segment],
+        open_segment: OpenSegment,
         segment_bytes: int,
         now: float,
     ):
@@ -73,30 +74,31 @@ class Commit:
         )
         self._changed: dict[int, EpisodeRecord] = {}
         self._sealed: list[SegmentRecord] = []
-        self._spans: list[_Span] = []
-        self._written: dict[int, Segment] = {}  # by id: those to sync
+        self._spans: list[SpanRecord] = []
+        self._written: dict[int, Segment] = {}  # by id: segments to sync
 
     # ---- collecting
 
     def add(self, chunk: Chunk) -> bool:
-        """Take a chunk; False if it is stored already. An error means that nothing of it was taken."""
+        """Take a chunk; False if it is stored already. If this raises, no part of the chunk was taken."""
         writer = self._new.writers.get(chunk.writer)
         if writer is None or writer.incarnation != chunk.incarnation:
-            newer = "has not begun" if writer is None else "was replaced by a newer process of the same name"
+            why = "has not begun" if writer is None else "was replaced by a newer process of the same name"
             raise (SequenceError if writer is None else FencedError)(
-                f"writer {chunk.writer!r} {newer}, so its chunk {chunk.seq} is refused; "
+                f"writer {chunk.writer!r} {why}, so its chunk {chunk.seq} is refused; "
                 f"stop this process, or begin a writer with another name"
             )
         if chunk.seq <= writer.last_seq:
             return False
         if chunk.seq != writer.last_seq + 1:
             raise SequenceError(
-                f"writer {chunk.writer!r}: expected chunk {writer.last_seq + 1}, got {chunk.seq}; send what is between"
+                f"writer {chunk.writer!r}: expected chunk {writer.last_seq + 1}, got {chunk.seq}; "
+                f"send the chunks between them"
             )
         self._check_columns(chunk)
         episodes = self._check_parts(chunk, writer)
         if chunk.num_rows:
-            self._place(chunk, episodes)
+            self._write_rows(chunk, episodes)
         for part, episode in zip(chunk.parts, episodes, strict=True):
             self._changed[episode.id] = episode
             self._new.episodes[episode.writer, part.episode] = episode
@@ -141,12 +143,12 @@ class Commit:
                     f"an open episode, got rows from {part.first_index} and the episode is {episode.state}; "
                     f"each episode is written once, in order, with one spec"
                 )
-            new[part.episode] = episode = self._after(episode, part, chunk, row)
+            new[part.episode] = episode = self._with_part(episode, part, chunk, row)
             found.append(episode)
             row += part.num_rows
         return found
 
-    def _after(self, episode: EpisodeRecord, part: Part, chunk: Chunk, row: int) -> EpisodeRecord:
+    def _with_part(self, episode: EpisodeRecord, part: Part, chunk: Chunk, row: int) -> EpisodeRecord:
         rows = slice(row, row + part.num_rows)
         is_step = np.asarray(chunk.columns["is_step"][rows]) if part.num_rows else np.zeros(0, bool)
         if is_step.size and not is_step[:-1].all():
@@ -157,7 +159,7 @@ class Commit:
             raise SpecError("is_step: an episode ends with the row of its last observation; send it, or cut it")
         ends = (np.asarray(chunk.columns["terminated"][rows]) | np.asarray(chunk.columns["truncated"][rows]))[is_step]
         if ends[:-1].any():
-            raise SpecError("terminated: only the last step of an episode may be; end the episode there")
+            raise SpecError("terminated: only the last step of an episode may be terminated; end the episode there")
         sources = np.asarray(chunk.columns["source"][rows])[is_step]
         counts = np.bincount(sources, minlength=len(Source))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -168,7 +170,7 @@ class Commit:
         info = replace(
             part.info,
             success=episode.info.success if part.info.success is None else part.info.success,
-            labels={**episode.info.labels, **part.info.labels},  # what was said from outside meanwhile stays
+            labels={**episode.info.labels, **part.info.labels},  # labels set meanwhile by an edit stay
             kind="correction" if part.info.kind == "practice" and num_human else part.info.kind,
         )
         return replace(
@@ -193,7 +195,7 @@ class Commit:
         if chunk.columns.keys() != wanted.keys():
             odd = sorted(chunk.columns.keys() ^ wanted.keys())[0]
             raise SpecError(
-                f"{odd}: is in {'the spec' if odd in wanted else 'the chunk'} only; send what the spec says"
+                f"{odd}: is in {'the spec' if odd in wanted else 'the chunk'} only; send the columns of the spec"
             )
         for path, leaf in wanted.items():
             column = chunk.columns[path]
@@ -217,22 +219,22 @@ class Commit:
                 self._base.spec_ids[key] = self._catalog.put_spec(spec)
         return self._base.spec_ids[key]
 
-    # ---- placing
+    # ---- writing rows
 
-    def _place(self, chunk: Chunk, episodes: list[EpisodeRecord]) -> None:
+    def _write_rows(self, chunk: Chunk, episodes: list[EpisodeRecord]) -> None:
         records = self._records(chunk, episodes)
         heap_bytes = sum(len(record) + HEAP_CHECKSUM.size for record in records.values())
         heap_bytes += _ragged_bytes(chunk, slice(None))
-        place = self._room(chunk.spec, chunk.num_rows, heap_bytes)
-        segment = self._open_segment(place, False)
+        target = self._target_segment(chunk.spec, chunk.num_rows, heap_bytes)
+        segment = self._open_segment(target, create=False)
         episode = np.repeat(np.array([e.id for e in episodes], np.int64), [p.num_rows for p in chunk.parts])
         index = np.concatenate(
             [np.arange(p.first_index, p.first_index + p.num_rows, dtype=np.int32) for p in chunk.parts]
         )
         rows = segment.write(
             chunk.columns,
-            first_row=place.num_rows,
-            heap_offset=place.heap_used,
+            first_row=target.num_rows,
+            heap_offset=target.heap_used,
             episode=episode,
             index=index,
             records=records,
@@ -242,23 +244,23 @@ class Commit:
             if part.num_rows:
                 check = digest_of_checksums(rows.checksums[start : start + part.num_rows])
                 self._spans.append(
-                    _Span(
+                    SpanRecord(
                         episode=owner.id,
                         first_index=part.first_index,
-                        segment=place.id,
-                        first_row=place.num_rows + start,
+                        segment=target.id,
+                        first_row=target.num_rows + start,
                         num_rows=part.num_rows,
-                        check=check,
+                        row_check=check,
                     )
                 )
             start += part.num_rows
-        self._written[place.id] = segment
-        self._new.filling[place.spec] = replace(
-            place, num_rows=place.num_rows + chunk.num_rows, heap_used=place.heap_used + rows.heap_bytes
+        self._written[target.id] = segment
+        self._new.filling[target.spec] = replace(
+            target, num_rows=target.num_rows + chunk.num_rows, heap_used=target.heap_used + rows.heap_bytes
         )
 
     def _records(self, chunk: Chunk, episodes: list[EpisodeRecord]) -> dict[int, bytes]:
-        """For the first row of each part, what the catalog will say: enough to make the catalog again."""
+        """For the first row of each part, a copy of what the catalog will list: from these a catalog can be rebuilt."""
         records = {}
         row = 0
         for part, episode in zip(chunk.parts, episodes, strict=True):
@@ -281,20 +283,20 @@ class Commit:
             row += part.num_rows
         return records
 
-    def _room(self, spec: StepSpec, num_rows: int, heap_bytes: int) -> SegmentRecord:
-        """The segment that takes these rows; the one before it is sealed if they do not fit."""
+    def _target_segment(self, spec: StepSpec, num_rows: int, heap_bytes: int) -> SegmentRecord:
+        """The segment to write these rows to; if they do not fit into the current one, it is sealed."""
         spec_id = self._spec_id(spec)
-        place = self._new.filling.get(spec_id)
+        target = self._new.filling.get(spec_id)
         if heap_bytes > MAX_HEAP_BYTES:
             raise SpecError(
                 f"{heap_bytes} bytes of ragged values in one chunk, and 4 GiB is the most; commit more often"
             )
-        if place is not None:
-            if place.num_rows + num_rows <= place.capacity and place.heap_used + heap_bytes <= place.heap_bytes:
-                return place
-            self._sealed.append(replace(place, sealed=True))
-        capacity, heap_capacity = plan(spec, self._segment_bytes, num_rows, heap_bytes)
-        place = SegmentRecord(
+        if target is not None:
+            if target.num_rows + num_rows <= target.capacity and target.heap_used + heap_bytes <= target.heap_bytes:
+                return target
+            self._sealed.append(replace(target, sealed=True))
+        capacity, heap_capacity = plan_capacity(spec, self._segment_bytes, num_rows, heap_bytes)
+        target = SegmentRecord(
             id=self._new.next_segment,
             spec=spec_id,
             capacity=capacity,
@@ -303,15 +305,15 @@ class Commit:
             heap_used=0,
             sealed=False,
         )
-        self._open_segment(place, True)
+        self._open_segment(target, create=True)
         self._new.next_segment += 1
-        self._new.filling[spec_id] = place
-        return place
+        self._new.filling[spec_id] = target
+        return target
 
     # ---- making it durable
 
     def record(self) -> None:
-        """The sync of the rows and the catalog's transaction. When this returns, the commit is durable."""
+        """Sync the rows and commit the catalog's transaction. When this returns, the commit is durable."""
         catalog = self._catalog
         with catalog.transaction(write=True):
             for segment in self._sealed:
@@ -323,11 +325,9 @@ class Commit:
             for episode in self._changed.values():
                 catalog.put_episode(episode, self._base.episodes.get((episode.writer, episode.number)))
             for span in self._spans:
-                catalog.add_span(
-                    self.number, span.episode, span.first_index, span.segment, span.first_row, span.num_rows, span.check
-                )
+                catalog.add_span(self.number, span)
             catalog.add_commit(self.number, self._now, self.num_rows)
-            # All that stands above is in memory until the transaction ends. It was done while the disk is at the rows.
+            # The statements above stay in memory until the transaction ends, and ran while the disk wrote the rows.
             for written in self._written.values():
                 written.sync()
 
@@ -353,11 +353,12 @@ class Commit:
 
 
 def _ragged_bytes(chunk: Chunk, rows: slice) -> int:
-    """What the ragged values of some rows take in the heap."""
+    """How many bytes the ragged values of some rows take in the heap."""
     ragged = [chunk.columns[path][rows] for path, leaf in chunk.spec.columns.items() if leaf.ragged]
     return sum(len(to_bytes(value)) + HEAP_CHECKSUM.size for column in ragged for value in column)
 
 
-def _top(overlay: MutableMapping[Any, Any]) -> dict[Any, Any]:
+def _top(overlay: MutableMapping[_Key, _Record]) -> dict[_Key, _Record]:
+    """The entries that this commit has changed."""
     assert isinstance(overlay, ChainMap)
     return dict(overlay.maps[0])

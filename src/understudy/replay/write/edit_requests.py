@@ -1,9 +1,9 @@
-"""Inbox: what other processes ask of a store that is being written: delete, restore, label.
+"""Edit requests: how other processes delete, restore and label episodes of a store that is being written.
 
-Only the process that holds the store's lock changes its catalog. A request is one small JSON file in STORE/inbox,
-there under its name only when it is whole and on disk. The store applies requests in the order of their names, when it
-is opened and after a commit; a request is removed when its change is durable, so that after a crash it is applied
-again, which changes nothing. One that cannot be applied is set aside in inbox/refused with a warning.
+Only the process that holds the store's lock changes its catalog. Any other process leaves a request: one small JSON
+file in STORE/inbox, which gets its name only when it is whole and on disk. The store applies requests in the order of
+their names, when it is opened and after a commit. A request is removed when its change is durable; after a crash it is
+applied again, which changes nothing. A request that cannot be applied is moved to inbox/refused, with a warning.
 """
 
 from __future__ import annotations
@@ -14,35 +14,41 @@ import os
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
+from typing import Literal, Protocol, TypeAlias, get_args
 
 from understudy.core import StoreClosedError, StoreError, StoreFailedError, StoreFormatError, UnderstudyError
 from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE
-
-if TYPE_CHECKING:
-    from understudy.replay.write.store import Store
+from understudy.durable.errors import store_errors
+from understudy.replay.format.paths import CATALOG_FILE, INBOX_DIRECTORY, REFUSED_DIRECTORY
 
 logger = logging.getLogger(__name__)
 
 Action: TypeAlias = Literal["delete", "restore", "label"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
-INBOX_DIRECTORY = "inbox"
-REFUSED_DIRECTORY = "refused"
-LOOK_S = 1.0  # between two looks of a store that commits
-TICK_S = 0.1  # in which a directory may change twice with the same time
+POLL_S = 1.0  # between two looks at the inbox of a store that commits
+CLOCK_TICK_S = 0.1  # in which a directory may change twice with the same modification time
 MAX_REQUEST_BYTES = 2**20
-MAX_TEXT = 200
+MAX_TEXT = 200  # characters
+
+
+class EpisodeEditor(Protocol):
+    """The edits that a request can ask for; a Store has them. Each returns how many episodes changed."""
+
+    def delete(self, episodes: Iterable[int]) -> int: ...
+
+    def restore(self, episodes: Iterable[int]) -> int: ...
+
+    def label(self, episodes: Iterable[int], labels: Mapping[str, str | None]) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """One wish. `labels` are for `label`; a value of None takes one off."""
+class EditRequest:
+    """One edit of some episodes. Only `label` has `labels`; a value of None removes a label."""
 
     action: Action
     episodes: tuple[int, ...]
@@ -64,88 +70,90 @@ class Request:
             raise StoreError(f"who, when: expected a name and a time, got {self.who!r:.100}, {self.when!r:.100}")
 
     @staticmethod
-    def parse(content: bytes) -> Request:
-        """A request from its file; an error says what is wrong with it."""
+    def parse(content: bytes) -> EditRequest:
+        """The request in a file; a StoreError if it holds none."""
         try:
-            said = json.loads(content)
-            return Request(**{**said, "episodes": tuple(said["episodes"]), "labels": dict(said.get("labels", {}))})
+            fields = json.loads(content)
+            return EditRequest(
+                **{**fields, "episodes": tuple(fields["episodes"]), "labels": dict(fields.get("labels", {}))}
+            )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(f"not a request ({error})") from None
 
-    def apply(self, store: Store) -> int:
-        """Do it; returns how many episodes changed."""
+    def apply(self, editor: EpisodeEditor) -> int:
+        """Edit the episodes; returns how many changed."""
         if self.action == "delete":
-            return store.delete(self.episodes)
+            return editor.delete(self.episodes)
         if self.action == "restore":
-            return store.restore(self.episodes)
-        return store.label(self.episodes, self.labels)
+            return editor.restore(self.episodes)
+        return editor.label(self.episodes, self.labels)
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
 
 
-# ---- for those who ask
+# ---- for processes that want an edit
 
 
-def put(store: Path, request: Request) -> Path:
-    """Leave a request for whoever writes to the store; on disk when this returns."""
+def submit_edit(store: Path, request: EditRequest) -> Path:
+    """Leave a request for the process that writes to the store; on disk when this returns."""
     if not (store / CATALOG_FILE).is_file():
         raise StoreFormatError(f"{store}: not an Understudy store (it has no {CATALOG_FILE}); check the path")
     inbox = store / INBOX_DIRECTORY
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"
-    with files.naming(inbox, "create"):
+    with store_errors(inbox, "create"):
         inbox.mkdir(exist_ok=True)
-        files.replace_durably(inbox / name, json.dumps(asdict(request)).encode())
+        files.write_durably(inbox / name, json.dumps(asdict(request)).encode())
     return inbox / name
 
 
-def pending(store: Path) -> list[Request]:
-    """What was asked for and is not applied yet, in order; what is damaged is left out."""
+def pending_edits(store: Path) -> list[EditRequest]:
+    """The requests that are not applied yet, in order, without those that are damaged."""
     found = []
-    for path in _requests(store / INBOX_DIRECTORY):
+    for path in _request_files(store / INBOX_DIRECTORY):
         with suppress(OSError, UnderstudyError):
-            found.append(Request.parse(_content(path)))
+            found.append(EditRequest.parse(_read_request(path)))
     return found
 
 
 # ---- for the store
 
 
-class Inbox:
-    """The inbox of an open store. Any thread may `look`; one of them does the work."""
+class EditInbox:
+    """The inbox of an open store. Any thread may call `poll`; one at a time applies requests."""
 
-    def __init__(self, store: Store):
-        self._store = store
-        self._path = store.path / INBOX_DIRECTORY
-        self._working = threading.Lock()
-        self._looked_s = float("-inf")
-        self._seen_ns = -1  # the directory's time when all that was in it was done
+    def __init__(self, store: Path, editor: EpisodeEditor):
+        self._editor = editor
+        self._path = store / INBOX_DIRECTORY
+        self._applying = threading.Lock()
+        self._polled_s = float("-inf")
+        self._seen_ns = -1  # modification time of the directory when all its requests had been applied
 
-    def look(self) -> None:
-        """Apply what is new, at most once in LOOK_S; a look at an inbox that has not changed is one system call."""
-        if time.monotonic() - self._looked_s < LOOK_S or not self._working.acquire(blocking=False):
+    def poll(self) -> None:
+        """Apply new requests, at most once in POLL_S. If the directory has not changed, this costs one system call."""
+        if time.monotonic() - self._polled_s < POLL_S or not self._applying.acquire(blocking=False):
             return
         try:
-            self._looked_s = time.monotonic()
+            self._polled_s = time.monotonic()
             try:
                 changed_ns = os.stat(self._path).st_mtime_ns
             except OSError:
-                return  # nobody has asked for anything yet
+                return  # there has been no request yet
             if changed_ns != self._seen_ns:
-                self._work()
-                settled = time.time_ns() - changed_ns > TICK_S * 1e9
+                self._apply_all()
+                settled = time.time_ns() - changed_ns > CLOCK_TICK_S * 1e9
                 self._seen_ns = changed_ns if settled else -1
         finally:
-            self._working.release()
+            self._applying.release()
 
-    def _work(self) -> None:
-        for path in _requests(self._path):
+    def _apply_all(self) -> None:
+        for path in _request_files(self._path):
             try:
-                request = Request.parse(_content(path))
-                num_changed = request.apply(self._store)
+                request = EditRequest.parse(_read_request(path))
+                num_changed = request.apply(self._editor)
             except (StoreFailedError, StoreClosedError):
-                return  # the disk, not the request; it is applied when the store is opened again
+                return  # the disk failed, not the request; it is applied when the store is opened again
             except (UnderstudyError, OSError) as error:
                 self._refuse(path, error)
                 continue
@@ -154,20 +162,20 @@ class Inbox:
                 files.remove_durably(path)
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        logger.warning("%s: set aside in %s/: %s", path, REFUSED_DIRECTORY, error)
+        logger.warning("%s: moved to %s/: %s", path, REFUSED_DIRECTORY, error)
         with suppress(OSError):
             (self._path / REFUSED_DIRECTORY).mkdir(exist_ok=True)
             path.rename(self._path / REFUSED_DIRECTORY / path.name)
 
 
-def _requests(inbox: Path) -> list[Path]:
+def _request_files(inbox: Path) -> list[Path]:
     try:
         return sorted(inbox / name for name in os.listdir(inbox) if name.endswith(".json"))
     except OSError:
         return []
 
 
-def _content(path: Path) -> bytes:
+def _read_request(path: Path) -> bytes:
     with path.open("rb") as file:
         content = file.read(MAX_REQUEST_BYTES + 1)
     if len(content) > MAX_REQUEST_BYTES:

@@ -1,4 +1,4 @@
-"""Retention: how much of each kind of episode is kept. Each kind has a budget of its own, so none evicts another."""
+"""Retention: how much of each kind of episode is kept. Each kind has its own budget, so no kind evicts another."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from understudy.replay.format.catalog import Catalog
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """The most that is kept of a kind, newest first; None is no limit."""
+    """How much of a kind is kept at most, the newest first; None is no limit."""
 
     max_steps: int | None = None
     max_bytes: int | None = None
@@ -26,7 +26,7 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Budgets by kind. What is not limited is kept for ever."""
+    """Budgets by kind. A kind without a limit is never deleted."""
 
     demonstration: Budget = Budget()
     practice: Budget = Budget()

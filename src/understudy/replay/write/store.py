@@ -1,15 +1,16 @@
 """Store: the write side of a directory of experience. When `commit` returns, the rows survive any crash.
 
 Any number of threads may call `commit`. There is no committing thread: the first caller to get the lock commits what
-all that wait have brought (group commit), so the two syncs are shared.
+all waiting callers have queued (group commit), so the two syncs are shared.
 
 | caller | takes from | blocks on | woken by |
 |---|---|---|---|
 | `commit`, leading | the queue of waiting chunks | the disk | - |
-| `commit`, following | - | the commit lock | the leader's release; finds its chunk done |
+| `commit`, following | - | the commit lock | the leader's release; finds its chunk committed |
 | `delete`, `label`, ... | - | the commit lock | the leader's release |
 
-What other processes ask for (inbox.py) is applied when the store is opened and after a commit.
+Edits that other processes ask for (edit_requests.py) are applied when the store is opened and after a commit.
+Compaction is a function of a Store: see maintain/compaction.py.
 """
 
 from __future__ import annotations
@@ -32,44 +33,53 @@ from understudy.core import (
     StoreFormatError,
     UnderstudyError,
 )
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.durable import files
-from understudy.replay.format.catalog import CATALOG_FILE, Catalog
+from understudy.durable.errors import store_errors
+from understudy.durable.file_system import refuse_network_file_system
+from understudy.durable.lock import WriterLock
+from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk
+from understudy.replay.format.layout import plan_capacity
+from understudy.replay.format.paths import (
+    CATALOG_FILE,
+    LOCK_FILE,
+    SEAL_FILE,
+    SEGMENTS_DIRECTORY,
+    segment_files,
+    segment_path,
+)
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord, WriterRecord, with_labels
-from understudy.replay.format.seal import SEAL_FILE, check_seal, write_seal
+from understudy.replay.format.seal import check_seal, write_seal
 from understudy.replay.format.segment import Segment
-from understudy.replay.maintain.compaction import CompactionReport, Progress, compact
-from understudy.replay.write.commit import Commit, State
-from understudy.replay.write.edit_requests import Inbox
+from understudy.replay.write.commit import Commit, StoreState
+from understudy.replay.write.edit_requests import EditInbox
 from understudy.replay.write.retention import Retention, expired
 from understudy.replay.write.writer import Writer
 
 SEGMENT_BYTES = 256 * 2**20
-LOCK_FILE = "writer.lock"
-SEGMENTS_DIRECTORY = "segments"
 
 
-class _Waiting:
-    """A chunk on its way into the store."""
+class _QueuedChunk:
+    """A chunk that waits to be committed, and what became of it."""
 
     def __init__(self, chunk: Chunk):
         self.chunk = chunk
-        self.done = False
+        self.finished = False
         self.commit = 0
         self.error: UnderstudyError | None = None
 
 
-class Store(Closes):
+class Store(Closeable):
     """An open store, in the one process that writes to it. Use as a context manager, or call `close`.
 
-    `catalog`, `state` and `changing` are for the modules beside this one.
+    `catalog`, `state`, `commit_lock`, `maintenance_lock` and `create_segment` are for the modules of this package.
     """
 
     keeps_columns = False  # a chunk is written when `commit` returns
 
     def __init__(
-        self, path: Path, catalog: Catalog, lock: files.WriterLock, *, segment_bytes: int, clock: Callable[[], float]
+        self, path: Path, catalog: Catalog, lock: WriterLock, *, segment_bytes: int, clock: Callable[[], float]
     ):
         self.path = path
         self.catalog = catalog
@@ -79,11 +89,11 @@ class Store(Closes):
         self._segments: dict[int, Segment] = {}
         self._failure: StoreFailedError | None = None
         self._commit_lock = threading.Lock()
-        self._maintenance_lock = threading.Lock()  # one retention or compaction at a time
+        self.maintenance_lock = threading.Lock()  # one retention or compaction at a time
         self._queue_lock = threading.Lock()
-        self._queue: list[_Waiting] = []
+        self._queue: list[_QueuedChunk] = []
         self.state = self._load_state()
-        self._inbox = Inbox(self)
+        self._inbox = EditInbox(path, self)
 
     # ---- opening and closing
 
@@ -95,7 +105,7 @@ class Store(Closes):
         segment_bytes: int = SEGMENT_BYTES,
         clock: Callable[[], float] = time.time,
     ) -> Store:
-        """Open a store for writing, making it if it is not there; refused if another process writes to it.
+        """Open a store for writing, and create it if there is none; refused if another process writes to it.
 
         `segment_bytes` is the size at which a new segment file is begun; `clock` gives the times in the catalog.
         """
@@ -105,30 +115,33 @@ class Store(Closes):
                 f"{path}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
             )
         _make_directory(path)
-        files.refuse_network_file_system(path)
-        with ExitStack() as undo:
-            lock = files.WriterLock(path / LOCK_FILE)
-            undo.callback(lock.release)
+        refuse_network_file_system(path)
+        with ExitStack() as cleanup:
+            lock = WriterLock(path / LOCK_FILE)
+            cleanup.callback(lock.release)
             if not (path / CATALOG_FILE).exists():
                 _create_catalog(path)
             clean = check_seal(path)
-            files.remove_durably(path / SEAL_FILE)
+            with store_errors(path / SEAL_FILE, "remove"):
+                files.remove_durably(path / SEAL_FILE)
             log = path / f"{CATALOG_FILE}-wal"
-            if log.exists():  # the last process crashed or gave up
-                files.write_again(log)
+            if log.exists():  # the last process crashed, or stopped at an error
+                with store_errors(log, "write"):
+                    files.rewrite(log)
             catalog = Catalog.open(path / CATALOG_FILE, write=True)
-            undo.callback(catalog.close)
-            files.sync_directory(path)  # SQLite has made its log, and is silent if the log's name is not durable
+            cleanup.callback(catalog.close)
+            with store_errors(path, "fsync"):  # SQLite created its log and does not make the log's name durable
+                files.sync_directory(path)
             store = Store(path, catalog, lock, segment_bytes=segment_bytes, clock=clock)
-            undo.callback(store._close_segments)
+            cleanup.callback(store._close_segments)
             if not clean:
                 store._clear_after_crash()
-            store._inbox.look()
-            undo.pop_all()
+            store._inbox.poll()
+            cleanup.pop_all()
         return store
 
     def close(self) -> None:
-        """Give the store back. Everything committed is safe whether or not this is called."""
+        """Release the lock. Everything committed is safe whether or not this is called."""
         with self._commit_lock:
             if not self._lock_file.held:
                 return
@@ -144,33 +157,33 @@ class Store(Closes):
     # ---- writing
 
     def writer(self, name: str, spec: StepSpec, *, commit_steps: int = 50, flush_each_episode: bool = True) -> Writer:
-        """A writer that takes steps one by one. A new one of the same name replaces the old and cuts its episodes."""
+        """A writer that takes steps one by one. It replaces an older one of this name, and cuts its open episodes."""
         incarnation = uuid.uuid4().hex
         self.begin_writer(name, incarnation)
         return Writer(self, name, incarnation, spec, commit_steps=commit_steps, flush_each_episode=flush_each_episode)
 
     def begin_writer(self, name: str, incarnation: str) -> WriterRecord:
-        """Register an incarnation of a writer, or find it again: `last_seq` says where it stopped."""
-        with self.changing() as commit:
+        """Register an incarnation of a writer, or find it again: `last_seq` is its last chunk that is stored."""
+        with self.commit_lock() as commit:
             known = self._find_writer(name, incarnation)
             if known is not None and known.incarnation == incarnation:
                 return known
-            left = [e for e in self.state.episodes.values() if known is not None and e.writer == known.id]
+            unfinished = [e for e in self.state.episodes.values() if known is not None and e.writer == known.id]
             with self.catalog.transaction(write=True):
                 record = self.catalog.add_writer(name, incarnation)
-                for episode in left:
+                for episode in unfinished:
                     cut = replace(episode, state="cut", changed=commit, ended_at=self.clock())
                     self.catalog.put_episode(cut, before=episode)
                 self.catalog.add_commit(commit, self.clock(), 0)
             self.state.commit = commit
             self.state.writers[name] = record
-            for episode in left:
+            for episode in unfinished:
                 del self.state.episodes[episode.writer, episode.number]
             return record
 
     def last_seq(self, name: str, incarnation: str) -> int:
         """The last chunk of an incarnation that is stored; -1 if there is none. Registers nothing."""
-        with self.changing():
+        with self.commit_lock():
             known = self._find_writer(name, incarnation)
         return known.last_seq if known is not None and known.incarnation == incarnation else -1
 
@@ -191,22 +204,22 @@ class Store(Closes):
     def commit(self, chunk: Chunk) -> int:
         """Store a chunk durably and return the number of its commit; one that is stored already is not stored again.
 
-        Blocks until the disk has it. A chunk that is wrong raises and changes nothing; if the disk fails, all that
-        wait get the error and the store takes nothing more until it is opened again.
+        Blocks until the disk has it. A chunk that is wrong raises and changes nothing; if the disk fails, all waiting
+        callers get the error and the store takes no more chunks until it is opened again.
         """
-        mine = _Waiting(chunk)
+        mine = _QueuedChunk(chunk)
         with self._queue_lock:
             self._queue.append(mine)
         with self._commit_lock:
-            if not mine.done:
+            if not mine.finished:
                 self._lead()
         if mine.error is not None:
             raise mine.error
-        self._inbox.look()
+        self._inbox.poll()
         return mine.commit
 
     def _lead(self) -> None:
-        """Commit all that waits, in the order it came."""
+        """Commit all queued chunks, in the order they came."""
         with self._queue_lock:
             group, self._queue = self._queue, []
         try:
@@ -218,38 +231,38 @@ class Store(Closes):
             self._fail(group, StoreFailedError(f"{self.path}: a commit was interrupted ({error!r}); open it again"))
             raise
         else:
-            for waiting in taken:
-                waiting.commit, waiting.done = self.state.commit, True
+            for queued in taken:
+                queued.commit, queued.finished = self.state.commit, True
 
-    def _commit_group(self, group: list[_Waiting]) -> list[_Waiting]:
-        """Make the good chunks of a group durable and return them; the wrong ones get their own error."""
+    def _commit_group(self, group: list[_QueuedChunk]) -> list[_QueuedChunk]:
+        """Make the valid chunks of a group durable and return them; each invalid one gets an error of its own."""
         commit = Commit(self.state, self.catalog, self._open_segment, self.segment_bytes, self.clock())
         taken = []
-        for waiting in group:
+        for queued in group:
             try:
-                commit.add(waiting.chunk)
-                taken.append(waiting)
+                commit.add(queued.chunk)
+                taken.append(queued)
             except StoreFailedError:
                 raise
             except UnderstudyError as error:
-                waiting.error, waiting.done = error, True
+                queued.error, queued.finished = error, True
         if commit.changes:
             commit.record()
             for sealed in commit.publish():
                 self._close_segment(sealed)
         return taken
 
-    def _fail(self, group: list[_Waiting], error: UnderstudyError) -> None:
+    def _fail(self, group: list[_QueuedChunk], error: UnderstudyError) -> None:
         if isinstance(error, StoreFailedError) and self._failure is None:
             self._failure = error
-        for waiting in group:
-            if not waiting.done:
-                waiting.error, waiting.done = error, True
+        for queued in group:
+            if not queued.finished:
+                queued.error, queued.finished = error, True
 
-    # ---- changing what is known of episodes
+    # ---- editing episodes
 
     def delete(self, episodes: Iterable[int]) -> int:
-        """Take episodes out of every view; their rows stay until `compact`. Returns how many were there."""
+        """Take episodes out of every view; their rows stay until compaction. Returns how many were not yet deleted."""
         return self._edit(episodes, lambda e, commit: None if e.deleted else replace(e, deleted=commit, changed=commit))
 
     def restore(self, episodes: Iterable[int]) -> int:
@@ -263,11 +276,11 @@ class Store(Closes):
         return self._edit(episodes, edit)
 
     def label(self, episodes: Iterable[int], labels: Mapping[str, str | None]) -> int:
-        """Set free labels on episodes; a value of None takes a label off."""
+        """Set labels on episodes; a value of None removes a label."""
         return self._edit(episodes, lambda episode, commit: with_labels(episode, labels, commit))
 
-    def judge(self, episodes: Iterable[int], success: bool | None) -> int:
-        """Say whether episodes succeeded, where that is known only afterwards."""
+    def set_success(self, episodes: Iterable[int], success: bool | None) -> int:
+        """Set the success of episodes that have been evaluated afterwards; None means not known."""
         return self._edit(
             episodes,
             lambda episode, commit: replace(episode, info=replace(episode.info, success=success), changed=commit),
@@ -275,7 +288,7 @@ class Store(Closes):
 
     def _edit(self, episodes: Iterable[int], edit: Callable[[EpisodeRecord, int], EpisodeRecord | None]) -> int:
         """One commit that rewrites episodes; `edit` returns None to leave one as it is."""
-        with self.changing() as commit:
+        with self.commit_lock() as commit:
             edited = []
             for episode_id in dict.fromkeys(int(e) for e in episodes):
                 found = self.catalog.episode(episode_id)
@@ -295,11 +308,11 @@ class Store(Closes):
                         self.state.episodes[episode.writer, episode.number] = episode
             return len(edited)
 
-    # ---- giving space back
+    # ---- retention and compaction
 
     def retain(self, retention: Retention) -> int:
         """Delete (softly) the oldest episodes of each kind beyond its budget; returns how many."""
-        with self._maintenance_lock:
+        with self.maintenance_lock:
             return self.delete(self.over_budget(retention))
 
     def over_budget(self, retention: Retention) -> list[int]:
@@ -307,14 +320,21 @@ class Store(Closes):
         with self.snapshot() as catalog:
             return expired(catalog, retention)
 
-    def compact(self, *, min_dead: float = 0.3, progress: Progress | None = None) -> CompactionReport:
-        """Give back the disk space of deleted episodes; they cannot be restored afterwards."""
-        with self._maintenance_lock:
-            return compact(self, min_dead=min_dead, progress=progress)
+    def create_segment(self, spec_id: int, num_rows: int, heap_bytes: int) -> tuple[SegmentRecord, Segment]:
+        """A new segment with room for these rows, not in the catalog yet; sealed, so that no commit writes to it."""
+        with self.commit_lock():
+            segment_id = self.state.next_segment
+            self.state.next_segment += 1
+            capacity, heap = plan_capacity(self.catalog.spec(spec_id), self.segment_bytes, num_rows, heap_bytes)
+            record = SegmentRecord(
+                id=segment_id, spec=spec_id, capacity=capacity, heap_bytes=heap, num_rows=0, heap_used=0, sealed=True
+            )
+            layout = self.catalog.layout(record)
+        return record, Segment.create(layout, self.segment_path(segment_id))
 
     def seal(self, segment_id: int) -> SegmentRecord:
-        """Take no more rows into a segment."""
-        with self.changing():
+        """Write no more rows to a segment."""
+        with self.commit_lock():
             segment = self.catalog.segment(segment_id)
             if segment is None:
                 raise StoreError(f"{self.path}: there is no segment {segment_id}")
@@ -329,7 +349,7 @@ class Store(Closes):
 
     @contextmanager
     def snapshot(self) -> Iterator[Catalog]:
-        """A connection for long looks at the catalog, which no commit has to wait for."""
+        """A connection for long reads of the catalog, which no commit has to wait for."""
         catalog = Catalog.open(self.catalog.path)
         try:
             with catalog.transaction(write=False):
@@ -338,8 +358,8 @@ class Store(Closes):
             catalog.close()
 
     @contextmanager
-    def changing(self) -> Iterator[int]:
-        """The commit lock, with the number of the commit to make; a failing disk stops the store."""
+    def commit_lock(self) -> Iterator[int]:
+        """Hold the commit lock; gives the number of the next commit. If the disk fails in the body, the store stops."""
         with self._commit_lock:
             self._check_usable()
             try:
@@ -348,7 +368,7 @@ class Store(Closes):
                 self._failure = error
                 raise
 
-    # ---- reading what it is
+    # ---- properties and paths
 
     @property
     def last_commit(self) -> int:
@@ -361,7 +381,7 @@ class Store(Closes):
     def segment_files(self) -> list[Path]:
         return segment_files(self.path)
 
-    # ---- inside
+    # ---- internals
 
     def _check_usable(self) -> None:
         if self._failure is not None:
@@ -369,10 +389,10 @@ class Store(Closes):
         if not self._lock_file.held:
             raise StoreClosedError(f"{self.path}: the store is closed in this process; open it here to write to it")
 
-    def _load_state(self) -> State:
+    def _load_state(self) -> StoreState:
         catalog = self.catalog
         files_there = [int(path.stem) for path in self.segment_files()]
-        state = State(
+        state = StoreState(
             commit=catalog.last_commit(),
             next_episode=catalog.last_episode_id() + 1,
             next_segment=max([catalog.last_segment_id(), *files_there]) + 1,
@@ -385,7 +405,7 @@ class Store(Closes):
                 state.filling[segment.spec] = segment
         return state
 
-    def _open_segment(self, record: SegmentRecord, create: bool) -> Segment:
+    def _open_segment(self, record: SegmentRecord, *, create: bool) -> Segment:
         if record.id not in self._segments:
             path = segment_path(self.path, record.id)
             layout = self.catalog.layout(record)
@@ -403,26 +423,17 @@ class Store(Closes):
             self._segments.pop(segment_id).close()
 
     def _clear_after_crash(self) -> None:
-        """Zero what uncommitted writes left behind the last rows."""
+        """Zero the bytes that uncommitted writes left after the last rows."""
         for record in list(self.state.filling.values()):
             try:
-                self._open_segment(record, False).clear_tail(record.num_rows, record.heap_used)
-            except DamageError:  # verify and repair deal with it; take no more rows into a damaged file
+                self._open_segment(record, create=False).clear_tail(record.num_rows, record.heap_used)
+            except DamageError:  # verify and repair report it; write no more rows to a damaged file
                 del self.state.filling[record.spec]
 
 
-def segment_path(store: Path, segment_id: int) -> Path:
-    return store / SEGMENTS_DIRECTORY / f"{segment_id:08d}.safetensors"
-
-
-def segment_files(store: Path) -> list[Path]:
-    """All segment files there are, whether the catalog knows them or not."""
-    return sorted(p for p in (store / SEGMENTS_DIRECTORY).glob("*.safetensors") if p.stem.isdigit())
-
-
 def _make_directory(path: Path) -> None:
-    """The directory of a store, durable; one that holds something else is refused."""
-    with files.naming(path, "create"):
+    """Create the directory of a store, durably; refuse one that holds other files."""
+    with store_errors(path, "create"):
         if path.exists() and not path.is_dir():
             raise StoreFormatError(f"{path}: a store is a directory, and this is a file; choose another path")
         known = {CATALOG_FILE, LOCK_FILE, SEGMENTS_DIRECTORY, SEAL_FILE}
@@ -433,19 +444,19 @@ def _make_directory(path: Path) -> None:
                     f"{path}: holds other files ({', '.join(sorted(others)[:3]) or 'segments'}) and no {CATALOG_FILE}; "
                     f"choose an empty directory, or run `understudy repair` if this was a store"
                 )
-        place = path.resolve()
-        new = [directory for directory in (place, *place.parents) if not directory.exists()]
+        resolved = path.resolve()
+        new = [directory for directory in (resolved, *resolved.parents) if not directory.exists()]
         (path / SEGMENTS_DIRECTORY).mkdir(parents=True, exist_ok=True)
-    for directory in dict.fromkeys([path, place.parent, *(made.parent for made in new)]):
-        files.sync_directory(directory)
+    for directory in dict.fromkeys([path, resolved.parent, *(made.parent for made in new)]):
+        with store_errors(directory, "fsync"):
+            files.sync_directory(directory)
 
 
 def _create_catalog(path: Path) -> None:
-    """A new catalog under its name only when it is whole."""
+    """Create a catalog that gets its name only when it is whole."""
     new = path / f"{CATALOG_FILE}.new"
-    with files.naming(new, "create"):
+    with store_errors(new, "create"):
         for leftover in path.glob(f"{CATALOG_FILE}.new*"):
             leftover.unlink()
-        Catalog.create(new, uuid.uuid4().hex).finish()
-        new.rename(path / CATALOG_FILE)
-    files.sync_directory(path)
+        Catalog.create(new, uuid.uuid4().hex).close_as_one_file()
+        files.rename_durably(new, path / CATALOG_FILE)

@@ -8,7 +8,7 @@
     writer.end(last_observation, success=True)
 
 Every step is checked and copied on append, so that the caller may reuse its buffers. A step is durable once a commit
-has taken it: every `commit_steps` rows, at `flush`, and at the end of each episode unless told otherwise.
+has taken it: every `commit_steps` rows, at `flush`, and, with `flush_each_episode`, at the end of each episode.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import numpy as np
 
 from understudy.core import EpisodeError, EpisodeInfo, Step, StepSpec, UnderstudyError
 from understudy.core.tree import Tree
-from understudy.replay.format.chunk import Chunk, Part, State
+from understudy.replay.format.chunk import Chunk, EpisodeState, Part
 
 
-class TakesChunks(Protocol):
-    """Where a writer's chunks go."""
+class ChunkSink(Protocol):
+    """Where a writer commits its chunks: a Store, or the outbox of a remote one."""
 
     @property
     def keeps_columns(self) -> bool:
-        """Whether it goes on reading a chunk's columns after `commit` has returned."""
+        """Whether it still reads a chunk's columns after `commit` has returned."""
         ...
 
     def commit(self, chunk: Chunk) -> int: ...
@@ -41,7 +41,7 @@ class Writer:
 
     def __init__(
         self,
-        store: TakesChunks,
+        store: ChunkSink,
         name: str,
         incarnation: str,
         spec: StepSpec,
@@ -58,7 +58,7 @@ class Writer:
         self._flush_each_episode = flush_each_episode
         self._commit_rows = commit_steps
         self._buffer = self._new_rows()
-        self._spare: deque[_Rows] = deque(maxlen=2)  # given back by whoever keeps columns; a thread may do so
+        self._spare: deque[_Rows] = deque(maxlen=2)  # buffers that the sink has released, perhaps from another thread
         self._parts: list[Part] = []  # ended parts that are not committed yet
         self._seq = 0
         self._number = -1  # of the current episode
@@ -67,12 +67,12 @@ class Writer:
         self._part_start = 0  # in the buffer: where the current episode's uncommitted rows begin
         self._ended = False  # the last step appended was terminated or truncated
         self._num_refused = 0  # steps of the current episode, since the last one that was taken
-        self._in_doubt = False  # a commit failed, and the store may have it all the same: the same chunk goes first
+        self._in_doubt = False  # a commit failed, but the store may have it: send the same chunk again first
         self._last_commit = 0
 
     @property
     def num_uncommitted(self) -> int:
-        """Rows that a crash would lose now."""
+        """How many rows a crash would lose now."""
         return len(self._buffer)
 
     def begin(self, info: EpisodeInfo | None = None, **attributes: Any) -> int:
@@ -90,8 +90,8 @@ class Writer:
     def append(self, step: Step) -> None:
         """Take a step. A step that does not fit the spec is refused and changes nothing.
 
-        If the commit that it brings about fails, the step is kept, and the next call first tries that commit again and
-        takes nothing while it fails. Steps that follow such a gap are an episode of their own.
+        If the commit that it causes fails, the step is kept; the next call first tries that commit again, and refuses
+        its step while that fails. The steps after such a gap become an episode of their own.
         """
         self._check_open("append")
         if self._ended:
@@ -106,7 +106,7 @@ class Writer:
                 self._num_refused += 1
                 raise
         if self._num_refused:
-            self._begin_behind_gap()
+            self._begin_after_gap()
         self._buffer.append(row)
         self._index += 1
         self._ended = step.last
@@ -114,7 +114,7 @@ class Writer:
             self._commit()
 
     def end(self, last_observation: Tree, **attributes: Any) -> int:
-        """End the episode with what its last action led to; `success` and other attributes may be set now.
+        """End the episode with the observation after its last action; `success` and other attributes may be set now.
 
         An episode whose last steps were refused is cut instead.
         """
@@ -124,17 +124,17 @@ class Writer:
         if not self._ended:
             raise EpisodeError(
                 f"writer {self.name!r}: the last step is neither terminated nor truncated; mark it, or call cut() to "
-                f"give the episode up"
+                f"stop the episode here"
             )
         return self._finish("ended", replace(info, **attributes), last_observation)
 
     def cut(self, last_observation: Tree | None = None, **attributes: Any) -> int:
-        """Give the episode up where it stands: an operator's abort, a fault. Its steps are kept."""
+        """Stop the episode before its end: an operator's abort, a fault. Its steps are kept."""
         info = self._check_open("cut")
         if self._index == 0:  # nothing was written: there is no episode
             self._info = None
             return self._last_commit
-        if self._num_refused:  # it is not what the last step that was taken led to
+        if self._num_refused:  # it does not follow the last step that was taken
             last_observation = None
         return self._finish("cut", replace(info, **attributes), last_observation)
 
@@ -153,7 +153,7 @@ class Writer:
                 spec=self.spec,
                 columns=self._buffer.columns(),
                 parts=tuple(self._parts),
-                done=partial(self._spare.append, self._buffer),
+                release=partial(self._spare.append, self._buffer),
             )
             self._in_doubt = True
             self._last_commit = self._store.commit(chunk)
@@ -166,7 +166,7 @@ class Writer:
             self._part_start = 0
         return self._last_commit
 
-    def _finish(self, state: State, info: EpisodeInfo, last_observation: Tree | None) -> int:
+    def _finish(self, state: EpisodeState, info: EpisodeInfo, last_observation: Tree | None) -> int:
         if self._in_doubt:
             self._commit()
         if last_observation is not None:
@@ -178,20 +178,20 @@ class Writer:
             return self._commit()
         return self._last_commit
 
-    def _begin_behind_gap(self) -> None:
-        """Cut the episode where steps were refused; what follows did not follow the last step that was taken."""
+    def _begin_after_gap(self) -> None:
+        """Cut the episode where steps were refused: the next step does not follow the last one that was taken."""
         info = self._check_open("append")
         if self._index:
             self._close_part("cut", info)
             self._number += 1
             self._index = 0
-        self._info = behind_gap(info, self._num_refused)
+        self._info = info_after_gap(info, self._num_refused)
         self._num_refused = 0
 
     def _new_rows(self) -> _Rows:
         return _Rows(self.spec, self._commit_rows + 1)
 
-    def _close_part(self, state: State, info: EpisodeInfo) -> None:
+    def _close_part(self, state: EpisodeState, info: EpisodeInfo) -> None:
         num_rows = len(self._buffer) - self._part_start
         if num_rows or state != "open":
             self._parts.append(
@@ -207,13 +207,13 @@ class Writer:
         return self._info
 
 
-def behind_gap(info: EpisodeInfo, num_steps: int) -> EpisodeInfo:
-    """The attributes of the rest of an episode from whose middle steps are missing."""
+def info_after_gap(info: EpisodeInfo, num_steps: int) -> EpisodeInfo:
+    """The attributes of the rest of an episode in which steps are missing."""
     return replace(info, labels={**info.labels, "steps_missing_before": str(num_steps)})
 
 
 class _Rows:
-    """Rows waiting to be committed, as columns that are used again and again."""
+    """Rows waiting to be committed, as columns that are reused."""
 
     def __init__(self, spec: StepSpec, capacity: int):
         self._fixed = {

@@ -1,11 +1,11 @@
-"""Remote: servers as a client sees them. One address, or several shards that share the writers out among them.
+"""Remote: the client of one server, or of several shards among which the writers are distributed.
 
     remote = connect("shard-0=10.0.0.1:7447,shard-1=10.0.0.2:7447")
     writer = remote.writer("arm-1", spec, spool="spool/arm-1")
-    remote.move("shard-1", "10.0.0.9:7447")
+    remote.update_address("shard-1", "10.0.0.9:7447")
 
-A shard's name outlives its address: what was sent and not acknowledged goes to the shard of that name, wherever it is
-served now, and its store knows what it has. A shard without a name has its address for one.
+A shard keeps its name when its address changes: chunks that it has not acknowledged go to the shard of that name,
+wherever it is served now, and its store knows which ones it has. Without a name, the address is the name.
 """
 
 from __future__ import annotations
@@ -15,29 +15,35 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from understudy.core import RefusedError, StepSpec, UnavailableError
-from understudy.core.closing import Closes
+from understudy.core import RefusedError, StepSpec
+from understudy.core.closeable import Closeable
 from understudy.core.tree import Tree
 from understudy.replay.read.view import View
-from understudy.replay.sample.sampler import Shape
+from understudy.replay.sample.sampler import BatchShape
 from understudy.replay.sample.selectors import Selector, Uniform
-from understudy.service.client.connection import CONNECT_TIMEOUT_S, GLANCE_S, LONGEST_PAUSE_S, Connection, Credentials
+from understudy.service.client.connection import (
+    CONNECT_TIMEOUT_S,
+    MAX_BACKOFF_S,
+    PROBE_TIMEOUT_S,
+    Connection,
+    Credentials,
+)
 from understudy.service.client.outbox import Outbox, OutboxConfig
+from understudy.service.client.publish import Publisher
 from understudy.service.client.remote_sampler import RemoteSampler
 from understudy.service.client.remote_writer import RemoteWriter
 from understudy.service.client.sharded_sampler import ShardedSampler
-from understudy.service.client.spool import Spool, Stretch
-from understudy.service.parameters import Subscription, encode_parameters, publish
+from understudy.service.client.spool import Spool, SpoolLog
+from understudy.service.client.subscription import Subscription
 from understudy.service.wire.batches import view_to_json
-from understudy.service.wire.message import Buffer
+from understudy.service.wire.parameters import encode_parameters
 from understudy.service.wire.protocol import REQUEST, STATUS
+from understudy.web.tokens import read_token
 
 logger = logging.getLogger(__name__)
 
@@ -49,100 +55,88 @@ def connect(
     token_file: str | Path | None = None,
     tls_cert: str | Path | None = None,
 ) -> Remote:
-    """The servers at `addresses` ("host:port" or "name=host:port", or several with commas between). Nothing is sent
-    until it is needed."""
+    """A client of the servers at `addresses`: "host:port" or "name=host:port", or several with commas between.
+
+    It connects when it is first used.
+    """
     given = addresses.split(",") if isinstance(addresses, str) else list(addresses)
-    places = [_name_and_address(text.strip()) for text in given if text.strip()]
-    if not places:
+    shards = [_name_and_address(text.strip()) for text in given if text.strip()]
+    if not shards:
         raise RefusedError(f"addresses: expected host:port, or several with commas between, got {addresses!r}")
-    names = [name for name, _ in places]
+    names = [name for name, _ in shards]
     if len(set(names)) < len(names):
-        raise RefusedError(f"addresses: expected each shard once, got {addresses!r}; give each a name of its own")
+        raise RefusedError(f"addresses: expected each shard once, got {addresses!r}; give each another name")
     if token_file is not None:
         token = read_token(Path(token_file))
     credentials = Credentials(token=token, tls_cert=None if tls_cert is None else Path(tls_cert))
-    return Remote([Connection(address, credentials, name=name) for name, address in places])
+    return Remote([Connection(address, credentials, name=name) for name, address in shards])
 
 
 def _name_and_address(text: str) -> tuple[str, str]:
     name, equals, address = text.rpartition("=")
     if ":" not in address or (equals and not name):
         raise RefusedError(
-            f"addresses: expected host:port, or several with commas between, each perhaps with a name "
-            f"(name=host:port), got {text!r}"
+            f"addresses: expected host:port or name=host:port, or several with commas between, got {text!r}"
         )
     return name or address, address
 
 
-def read_token(path: Path) -> str:
-    """The token in a file, without the white space around it."""
-    try:
-        token = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RefusedError(f"{path}: cannot be read ({error}); pass a file that holds the token") from None
-    if not token.isascii() or not token.isprintable() or not token:
-        raise RefusedError(f"{path}: expected a token of plain letters and digits on one line")
-    return token
-
-
-class Remote(Closes):
-    """Connections to all shards. Use as a context manager, or call `close`."""
+class Remote(Closeable):
+    """The client of all shards. Use as a context manager, or call `close`."""
 
     def __init__(self, connections: Sequence[Connection]):
-        self._connections = {connection.name: connection for connection in connections}  # replaced, never changed
+        self._connections = {
+            connection.name: connection for connection in connections
+        }  # replaced as a whole, so that threads need no lock
         self._changing = threading.Lock()
-        self._lost: list[Connection] = []
-        self._version = 0  # published last
-        self.unpublished: frozenset[str] = frozenset()  # shards that were away then
+        self._removed: list[Connection] = []
+        self._publisher = Publisher()
 
-    # ---- where the shards are
+    # ---- shards
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the shards, in the order in which they were given."""
+        """The names of the shards, in the order in which they were given."""
         return tuple(self._connections)
 
     def address_of(self, name: str) -> str:
-        return self._known(name).address
+        return self.connection(name).address
 
-    def move(self, name: str, address: str) -> None:
-        """A shard is served at another address from now on: its writers, samplers and subscriptions go on there."""
-        connection = self._known(name)
+    def update_address(self, name: str, address: str) -> None:
+        """A shard is served at another address now: its writers, samplers and subscriptions continue there."""
+        connection = self.connection(name)
         _, address = _name_and_address(address)
         if address != connection.address:
             logger.info("%s: moved from %s to %s", name, connection.address, address)
-            connection.move(address)
+            connection.update_address(address)
 
-    def forget(self, name: str) -> None:
-        """A shard is gone for good: its writers move to others with what they have. Its samplers end."""
+    def remove_shard(self, name: str) -> None:
+        """A shard is lost for good: its writers continue with other shards, and its samplers fail."""
         with self._changing:
-            connection = self._known(name)
+            connection = self.connection(name)
             if len(self._connections) == 1:
-                raise RefusedError(f"{name}: is the last shard, and something must keep the steps; add another first")
+                raise RefusedError(f"{name}: is the only shard, and writers need one; connect to another first")
             self._connections = {other: c for other, c in self._connections.items() if other != name}
-            self._lost.append(connection)
-            self.unpublished -= {name}
-        logger.warning("%s: forgotten; what it alone had is lost, and its writers go on elsewhere", name)
+            self._removed.append(connection)
+            self._publisher.forget(name)
+        logger.warning("%s: removed; steps that only it had are lost, and its writers continue with other shards", name)
         connection.abandon()
 
-    def away(self, *, timeout_s: float = GLANCE_S) -> dict[str, str]:
-        """The shards that do not answer now, and why."""
+    def unreachable(self, *, timeout_s: float = PROBE_TIMEOUT_S) -> dict[str, str]:
+        """The shards that do not answer now, each with the reason."""
         found = {name: connection.problem(timeout_s=timeout_s) for name, connection in self._connections.items()}
         return {name: problem for name, problem in found.items() if problem is not None}
 
-    def wait_for_all(self, waiting: Callable[[str], None]) -> None:
-        """Wait until all shards answer, wherever they are by then; `waiting` is told for whom, each time it looks."""
-        while away := self.away():
-            waiting(f"waiting for {', '.join(away)}")
-            time.sleep(LONGEST_PAUSE_S)
+    def wait_until_reachable(self, on_wait: Callable[[str], None]) -> None:
+        """Wait until all shards answer; after each attempt, `on_wait` gets a text that names those that do not."""
+        while missing := self.unreachable():
+            on_wait(f"waiting for {', '.join(missing)}")
+            time.sleep(MAX_BACKOFF_S)
 
     def connection(self, name: str) -> Connection:
-        """To one of the shards."""
-        return self._known(name)
-
-    def _known(self, name: str) -> Connection:
+        """The connection to one shard."""
         if name not in self._connections:
-            raise RefusedError(f"{name}: no such shard; there are {', '.join(self._connections)}")
+            raise RefusedError(f"{name}: expected the name of a shard, one of {', '.join(self._connections)}")
         return self._connections[name]
 
     # ---- writing
@@ -157,29 +151,31 @@ class Remote(Closes):
         flush_each_episode: bool = True,
         config: OutboxConfig | None = None,
     ) -> RemoteWriter:
-        """A writer of steps; a new one of the same name replaces the old. `spool` is a directory of its own on a local
-        disk; what an earlier process left there is delivered first. Returns at once, whether a server is there or not.
+        """A writer of steps; a new one of the same name replaces the old one. Returns at once, without a server too.
+
+        `spool` is a directory on a local disk for this writer alone. What an earlier process left there is delivered
+        first.
         """
         incarnation = uuid.uuid4().hex
-        place = Spool(None if spool is None else Path(spool))
-        stretch = place.begin(name, incarnation, spec)
-        outbox = Outbox(name, place, stretch, self._choose, config or OutboxConfig())
+        opened = Spool(None if spool is None else Path(spool))
+        log = opened.begin(name, incarnation, spec)
+        outbox = Outbox(name, opened, log, self._choose_shard, config or OutboxConfig())
         return RemoteWriter(
             outbox, name, incarnation, spec, commit_steps=commit_steps, flush_each_episode=flush_each_episode
         )
 
-    def _choose(self, stretch: Stretch, elsewhere: bool) -> Connection:
-        """The shard of a stretch: where it went last, or the first in the order that its writer's name gives."""
-        connections, order = self._connections, self.order_for(stretch.route.writer)
-        before = stretch.route.shard  # a name, or an address that has got a name since
+    def _choose_shard(self, log: SpoolLog, *, skip_current: bool = False) -> Connection:
+        """The shard that a log went to last, else the first in its writer's order; or the one after that."""
+        connections, order = self._connections, self.shard_order(log.route.writer)
+        before = log.route.shard  # a name, or the address of a shard that had no name then
         names = [name for name, connection in connections.items() if before in (name, connection.address)]
-        now = names[0] if names else order[0]
-        if elsewhere:
-            now = order[(order.index(now) + 1) % len(order)]
-        return connections[now]
+        chosen = names[0] if names else order[0]
+        if skip_current:
+            chosen = order[(order.index(chosen) + 1) % len(order)]
+        return connections[chosen]
 
-    def order_for(self, writer: str) -> list[str]:
-        """The shards in the order in which a writer tries them. Every writer has its own, so that all get a share."""
+    def shard_order(self, writer: str) -> list[str]:
+        """The shards in the order in which a writer tries them. It differs by writer, so that shards share the load."""
         return sorted(self._connections, key=lambda name: xxhash.xxh3_64_intdigest(f"{writer}\n{name}".encode()))
 
     # ---- sampling
@@ -190,17 +186,17 @@ class Remote(Closes):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: Shape | None = None,
+        shape: BatchShape | None = None,
         selector: Selector | None = None,
         spec: int | None = None,
         rank: int = 0,
         world_size: int = 1,
         depth: int = 2,
     ) -> RemoteSampler:
-        """Batches from the one server there is; the options are those of Sampler, and `depth` batches come ahead."""
+        """A sampler over a single server. The options are those of Sampler; `depth` batches are requested ahead."""
         if len(self._connections) > 1:
             raise RefusedError(
-                f"there are {len(self._connections)} servers; draw from all of them with sharded_sampler"
+                f"expected one server, got {len(self._connections)}; sample from all of them with sharded_sampler"
             )
         return RemoteSampler(
             next(iter(self._connections.values())),
@@ -221,11 +217,11 @@ class Remote(Closes):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: Shape | None = None,
+        shape: BatchShape | None = None,
         selector: Callable[[], Selector] = Uniform,
         spec: int | None = None,
     ) -> ShardedSampler:
-        """Batches from all servers, each giving in proportion to the steps it has."""
+        """A sampler over all servers; each contributes in proportion to its number of steps."""
         samplers = {
             name: RemoteSampler(
                 connection, view, batch_size=batch_size, seed=seed, shape=shape, selector=selector(), spec=spec, depth=0
@@ -239,71 +235,44 @@ class Remote(Closes):
     def publish(
         self, tree: Tree, *, metadata: Mapping[str, str] | None = None, bfloat16: bool = False, timeout_s: float = 60.0
     ) -> int:
-        """Send weights to all servers; returns their version when they have it on disk.
+        """Send weights to all servers; returns their version once they are on disk there.
 
-        Of several, those that are away do without (`unpublished` names them) until the next; if all are, it raises.
+        Of several servers, those that cannot be reached are skipped until the next call (`unpublished` names them). If
+        none can be reached, this raises UnavailableError.
         """
         buffers = encode_parameters(tree, metadata or {}, bfloat16=bfloat16)
-        connections = self._connections
-        if len(connections) == 1:
-            self._version = publish(next(iter(connections.values())), buffers, None, timeout_s)
-            return self._version
-        there = self._listening(connections)
-        with ThreadPoolExecutor(max(len(there), 1)) as pool:
-            send = partial(self._publish_to, buffers=buffers, version=self._version + 1, timeout_s=timeout_s)
-            took = {c.name for c, done in zip(there, pool.map(send, there), strict=True) if done}
-        if not took:
-            raise UnavailableError(f"none of {', '.join(connections)} took the parameters; are they running?")
-        missed = frozenset(connections) - took
-        if missed - self.unpublished:
-            logger.warning("not published to %s, which did not answer", ", ".join(sorted(missed)))
-        self._version, self.unpublished = self._version + 1, missed
-        return self._version
+        return self._publisher.publish(self._connections, buffers, timeout_s)
 
-    def _listening(self, connections: Mapping[str, Connection]) -> list[Connection]:
-        """Those to publish to. Whoever is new or was away is asked how far it is, so that no number is used again."""
-        found = []
-        for name, connection in connections.items():
-            if self._version == 0 or name in self.unpublished:
-                try:
-                    said = connection.call(STATUS, {"views": []}, timeout_s=GLANCE_S, wait=False)
-                except UnavailableError:
-                    continue
-                self._version = max(self._version, int(said["parameters_version"]))
-            found.append(connection)
-        return found
-
-    @staticmethod
-    def _publish_to(connection: Connection, buffers: Sequence[Buffer], version: int, timeout_s: float) -> bool:
-        try:
-            publish(connection, buffers, version, timeout_s, wait=False)
-        except UnavailableError:
-            return False
-        return True
+    @property
+    def unpublished(self) -> frozenset[str]:
+        """The shards that missed the last published version because they could not be reached."""
+        return self._publisher.unpublished
 
     def parameters(self, *, max_bytes: int = 4 * 2**30) -> Subscription:
-        """The newest weights, from now on; `max_bytes` is the most that is taken. Of several servers it hears one, not
-        the same for everybody, and another when that is away."""
+        """A subscription to the newest weights; larger ones than `max_bytes` are refused.
+
+        Of several servers it reads from one, and from another when that one cannot be reached.
+        """
         key = uuid.uuid4().hex
 
-        def choose() -> list[Connection]:
+        def choose_servers() -> list[Connection]:
             connections = self._connections
-            return [connections[name] for name in self.order_for(key) if name in connections]
+            return [connections[name] for name in self.shard_order(key) if name in connections]
 
-        return Subscription(choose, max_bytes=max_bytes)
+        return Subscription(choose_servers, max_bytes=max_bytes)
 
-    # ---- looking
+    # ---- status and requests
 
     def status(self, views: Sequence[View] = (), *, timeout_s: float = CONNECT_TIMEOUT_S) -> dict[str, dict[str, Any]]:
-        """What each server says of itself, by name, with the steps of each view; waits for those not there yet."""
+        """The status of each server by name, with the size of each view; waits for servers that are not up."""
         request = {"views": [view_to_json(view) for view in views]}
         return {name: shard.call(STATUS, request, timeout_s=timeout_s) for name, shard in self._connections.items()}
 
     def request(self, kind: str, payload: Any = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
-        """Ask the first server something that whoever started it answers."""
+        """Send a request to the first server; the `on_request` callback of its program answers it."""
         first = next(iter(self._connections.values()))
         return first.call(REQUEST, {"type": kind, "payload": payload}, timeout_s=timeout_s)["answer"]
 
     def close(self) -> None:
-        for connection in [*self._connections.values(), *self._lost]:
+        for connection in [*self._connections.values(), *self._removed]:
             connection.close()

@@ -1,19 +1,18 @@
-"""Server: a store over a socket. It runs in a thread of its own, in the process that has the store open.
+"""Server: the gRPC handlers that serve a store. It runs in a thread of the process that has the store open.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| the event loop, one thread | all streams | nothing | gRPC, the working threads |
+| the event loop, one thread | all streams | nothing | gRPC, the other threads |
 | committing threads | chunks | the store's commit lock, the disk | the event loop |
-| drawing threads | requests for batches and counts | the disk | the event loop |
+| reading threads | requests for batches and counts | the disk | the event loop |
 
-A stream reads one message ahead of the one at work, so that the network and the disk are busy together. What is wrong
-with a message ends its stream with an error that says so; no other stream notices.
+A stream reads one message ahead of the one that is committed, so that network and disk work at the same time. A bad
+message ends its own stream with an error that says what is wrong; other streams are not affected.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 import threading
 import time
@@ -23,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -40,13 +39,14 @@ from understudy.core import (
 from understudy.replay import Reader, Store
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.layout import row_bytes_of
-from understudy.replay.read.view import count
-from understudy.service.parameters import NO_PARAMETERS, Board
+from understudy.replay.read.view import count_views
 from understudy.service.server.metrics import Metrics
-from understudy.service.server.sample_stream import Drawing, serve_batches
-from understudy.service.server.writer_stats import Heard
+from understudy.service.server.parameter_store import ParameterStore
+from understudy.service.server.sample_stream import SampleStream, serve_batches
+from understudy.service.server.writer_stats import WriterStats
 from understudy.service.wire.batches import view_from_json
 from understudy.service.wire.chunks import decode_chunk
+from understudy.service.wire.parameters import NO_PARAMETERS, encode_version
 from understudy.service.wire.protocol import (
     DEFAULT_PORT,
     PUBLISH,
@@ -65,42 +65,46 @@ from understudy.service.wire.protocol import (
     to_json,
 )
 from understudy.web.access import check_access
+from understudy.web.tokens import bearer_matches
 
 logger = logging.getLogger(__name__)
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_SPECS = 256  # in one store; each has a segment of its own
 MAX_NAME_LENGTH = 200
-MAX_VIEWS = 16  # in one question
-NUM_THREADS = 16  # that commit, and as many that draw; a commit of many chunks costs hardly more than of one
-PARAMETERS_DIRECTORY = "parameters"  # in the store's
+MAX_VIEWS = 16  # in one request
+NUM_THREADS = 16  # that commit, and as many that read; a commit of many chunks costs hardly more than of one
+PARAMETERS_DIRECTORY = "parameters"  # inside the store's directory
 _HEALTH_SERVING, _HEALTH_NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """Where to listen, whom to let in, and how much to take."""
+    """Where a server listens, who may connect, and how much it accepts."""
 
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT  # 0: any that is free
+    port: int = DEFAULT_PORT  # 0: any free port
     token: str | None = field(default=None, repr=False)
     tls_cert: Path | None = None
     tls_key: Path | None = None
     max_message_bytes: int = 64 * 2**20
     max_parameters_bytes: int = 4 * 2**30
     max_streams: int = 4096
-    replaces: tuple[str, ...] = ()  # stores that are gone for good; who wrote to one of them goes on with this one
+    replaces: tuple[str, ...] = ()  # ids of stores that are lost for good; their writers continue with this store
 
     def __post_init__(self) -> None:
-        check_access(self.host, self.token, RefusedError)
+        check_access(self.host, self.token)
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise RefusedError("tls: a certificate and a key go together; pass both --tls-cert and --tls-key")
+            raise RefusedError(
+                "tls: expected both a certificate and a key, got one of them; pass both --tls-cert and --tls-key"
+            )
 
 
-# Called with the name and the spec of a writer that connects; raises if it is not to be let in.
-Accept: TypeAlias = Callable[[str, StepSpec], None]
-# What a server answers to requests that are not its own: (type, payload) to anything that JSON has.
-Answer: TypeAlias = Callable[[str, Any], Any]
+# Called with the name and the spec of a writer that connects; raises an UnderstudyError to refuse it.
+AcceptWriter: TypeAlias = Callable[[str, StepSpec], None]
+# Answers `Remote.request`: (type, payload) to a JSON value.
+OnRequest: TypeAlias = Callable[[str, Any], Any]
 
 
 class Server:
@@ -111,28 +115,32 @@ class Server:
         store: Store,
         config: ServerConfig | None = None,
         *,
-        answer: Answer | None = None,
-        accept: Accept | None = None,
+        on_request: OnRequest | None = None,
+        accept_writer: AcceptWriter | None = None,
     ):
         self.config = config or ServerConfig()
-        self._answer = answer
-        self._accept = accept
+        self._on_request = on_request
+        self._accept_writer = accept_writer
         self.store = store
         self.metrics = Metrics(store)
-        self.heard = Heard()
+        self.writer_stats = WriterStats()
         self.address = ""
-        self.failed = threading.Event()  # the store has failed, or the server is stopped: end the process
+        self.failed = threading.Event()  # set when the store has failed or the server is stopped: end the process
         self.failure: StoreFailedError | None = None
-        self._workers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="serve")
-        self._drawers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="draw")  # keep no commit waiting
+        self._committers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="commit")
+        self._readers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read")  # so that no commit waits for a read
         self._loop = asyncio.new_event_loop()
+        self.parameters = ParameterStore(
+            store.path / PARAMETERS_DIRECTORY, store.catalog.store_id, self._in_commit_thread
+        )
+        self.metrics.parameters_version.set(self.parameters.version)
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
         self._grpc: grpc.aio.Server | None = None
 
     # ---- lifecycle
 
     def start(self) -> Server:
-        """Listen; returns when the port is open."""
+        """Open the port; returns when clients can connect."""
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
@@ -149,8 +157,8 @@ class Server:
         asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._workers.shutdown()
-        self._drawers.shutdown()
+        self._committers.shutdown()
+        self._readers.shutdown()
         self._loop.close()
         self.failed.set()
 
@@ -175,14 +183,12 @@ class Server:
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-                ("grpc.keepalive_time_ms", 20_000),  # a client that is silently gone gives its stream back
+                ("grpc.keepalive_time_ms", 20_000),  # ends the stream of a client that disappeared
                 ("grpc.keepalive_timeout_ms", 20_000),
                 ("grpc.http2.ping_timeout_ms", 20_000),
                 ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
-        self.board = Board(self.store.path / PARAMETERS_DIRECTORY, self.store.catalog.store_id, self.in_thread)
-        self.metrics.parameters_version.set(self.board.version)
         server.add_generic_rpc_handlers(self._handlers())
         host = f"[{config.host}]" if ":" in config.host.strip("[]") and config.host[0] != "[" else config.host
         address = f"{host}:{config.port}"
@@ -204,9 +210,9 @@ class Server:
     async def _close(self, grace_s: float) -> None:
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
-        left = asyncio.all_tasks() - {asyncio.current_task()}
-        if left:  # streams that put away what they had
-            await asyncio.wait(left, timeout=grace_s)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        if tasks:  # streams that close their readers
+            await asyncio.wait(tasks, timeout=grace_s)
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         delivery = {
@@ -224,20 +230,20 @@ class Server:
             ),
         )
 
-    def answers(self, timeout_s: float) -> bool:
-        """Whether the event loop gets to a call in time; False if it hangs, or is stopped."""
+    def is_responsive(self, timeout_s: float) -> bool:
+        """Whether the event loop runs a call within the timeout; False if it hangs or is stopped."""
         answered = threading.Event()
         if not self._loop.is_running():
             return False
         self._loop.call_soon_threadsafe(answered.set)
         return answered.wait(timeout_s)
 
-    # ---- what every call goes through
+    # ---- token check and errors of every call
 
     def _guarded(
         self, call: Callable[[Any, grpc.aio.ServicerContext], Awaitable[bytes]]
     ) -> Callable[[Any, grpc.aio.ServicerContext], Coroutine[Any, Any, bytes]]:
-        """A call with one answer, for clients with the token; our errors become its status."""
+        """A handler with one response that checks the token first; our errors become its gRPC status."""
 
         async def guarded(request: Any, context: grpc.aio.ServicerContext) -> bytes:
             try:
@@ -265,8 +271,7 @@ class Server:
         if self.config.token is None:
             return
         shown = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
-        shown = shown if isinstance(shown, bytes) else shown.encode()
-        if not hmac.compare_digest(shown, f"Bearer {self.config.token}".encode()):
+        if not bearer_matches(shown, self.config.token):
             raise RefusedError("the token is missing or wrong; pass the one that `understudy serve` was started with")
 
     async def _refuse(self, context: grpc.aio.ServicerContext, error: UnderstudyError) -> None:
@@ -278,12 +283,11 @@ class Server:
         logger.info("%s: %s: %s", context.peer(), type(error).__name__, error)
         await context.abort(code, text, trailer)
 
-    async def in_thread(self, function: Callable[..., T], *args: Any, **options: Any) -> T:
-        return await self._loop.run_in_executor(self._workers, partial(function, *args, **options))
+    async def _in_commit_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._loop.run_in_executor(self._committers, partial(function, *args, **kwargs))
 
-    async def drawing(self, function: Callable[..., T], *args: Any) -> T:
-        """As `in_thread`, for what reads the store."""
-        return await self._loop.run_in_executor(self._drawers, partial(function, *args))
+    async def _in_read_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._loop.run_in_executor(self._readers, partial(function, *args, **kwargs))
 
     # ---- calls
 
@@ -291,55 +295,57 @@ class Server:
         return _HEALTH_NOT_SERVING if self.failed.is_set() else _HEALTH_SERVING
 
     async def _status(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        return to_json(await self.drawing(self._count, from_json(request)))
+        return to_json(await self._in_read_thread(self._count, from_json(request)))
 
-    def _count(self, asked: dict[str, Any]) -> dict[str, Any]:
-        """What is in the store, and how many steps the views have that are asked for."""
-        refuse_unknown(asked, {"views"})
-        given = asked.get("views", [])
+    def _count(self, request: dict[str, Any]) -> dict[str, Any]:
+        """What the store holds, and how many steps and episodes each requested view has."""
+        refuse_unknown(request, {"views"})
+        given = request.get("views", [])
         if not isinstance(given, list):
             raise WireError(f"views: expected a list of views, got {str(given)[:40]}")
         if len(given) > MAX_VIEWS:
-            raise StoreError(f"views: at most {MAX_VIEWS} at once, got {len(given)}; ask again for the others")
+            raise StoreError(
+                f"views: at most {MAX_VIEWS} at once, got {len(given)}; send the others in another request"
+            )
         views = [view_from_json(view) for view in given]
         with Reader(self.store.path) as reader:
             commit = reader.last_commit()
             totals = [asdict(total) for total in reader.catalog.episode_totals()]
-            counts = {view.name: found for view, found in zip(views, count(reader, views, commit), strict=True)}
+            counts = {view.name: found for view, found in zip(views, count_views(reader, views, commit), strict=True)}
         steps = {name: found.steps for name, found in counts.items()}
         episodes = {name: found.episodes for name, found in counts.items()}
         return {
             "version": VERSION,
-            "store": self.board.store_id,
+            "store": self.parameters.store_id,
             "commit": commit,
             "totals": totals,
             "steps": steps,
             "episodes": episodes,
-            "parameters_version": self.board.version,
+            "parameters_version": self.parameters.version,
         }
 
     async def _request(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
-        """A question for whoever started the server. What its answer raises, the asker is told, and nobody else."""
+        """A request to the program that started the server. If its callback raises, only this client gets the error."""
         asked = from_json(request)
-        if self._answer is None:
-            raise RefusedError("this server answers no requests; use the calls that it has")
+        if self._on_request is None:
+            raise RefusedError("this server answers no requests; start it with on_request=...")
         try:
-            found = await self.in_thread(self._answer, str(asked.get("type")), asked.get("payload"))
-            return to_json({"answer": found})
+            answer = await self._in_commit_thread(self._on_request, str(asked.get("type")), asked.get("payload"))
+            return to_json({"answer": answer})
         except UnderstudyError:
             raise
-        except Exception as error:  # the callback is not ours: its error is told, and the server goes on
+        except Exception as error:  # the callback is not ours: its client gets the error, and the server continues
             logger.exception("a request of type %s failed", asked.get("type"))
             raise StoreError(f"the server's answer to {asked.get('type')!r} failed: {error!r}") from None
 
     async def _sample(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        drawing = await self.drawing(Drawing, self.store.path, from_json(await _first(requests)))
+        stream = await self._in_read_thread(SampleStream, self.store.path, from_json(await _first(requests)))
         try:
             with self.metrics.stream("sample"):
-                await context.write(drawing.greeting())
-                await serve_batches(drawing, requests, context.write, self.drawing, self.metrics.sent_batch)
+                await context.write(stream.hello_reply())
+                await serve_batches(stream, requests, context.write, self._in_read_thread, self.metrics.sent_batch)
         finally:
-            await asyncio.shield(self.drawing(drawing.close))
+            await asyncio.shield(self._in_read_thread(stream.close))
 
     async def _publish(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
         hello = from_json(await _first(requests))
@@ -347,36 +353,39 @@ class Server:
         version = hello.get("version")
         if version is not None and (type(version) is not int or not 0 < version < 2**62):
             raise WireError(f"version: expected a whole number from 1, got {str(version)[:40]}")
-        number = await self.board.publish(requests, version, self.config.max_parameters_bytes)
+        number = await self.parameters.publish(requests, version, self.config.max_parameters_bytes)
         self.metrics.parameters_version.set(number)
         return to_json({"version": number})
 
     async def _subscribe(self, request: bytes, context: grpc.aio.ServicerContext) -> None:
-        """The newest version, and each that is newest when the one before has been sent."""
+        """Send the newest version, then each newer one. A slow subscriber skips the versions in between."""
         hello = from_json(request)
         have = hello.get("have")
         if type(have) is not int:
             raise WireError(f"have: expected the number of a version, got {str(have)[:40]}")
-        if hello.get("store") != self.board.store_id:  # versions of another store mean nothing here
+        if hello.get("store") != self.parameters.store_id:  # versions of another store do not count here
             have = NO_PARAMETERS
         with self.metrics.stream("subscribe"):
             while True:
-                publication = await self.board.newest(have=have)
+                publication = await self.parameters.newest(have=have)
                 async for piece in publication.pieces():
                     await context.write(piece)
                 have = await publication.version()
-                await context.write(to_json({"version": have, "store": self.board.store_id}))
+                await context.write(encode_version(have, self.parameters.store_id))
 
     async def _write(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        """Chunks in, acknowledgements out, each after its commit is durable."""
+        """Receive chunks and acknowledge each once its commit is durable."""
         hello = from_json(await _first(requests))
         writer, incarnation, spec = self._parse_hello(hello)
-        # It begins with its first good chunk: a hello may be late, its process dead and another at work, and it must
-        # not take the name from that. Who sends a chunk has got the answer to the hello, so it was alive.
-        last_seq = await self.in_thread(self.store.last_seq, writer, incarnation)
+        # The writer takes its name with its first good chunk, not with its hello: a late hello of a dead process must
+        # not take the name from its successor. A writer that sends a chunk has read the reply to its hello.
+        last_seq = await self._in_commit_thread(self.store.last_seq, writer, incarnation)
         begun = False
-        with self.metrics.stream("write"), self.heard.writer(writer, incarnation, context.peer(), last_seq) as heard:
-            stores = [self.board.store_id, *self.config.replaces]
+        with (
+            self.metrics.stream("write"),
+            self.writer_stats.writer(writer, incarnation, context.peer(), last_seq) as entry,
+        ):
+            stores = [self.parameters.store_id, *self.config.replaces]
             await context.write(
                 to_json({"last_seq": last_seq, "max_message_bytes": self.config.max_message_bytes, "stores": stores})
             )
@@ -384,11 +393,13 @@ class Server:
             try:
                 while (message := await ahead) is not None:
                     ahead = asyncio.ensure_future(_next(requests))
-                    heard.came(len(message))
+                    entry.received(len(message))
                     decode = partial(decode_chunk, message, writer=writer, incarnation=incarnation, spec=spec)
-                    seq, commit = await self.in_thread(self._commit, decode, len(message), last_seq, begun)
+                    seq, commit = await self._in_commit_thread(
+                        self._commit, decode, len(message), last_seq=last_seq, begun=begun
+                    )
                     begun = True
-                    heard.stored(seq, commit, again=seq <= last_seq)
+                    entry.committed(seq, commit, repeated=seq <= last_seq)
                     last_seq = max(last_seq, seq)
                     await context.write(to_json({"seq": seq, "commit": commit}))
             finally:
@@ -404,12 +415,12 @@ class Server:
                     f"writer: expected a name of up to {MAX_NAME_LENGTH} characters, got {str(name)[:40]!r}"
                 )
         spec = self._parse_spec(hello.get("spec"))
-        if self._accept is not None:
-            self._accept(str(names[0]), spec)
+        if self._accept_writer is not None:
+            self._accept_writer(str(names[0]), spec)
         return str(names[0]), str(names[1]), spec
 
     def _parse_spec(self, value: Any) -> StepSpec:
-        """The spec in a hello; one whose rows could not be sent is refused before anything is made for it."""
+        """The spec in a hello. One whose rows cannot be sent is refused before the store makes a segment for it."""
         try:
             spec = StepSpec.from_json(value)
             known = spec.json_text in self.store.state.spec_ids
@@ -419,25 +430,28 @@ class Server:
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError, OverflowError) as error:
             raise WireError(f"spec: not the spec of a step ({type(error).__name__}: {str(error)[:100]})") from None
         if not 0 < num_bytes <= self.config.max_message_bytes:
-            raise SpecError(f"spec: a row of {num_bytes} bytes, and {self.config.max_message_bytes} is the most here")
+            raise SpecError(
+                f"spec: expected rows of at most {self.config.max_message_bytes} bytes, got {num_bytes}; make the "
+                f"arrays smaller, or raise --max-message-mb of `understudy serve`"
+            )
         if not known and len(self.store.state.spec_ids) >= MAX_SPECS:
-            raise SpecError(f"spec: the store has {MAX_SPECS} specs already; write another store")
+            raise SpecError(f"spec: the store has {MAX_SPECS} specs already; write to another store")
         return spec
 
-    def _commit(self, decode: Callable[[], Chunk], num_bytes: int, last_seq: int, begun: bool) -> tuple[int, int]:
+    def _commit(self, decode: Callable[[], Chunk], num_bytes: int, *, last_seq: int, begun: bool) -> tuple[int, int]:
         started = time.monotonic()
         chunk = decode()
         if not begun:
             self.store.begin_writer(chunk.writer, chunk.incarnation)
         commit = self.store.commit(chunk)
-        self.metrics.committed(chunk, num_bytes, time.monotonic() - started, again=chunk.seq <= last_seq)
+        self.metrics.committed(chunk, num_bytes, time.monotonic() - started, repeated=chunk.seq <= last_seq)
         return chunk.seq, commit
 
 
 async def _first(requests: AsyncIterator[bytes]) -> bytes:
     message = await _next(requests)
     if message is None:
-        raise WireError("the stream ended before it said anything")
+        raise WireError("the stream ended before its first message")
     return message
 
 

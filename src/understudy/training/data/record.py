@@ -19,9 +19,9 @@ from understudy.envs.teleop.takeover import Takeover
 from understudy.envs.workers import WorkerFailure
 from understudy.envs.world import World
 from understudy.replay import Reader, Store, View
-from understudy.replay.read.view import Clause, count
+from understudy.replay.read.view import Clause, count_views
 from understudy.replay.write.writer import Writer
-from understudy.training.data.run_episode import Rolled, Show, run_episode
+from understudy.training.data.run_episode import EpisodeResult, Show, run_episode
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ def record(
     target: Target,
     takeover: Takeover,
     config: RecordConfig,
-    progress: Callable[[RecordReport, Rolled], None] | None = None,
+    progress: Callable[[RecordReport, EpisodeResult], None] | None = None,
     *,
     pace: Pace | None = None,
     show: Show | None = None,
@@ -158,7 +158,7 @@ class _Local:
 
     def num_episodes(self, view: View) -> int:
         with Reader(self._store.path) as reader:
-            return count(reader, [view])[0].episodes
+            return count_views(reader, [view])[0].episodes
 
 
 class _Remote:

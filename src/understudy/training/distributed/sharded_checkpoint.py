@@ -23,9 +23,9 @@ from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, Hu
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
+from understudy.durable import files
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.ranks import Ranks
-from understudy.training.runs.checkpoint import sync_directory, write_synced
 
 CURRENT, FACTS = "current", "facts.json"
 _FORMAT = 1
@@ -48,19 +48,16 @@ def save_tensors(
     place = directory / f".new-{name}"
     _all_agree(ranks, place.is_dir(), f"{directory}: cannot be seen; put it on a file system that all ranks share")
     writer = HuggingFaceStorageWriter(str(place), save_distributed=True)
-    with ranks.talking("save"), warnings.catch_warnings():
+    with ranks.collective("save"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         state: dict[str, Any] = {**tensors, **{_own(key, ranks.rank): value for key, value in own.items()}}
         save(state, storage_writer=writer, process_group=ranks.host_group, no_dist=ranks.size == 1)
     sums = _checksums(place, ranks)
     if ranks.first:
         said = {"format": _FORMAT, "num_updates": num_updates, "num_ranks": ranks.size, "shards": sums}
-        write_synced(place / FACTS, json.dumps(said, indent=1).encode())
-        sync_directory(place)
-        place.rename(directory / name)
-        write_synced(directory / f".{CURRENT}", name.encode())
-        (directory / f".{CURRENT}").replace(directory / CURRENT)
-        sync_directory(directory)
+        files.write_synced(place / FACTS, json.dumps(said, indent=1).encode())
+        files.move_durably(place, directory / name)
+        files.write_durably(directory / CURRENT, name.encode())
         for old in directory.glob("[0-9]*"):
             if old.name != name:
                 shutil.rmtree(old.rename(directory / f".new-{old.name}"))
@@ -90,7 +87,7 @@ def load_tensors(ranks: Ranks, directory: Path, tensors: Mapping[str, Tensor], o
     else:
         problem = _unfit(place, tensors, wanted)
     _all_agree(ranks, not problem, problem)
-    with ranks.talking("load"), warnings.catch_warnings():
+    with ranks.collective("load"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is what one process wants
         reader = HuggingFaceStorageReader(str(place))
         load(wanted, storage_reader=reader, process_group=ranks.host_group, no_dist=ranks.size == 1)

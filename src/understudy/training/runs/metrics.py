@@ -1,7 +1,7 @@
-"""Metrics: one line of JSON for each report of a run, and whoever else wants to hear it.
+"""Metrics: metrics.jsonl, one JSON object a line, and optional sinks such as TensorBoard.
 
-A line holds what it is of (`kind`: "train", "episode", "evaluation"), the environment steps and updates so far, and
-numbers. A resumed run takes back the lines behind its checkpoint, so that the file reads as if nothing had happened.
+A line has a `kind` ("train", "episode", "collection", "evaluation"), the environment steps and updates so far, and
+numbers. A resumed run removes the lines written after its checkpoint, so that the file has no duplicates.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from understudy.core import UnderstudyError
+from understudy.durable import files
 
 SinkName: TypeAlias = Literal["tensorboard", "wandb"]
 
 
 class Sink(Protocol):
-    """Where numbers go besides the file."""
+    """A destination for numbers besides the file."""
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float]) -> None: ...
 
@@ -28,7 +29,7 @@ class Sink(Protocol):
 
 
 class MetricLog:
-    """Appends lines; one process writes, any number read."""
+    """Appends lines to metrics.jsonl. One process writes; any number may read."""
 
     def __init__(self, path: Path, sinks: tuple[Sink, ...] = ()):
         self._path = path
@@ -37,13 +38,13 @@ class MetricLog:
 
     @property
     def position(self) -> int:
-        """Where the next line begins; synced, so that a checkpoint may rely on it."""
+        """The size of the file in bytes, synced to disk, so that a checkpoint may rely on it."""
         self._file.flush()
-        os.fsync(self._file.fileno())
+        files.sync_data(self._file.fileno())
         return self._file.tell()
 
     def write(self, kind: str, *, step: int, update: int, **values: Any) -> None:
-        """One line; what is not a number there may be anything that JSON can hold."""
+        """Append one line. Values may be any JSON; sinks receive the finite numbers only."""
         line = {"kind": kind, "step": step, "update": update, **values}
         self._file.write(json.dumps(line).encode() + b"\n")
         self._file.flush()
@@ -62,24 +63,24 @@ class MetricLog:
 
 
 def rewind(path: Path, position: int) -> int:
-    """Take back all lines behind a position; returns how many they were."""
+    """Remove all lines after a position in bytes; returns how many were removed."""
     if not path.exists():
         if position:
-            raise UnderstudyError(f"{path}: is gone, and the checkpoint counts on it; restore it, or begin a new run")
+            raise UnderstudyError(f"{path}: is missing, and the checkpoint needs it; restore it, or start a new run")
         return 0
     content = path.read_bytes()
     if len(content) < position:
         raise UnderstudyError(
-            f"{path}: has {len(content)} bytes, and the checkpoint counts on {position}; restore it, or begin a new run"
+            f"{path}: has {len(content)} bytes, and the checkpoint needs {position}; restore it, or start a new run"
         )
     with path.open("r+b") as file:
         file.truncate(position)
-        os.fsync(file.fileno())
+        files.sync_data(file.fileno())
     return content.count(b"\n", position)
 
 
 def read_metrics(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]]:
-    """The lines of a run so far, of one kind or all; a line that is being written is left out."""
+    """The lines so far, of one kind or all. A line that is still being written is skipped."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
@@ -89,7 +90,7 @@ def read_metrics(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]
 
 
 def open_sink(name: SinkName, directory: Path, config: Mapping[str, Any]) -> Sink:
-    """TensorBoard's files beside the run's own, or Weights & Biases (offline, unless WANDB_MODE says otherwise)."""
+    """TensorBoard files in the run directory, or Weights & Biases (offline unless WANDB_MODE is set)."""
     try:
         return _TensorBoard(directory) if name == "tensorboard" else _Wandb(directory, config)
     except ModuleNotFoundError as error:

@@ -1,19 +1,17 @@
-"""Run: one execution and its directory.
+"""Run: one training run and its directory.
 
-config.json         what it was asked to do, all defaults filled in; reloads equal
-store/              what it lived, unless its steps go to a server
-metrics.jsonl       how it went
-checkpoints/        from where it can go on
+config.json         the format of the directory, the kind of run and its config with all defaults filled in
+store/              the recorded episodes, unless they are written to a server
+metrics.jsonl       the metrics
+checkpoints/        the states from which the run can resume
 policy.safetensors  the newest policy
 videos/             the worst episodes of each evaluation
-health/             what each of its processes does now
+health/             what each process of the run is doing now
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,23 +20,26 @@ from typing import Any, TypeVar
 
 from understudy import __version__
 from understudy.core import UnderstudyError
+from understudy.durable import files
+from understudy.durable.lock import FileLock, LockHeldError
 from understudy.training.runs import config as configs
 
 Config = TypeVar("Config")
 
 CONFIG = "config.json"
+FORMAT = 2  # of a run's directory; raised whenever an older run can no longer be read
 
 
 class RunError(UnderstudyError):
-    """A directory that is no run, or is one already, or is in use."""
+    """A directory that is not a run, already is one, is in use, or has another format."""
 
 
 class Run:
-    """The directory of a run. `lock` is held by the one process that learns."""
+    """The directory of a run. The one process that learns holds its `lock`."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
-        self._lock: int | None = None
+        self._lock: FileLock | None = None
 
     @property
     def store(self) -> Path:
@@ -64,24 +65,24 @@ class Run:
 
     @staticmethod
     def create(path: str | Path, kind: str, config: Any) -> Run:
-        """A new run; its store may be there already, with demonstrations in it."""
+        """Create a new run. Its store may exist already, with demonstrations in it."""
         run = Run(path)
         if (run.path / CONFIG).exists():
-            raise RunError(f"{path}: there is a run already; `understudy resume {path}` goes on with it")
+            raise RunError(f"{path}: already is a run; `understudy resume {path}` continues it")
         run.path.mkdir(parents=True, exist_ok=True)
-        said = {"kind": kind, "understudy": __version__, "config": configs.to_json(config)}
-        new = run.path / f".{CONFIG}.new"
-        with new.open("w") as file:
-            json.dump(said, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        new.rename(run.path / CONFIG)
+        metadata = {
+            "format": FORMAT,
+            "kind": kind,
+            "understudy": __version__,
+            "config": configs.to_json(config),
+        }
+        files.write_durably(run.path / CONFIG, json.dumps(metadata, indent=1).encode())
         return run
 
     @staticmethod
     @contextmanager
-    def beginning(path: str | Path, kind: str, config: Any) -> Iterator[Run]:
-        """A new run, at work in this block. If that fails before there is anything to go on from, there is no run."""
+    def create_or_remove(path: str | Path, kind: str, config: Any) -> Iterator[Run]:
+        """Create a new run for this block, and remove it again if the block fails before the first checkpoint."""
         run = Run.create(path, kind, config)
         try:
             yield run
@@ -93,59 +94,58 @@ class Run:
 
     @staticmethod
     def is_at(path: str | Path) -> bool:
-        """Whether a directory is that of a run; others have files of that name too."""
+        """Whether a directory is a run, of any format. Other programs write a config.json too."""
         try:
-            said: dict[str, Any] = json.loads((Path(path) / CONFIG).read_text())
-            return {"kind", "understudy"} <= said.keys()
+            metadata: dict[str, Any] = json.loads((Path(path) / CONFIG).read_text())
+            return {"kind", "understudy"} <= metadata.keys()
         except (OSError, ValueError, AttributeError):
             return False
 
     @property
     def kind(self) -> str:
-        """Which algorithm it runs."""
-        return str(self.said["kind"])
+        """The algorithm, such as "rlpd" or "grpo"."""
+        return str(self.metadata["kind"])
 
     def config(self, kind: type[Config]) -> Config:
-        """What it was asked to do."""
+        """The config that the run was created with."""
         try:
-            return configs.from_json(kind, self.said["config"])
+            return configs.from_json(kind, self.metadata["config"])
         except configs.ConfigError as error:
             raise RunError(f"{self.path / CONFIG}: {error}") from None
 
     @property
-    def said(self) -> dict[str, Any]:
-        """All that its config file says."""
+    def metadata(self) -> dict[str, Any]:
+        """The content of its config.json; refuses a run of another format."""
         path = self.path / CONFIG
         try:
-            said = json.loads(path.read_text())
+            metadata = json.loads(path.read_text())
         except OSError:
-            raise RunError(f"{self.path}: is not a run, it has no {CONFIG}; `understudy train` makes one") from None
+            raise RunError(f"{self.path}: is not a run, it has no {CONFIG}; create one with `understudy train`") from None
         except ValueError as error:
             raise RunError(f"{path}: is not JSON ({error}); restore it") from None
-        if not isinstance(said, dict) or not {"kind", "config"} <= said.keys():
+        if not isinstance(metadata, dict) or not {"kind", "config"} <= metadata.keys():
             raise RunError(f"{path}: expected a kind and a config; restore it")
-        return said
+        if metadata.get("format", 1) != FORMAT:
+            raise RunError(
+                f"{self.path}: is a run of format {metadata.get('format', 1)}, and this version of understudy reads format "
+                f"{FORMAT}; start a new run, or resume this one with the version that wrote it"
+            )
+        return metadata
 
-    # ---- who works on it
+    # ---- its lock
 
     def lock(self) -> Run:
-        """Make this process the one that learns; let go with `close`."""
-        descriptor = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        """Make this process the one that learns; `close` releases the lock."""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            owner = os.read(descriptor, 100).decode(errors="replace").strip()
-            os.close(descriptor)
+            self._lock = FileLock(self.path / "lock")
+        except LockHeldError as error:
             raise RunError(
-                f"{self.path}: process {owner or '?'} is at work on it; stop that one, or choose another run"
+                f"{self.path}: another process is training it ({error.owner}); stop that process, or choose another run"
             ) from None
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        self._lock = descriptor
         return self
 
     def wait_unlocked(self, wait_s: float) -> None:
-        """Give a process that was at work on it some time to die."""
+        """Wait until the process that holds the lock has ended; raises after `wait_s`."""
         deadline = time.monotonic() + wait_s
         while True:
             try:
@@ -158,7 +158,7 @@ class Run:
 
     def close(self) -> None:
         if self._lock is not None:
-            os.close(self._lock)
+            self._lock.release()
             self._lock = None
 
     def __enter__(self) -> Run:

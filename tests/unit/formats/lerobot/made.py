@@ -1,4 +1,4 @@
-"""Small data sets for the tests of LeRobot's format: copies of golden ones, and smooth pictures that videos keep."""
+"""Small data sets for the tests of LeRobot's format: copies of golden ones, and smooth images that videos keep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ SPEC = StepSpec(
 )
 
 
-def picture(moment: int) -> np.ndarray[Any, Any]:
+def image(moment: int) -> np.ndarray[Any, Any]:
     """A slope whose brightness tells the moment."""
     across, down = np.meshgrid(np.arange(48), np.arange(32))
     return np.stack([across + 2 * moment, down + 2 * moment, (across + down) // 2 + 2 * moment], -1).astype(np.uint8)
@@ -39,7 +39,7 @@ def smooth_episode(num_steps: int, seed: int = 0) -> Episode:
 
     def observation(index: int) -> dict[str, Any]:
         state = rng.normal(size=3).astype(np.float32)
-        return {"front": picture(10 * seed + index), "state": state, "prompt": f"step {index}"}
+        return {"front": image(10 * seed + index), "state": state, "prompt": f"step {index}"}
 
     steps = [
         Step(

@@ -141,11 +141,11 @@ def test_channels_may_stand_first_in_info(tmp_path: Path, name: str) -> None:
 
 def test_episodes_in_one_film_are_decoded_once(name: str) -> None:
     source: Any = find_format("lerobot").read(GOLDEN / name, {})
-    films = {}
+    videos = {}
     for _ in source.episodes():
-        films |= {key: file for key, file in source._open.items() if key.startswith("observation.images.top")}
-    assert len(films) == (1 if name == "v3" else 3)
-    assert sum(film.num_decoded for film in films.values()) == 17
+        videos |= {key: file for key, file in source._open.items() if key.startswith("observation.images.top")}
+    assert len(videos) == (1 if name == "v3" else 3)
+    assert sum(video.num_decoded for video in videos.values()) == 17
     source.close()
 
 
@@ -153,14 +153,14 @@ def test_a_skipped_episode_is_not_decoded() -> None:
     source: Any = find_format("lerobot").read(GOLDEN / "v3", {})
     (found,) = source.episodes({"episode_000000", "episode_000001"})
     assert_rows(found[1], truth("v3")[2])
-    (film,) = (file for key, file in source._open.items() if key.startswith("observation.images.top"))
-    assert film.num_decoded <= 4  # two, and what is between them and the key frame before
+    (video,) = (file for key, file in source._open.items() if key.startswith("observation.images.top"))
+    assert video.num_decoded <= 4  # two, and what is between them and the key frame before
     source.close()
 
 
 def test_statistics_are_those_of_lerobot() -> None:
     theirs = json.loads((GOLDEN / "v3" / "meta" / "stats.json").read_text())
-    together = stats.Together()
+    together = stats.MergedStats()
     for frames in truth("v3"):
         numbers = {key: stats.of_numbers(frames[key]) for key in ("observation.state", "action")}
         together.add({**numbers, "observation.images.wrist": stats.of_camera(frames["observation.images.wrist"])})
@@ -183,7 +183,7 @@ def test_the_mapping_says_what_becomes_of_each_field(tmp_path: Path) -> None:
     lines = {line.ours: (line.theirs, line.how) for line in source.mapping}
     source.close()
     assert lines["observation/top"] == ("observation.images.top", "video, decoded")
-    assert lines["observation/wrist"] == ("observation.images.wrist", "pictures, decoded")
+    assert lines["observation/wrist"] == ("observation.images.wrist", "images, decoded")
     assert lines["reward"] == ("", "0 where there is none")
     assert lines["source"] == ("intervention", "human where it is true, else policy")
     assert not read(place)[0].reward.any()

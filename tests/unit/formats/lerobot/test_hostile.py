@@ -63,9 +63,9 @@ def feature(key: str, **fields: Any) -> Callable[[dict[str, Any]], object]:
         (feature(CAMERA, shape=[64, 96]), "expected height, width and channels"),
         (feature(CAMERA, shape=[64, 96, 7]), "has no 3 channels"),
         (feature(CAMERA, shape=[65, 96, 3]), "expected frames of 65 x 96, got 64 x 96"),
-        (feature("observation.images.wrist", shape=[17, 24, 3]), "expected pictures of 17 x 24 in RGB, got 16 x 24"),
+        (feature("observation.images.wrist", shape=[17, 24, 3]), "expected images of 17 x 24 in RGB, got 16 x 24"),
         (feature("observation.images.wrist", dtype="float32"), "which is not their shape|expected lists of 16"),
-        (feature("observation.state", dtype="image", shape=[4, 4, 3]), "expected pictures|which is not their shape"),
+        (feature("observation.state", dtype="image", shape=[4, 4, 3]), "expected images|which is not their shape"),
         (feature("force", dtype="string"), "expected text"),
     ],
 )
@@ -125,7 +125,7 @@ def with_column(table: pa.Table, name: str, column: Any) -> pa.Table:
         ("action", lambda old: [[None] * 3, *old[1:]], "got 3 nulls"),
         ("next.reward", lambda old: [float("inf")] * 17, "reward: expected finite numbers"),
         ("next.reward", lambda old: ["x"] * 17, "is damaged"),
-        ("observation.images.wrist", lambda old: [{"bytes": b"x", "path": ""}] * 17, "a picture is damaged"),
+        ("observation.images.wrist", lambda old: [{"bytes": b"x", "path": ""}] * 17, "an image is damaged"),
         ("observation.images.wrist", lambda old: [{"bytes": None, "path": "/etc/passwd"}] * 17, "got names of files"),
     ],
 )
@@ -197,17 +197,17 @@ def test_a_picture_that_is_repeated_does_not_fill_the_memory(tmp_path: Path) -> 
 def test_a_film_may_not_be_something_else(tmp_path: Path) -> None:
     """A playlist would make the decoder open other files, or addresses."""
     place = copy_of_golden("v3", tmp_path)
-    (film,) = place.rglob("*.mp4")
-    film.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n")
-    with pytest.raises(FormatError, match=f"{film}: is damaged"):
+    (video,) = place.rglob("*.mp4")
+    video.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n")
+    with pytest.raises(FormatError, match=f"{video}: is damaged"):
         read(place)
 
 
 def test_a_film_that_ends_early_is_noticed(tmp_path: Path) -> None:
     place = copy_of_golden("v3", tmp_path)
-    (film,) = place.rglob("*.mp4")
-    film.write_bytes(film.read_bytes()[:-400])
-    with pytest.raises(FormatError, match=str(film)):
+    (video,) = place.rglob("*.mp4")
+    video.write_bytes(video.read_bytes()[:-400])
+    with pytest.raises(FormatError, match=str(video)):
         read(place)
 
 

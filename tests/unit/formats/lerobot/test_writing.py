@@ -45,7 +45,7 @@ def test_video_loses_what_the_data_set_states_and_no_more(tmp_path: Path, video:
     assert 0 < max(errors) < 4
     assert stated == {"observation.images.front": max(errors)}
     for wanted, got in zip(EPISODES, read(place), strict=True):
-        assert np.array_equal(wanted.last_observation["front"], got.last_observation["front"])  # kept beside the film
+        assert np.array_equal(wanted.last_observation["front"], got.last_observation["front"])  # kept beside the video
 
 
 @pytest.mark.parametrize("version", ["3", "2.1"])
@@ -69,8 +69,8 @@ def test_video_chooses_the_codec(tmp_path: Path, video: str, codec: str, dtype: 
     place = write(tmp_path / "d", EPISODES, video=video)
     feature = info_of(place)["features"]["observation.images.front"]
     assert (feature["dtype"], feature["info"]["video.codec"]) == (dtype, codec)
-    (film,) = place.rglob("*.mp4")
-    with av.open(str(film)) as container:
+    (video,) = place.rglob("*.mp4")
+    with av.open(str(video)) as container:
         stream = container.streams.video[0]
         assert codec in (stream.codec.name, stream.codec.canonical_name)
         assert stream.codec_context.pix_fmt == ("gbrp" if video == "lossless" else "yuv420p")
@@ -90,8 +90,8 @@ def test_fps_is_the_clock_of_tables_and_films(tmp_path: Path) -> None:
     assert info_of(place)["fps"] == 25
     (table,) = (place / "data").rglob("*.parquet")
     assert np.allclose(pq.read_table(table)["timestamp"].to_numpy()[:5], np.arange(5) / 25)
-    (film,) = place.rglob("*.mp4")
-    with av.open(str(film)) as container:
+    (video,) = place.rglob("*.mp4")
+    with av.open(str(video)) as container:
         assert container.streams.video[0].average_rate == 25
     assert len(read(place)) == 3
 
@@ -110,7 +110,7 @@ def test_options_of_reading_too(tmp_path: Path, option: tuple[str, str]) -> None
 
 
 def test_what_video_would_ruin_is_refused(tmp_path: Path) -> None:
-    spec = robot_spec(32)  # of which random pictures are noise
+    spec = robot_spec(32)  # of which random images are noise
     with pytest.raises(FormatError, match=r"av1 changes the pixels of episode 0 by \d+\.\d of 255 in the mean"):
         write(tmp_path / "d", [random_episode(spec, 8, 0)], spec)
     assert not list(tmp_path.iterdir())

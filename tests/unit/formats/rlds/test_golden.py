@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from understudy.core import tree as trees
-from understudy.formats import Named, find_format
+from understudy.formats import NamedDataset, find_format
 from understudy.formats.rlds import read_rlds
 
 ARCHIVE = Path(__file__).parents[3] / "golden" / "formats" / "rlds" / "rlds.tar.xz"
@@ -87,7 +87,7 @@ def test_what_is_not_read_is_said(golden: Path) -> None:
 def test_episodes_of_a_nested_data_set(golden: Path, truth: dict[str, Any]) -> None:
     source = find_format("rlds").read(golden / "tfrecord" / "nested", {})
     assert source.num_episodes == 9
-    assert isinstance(source, Named)
+    assert isinstance(source, NamedDataset)
     assert source.name == "nested/1.0.0"
     found = list(source.episodes())
     assert [key for key, _ in found] == [*(f"train/{n}" for n in range(6)), *(f"val/{n}" for n in range(3))]

@@ -22,11 +22,11 @@ from tests.unit.formats.mutation import read_all
 
 from understudy.core import Episode, Source, StepSpec
 from understudy.core.examples import CANONICAL, random_episode, robot_spec, small_spec
-from understudy.formats import EpisodeSource, FormatError, find_format
+from understudy.formats import DatasetReader, FormatError, find_format
 from understudy.formats.rlds import read_rlds
 from understudy.formats.rlds.example import Malformed, parse, serialize
 from understudy.formats.rlds.features import Leaf, features_json
-from understudy.formats.rlds.images import encode_picture
+from understudy.formats.rlds.images import encode_image
 from understudy.formats.rlds.records import read_records, write_records
 
 SCALAR = {"reward": "float32", "discount": "float32", "is_first": "bool", "is_last": "bool", "is_terminal": "bool"}
@@ -40,7 +40,7 @@ def written(place: Path, spec: StepSpec, episodes: list[Episode], **options: str
     return place
 
 
-def opened(place: Path, **options: str) -> EpisodeSource:
+def opened(place: Path, **options: str) -> DatasetReader:
     return find_format("rlds").read(place, options)
 
 
@@ -167,16 +167,16 @@ def test_who_acted(tmp_path: Path) -> None:
 
 
 def test_pictures_without_a_size_have_that_of_the_first(tmp_path: Path) -> None:
-    picture = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)
+    image = np.random.default_rng(0).integers(0, 256, (5, 4, 3)).astype(np.uint8)
     camera = {"observation": Leaf(kind="image", shape=(None, None, 3), dtype="uint8", encoding="png")}
-    small = encode_picture(picture[:3], "png")
-    whole = [encode_picture(picture, "png")] * 3
+    small = encode_image(image[:3], "png")
+    whole = [encode_image(image, "png")] * 3
     place = foreign(tmp_path / "data", [rows(observation=whole), rows(observation=[*whole[:2], small])], camera)
     source = opened(place)
     assert source.spec.observation.flat[""].shape == (5, 4, 3)
     found = source.episodes()
-    np.testing.assert_array_equal(next(found)[1].observation, np.stack([picture] * 3))
-    with pytest.raises(FormatError, match="record 1: a picture has 3x4 pixels and not 5x4"):
+    np.testing.assert_array_equal(next(found)[1].observation, np.stack([image] * 3))
+    with pytest.raises(FormatError, match="record 1: an image has 3x4 pixels and not 5x4"):
         next(found)
 
 
@@ -382,7 +382,7 @@ def test_records_that_are_whole_and_wrong(tmp_path: Path) -> None:
 
 
 def test_bombs_are_refused_before_they_go_off(tmp_path: Path) -> None:
-    """A shard, a tensor and a picture that would be gigabytes when unpacked."""
+    """A shard, a tensor and an image that would be gigabytes when unpacked."""
     zeros = zlib.compress(bytes(2**26), 9)
     packed = {"observation": Leaf(kind="tensor", shape=(2,), dtype="float32", encoding="zlib")}
     place = foreign(tmp_path / "tensor", [rows(observation=[zeros] * 3, reward=np.zeros(3, np.float32))], packed)
@@ -395,12 +395,12 @@ def test_bombs_are_refused_before_they_go_off(tmp_path: Path) -> None:
     header = io.BytesIO()
     Image.new("1", (30000, 30000)).save(header, "PNG")
     camera = {"observation": Leaf(kind="image", shape=(8, 8, 3), dtype="uint8", encoding="png")}
-    place = foreign(tmp_path / "picture", [rows(observation=[header.getvalue()] * 3)], camera)
+    place = foreign(tmp_path / "image", [rows(observation=[header.getvalue()] * 3)], camera)
     with pytest.raises(FormatError, match="record 0"):
         list(opened(place).episodes())
     absurd = {"observation": Leaf(kind="image", shape=(10**9, 10**9, 3), dtype="uint8", encoding="png")}
-    small = encode_picture(np.zeros((8, 8, 3), np.uint8), "png")
-    with pytest.raises(FormatError, match="a picture has 8x8 pixels and not 1000000000x1000000000"):
+    small = encode_image(np.zeros((8, 8, 3), np.uint8), "png")
+    with pytest.raises(FormatError, match="an image has 8x8 pixels and not 1000000000x1000000000"):
         list(opened(foreign(tmp_path / "absurd", [rows(observation=[small] * 3)], absurd)).episodes())
 
     place = foreign(tmp_path / "shard", [rows()])

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
+from understudy.durable import files
 from understudy.replay.write.store import Store
 from understudy.training.collection import Collector
 from understudy.training.distributed.engine import Engine
 from understudy.training.onpolicy import evaluate_tasks as trials
-from understudy.training.onpolicy.run import OnPolicyRun
+from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 from understudy.training.runs import checkpoint
 from understudy.training.runs.run import Run
 
@@ -28,10 +29,10 @@ PLACES: dict[str, tuple[Any, str]] = {
     "collect": (Collector, "_decide"),
     "write": (Store, "commit"),
     "update": (Engine, "step"),
-    "evaluate": (trials, "trial_of"),
+    "evaluate": (trials, "evaluation_episode"),
     "shards": (Engine, "save"),
-    "arrays": (checkpoint, "write_synced"),
-    "rename": (checkpoint, "sync_directory"),
+    "arrays": (files, "write_synced"),
+    "rename": (checkpoint, "_remove_old"),
     "policy": (Engine, "parameters"),
 }
 

@@ -50,7 +50,7 @@ function hear(message) {
   if (message.type === "ping") {
     say({ type: "pong", asked_s: message.asked_s, page_ms: performance.now() });
     $("hand").textContent = ms(message.hand_ms);
-    $("picture").textContent = ms(message.picture_ms);
+    $("image").textContent = ms(message.picture_ms);
     $("round-trip").textContent = ms(message.round_trip_ms);
   } else if (message.type === "welcome") {
     controls = message.controls;
@@ -132,11 +132,11 @@ function show(data) {
   const length = new DataView(data).getUint32(0, true);
   const frame = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));
   let offset = 4 + length;
-  const pictures = $("cameras");
-  if (pictures.dataset.cameras !== JSON.stringify(frame.cameras)) layOut(frame.cameras);
+  const images = $("cameras");
+  if (images.dataset.cameras !== JSON.stringify(frame.cameras)) layOut(frame.cameras);
   frame.cameras.forEach((camera, index) => {
     const size = camera.height * camera.width;
-    paint(pictures.children[index].firstChild, new Uint8Array(data, offset, size * 3), camera);
+    paint(images.children[index].firstChild, new Uint8Array(data, offset, size * 3), camera);
     offset += size * 3;
   });
   info = frame.info;
@@ -167,7 +167,7 @@ function layOut(cameras) {
   fit();
 }
 
-// The largest size at which all pictures fit, side by side or in rows.
+// The largest size at which all images fit, side by side or in rows.
 function fit() {
   const box = $("cameras");
   const figures = [...box.children];

@@ -1,0 +1,149 @@
+"""What `understudy evaluate` runs. Needs torch."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from understudy.core import Tree, UnderstudyError
+from understudy.envs.registry import open_world
+from understudy.policies import ActorPolicy
+from understudy.policies.load import is_actor, load_block_policy
+from understudy.policies.openvla.config import OpenVLAConfig
+from understudy.training.collection import Collector
+from understudy.training.offpolicy.rlpd import policy_act
+from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig, evaluate_tasks
+from understudy.training.onpolicy.policy_files import policy_path
+from understudy.training.runs.evaluate import EvaluationConfig, evaluate
+from understudy.training.runs.fingerprint import Fingerprint, fingerprint
+from understudy.training.runs.run import CONFIG, Run
+
+Split: TypeAlias = Literal["eval", "train", "all"]
+
+
+def run_evaluation(
+    policy: Path,
+    *,
+    env: str | None,
+    episodes: int,
+    split: Split,
+    sampled: bool,
+    temperature: float,
+    seed: int,
+    workers: int | None,
+    videos: int,
+    out: Path | None,
+) -> int:
+    """Evaluate a policy, print the result and write it to `out`; returns the exit code."""
+    run = Run(policy) if Run.is_at(policy) or (policy.is_dir() and not (policy / CONFIG).exists()) else None
+    run_config = None if run is None else run.metadata["config"]
+    env = env or (None if run_config is None else run_config["env"])
+    if env is None:
+        raise UnderstudyError("env: expected the name of a world, because a policy file does not name one")
+    request = EvaluationRequest(
+        policy=policy if run is None else policy_path(str(policy)),
+        env=env,
+        episodes=episodes,
+        split=split,
+        sampled=sampled,
+        temperature=temperature,
+        seed=seed,
+        workers=workers,
+        videos=videos,
+        run_config=run_config,
+        out=out or (None if run is None else run.path / "evaluations"),
+    )
+    console = Console(highlight=False)
+    with Progress(console=console, transient=True) as bar:
+        line = bar.add_task("evaluating", total=episodes)
+        run_episodes = evaluate_actor if is_actor(request.policy) else evaluate_vla
+        score, made_of, text = run_episodes(request, lambda: bar.advance(line))
+    console.print(text, style="green", soft_wrap=True)
+    console.print(f"policy {made_of.parameters}, code {made_of.code}, config {made_of.config}", soft_wrap=True)
+    if request.out is not None:
+        request.out.mkdir(parents=True, exist_ok=True)
+        result = {"score": score, "fingerprint": made_of.to_json()}
+        (request.out / "evaluation.json").write_text(json.dumps(result, indent=1))
+        videos_text = "".join(f", {name}" for name in score["videos"])
+        console.print(f"{request.out / 'evaluation.json'}{videos_text}", soft_wrap=True)
+    return 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRequest:
+    """The options of `understudy evaluate`, with all defaults filled in."""
+
+    policy: Path
+    env: str
+    episodes: int
+    split: Split
+    sampled: bool
+    temperature: float
+    seed: int
+    workers: int | None
+    videos: int
+    run_config: dict[str, Any] | None  # of the policy's run, if it has one
+    out: Path | None
+
+    @property
+    def openvla(self) -> OpenVLAConfig | None:
+        """How to read an OpenVLA checkpoint, from the config of the run."""
+        found = (self.run_config or {}).get("openvla")
+        return None if found is None else OpenVLAConfig.from_json(found)
+
+    def fingerprint(self, parameters: Tree, versions: Mapping[str, str]) -> Fingerprint:
+        evaluation = [self.episodes, self.split, self.sampled, self.seed, self.temperature]
+        return fingerprint(
+            config={"evaluation": evaluation, "run": self.run_config},
+            parameters=parameters,
+            env=self.env,
+            versions=versions,
+        )
+
+
+def evaluate_actor(
+    request: EvaluationRequest, on_episode: Callable[[], None]
+) -> tuple[dict[str, Any], Fingerprint, str]:
+    """Evaluate an actor on one task, in this process."""
+    if request.split == "all" or request.temperature != 1.0 or request.workers is not None:
+        raise UnderstudyError(
+            "split all, temperature, workers: these options are for vision-language-action policies; leave them out"
+        )
+    config = EvaluationConfig(episodes=request.episodes, split=request.split, videos=request.videos)
+    with open_world(request.env) as world:
+        loaded = ActorPolicy.load(request.policy, world.step_spec)
+        act = policy_act(loaded, np.random.default_rng(request.seed), deterministic=not request.sampled)
+        found = evaluate(world, act, config, seed=request.seed, videos=request.out, progress=lambda _: on_episode())
+        made_of = request.fingerprint(loaded.parameters(), world.versions())
+    text = f"{found.success_rate} succeed on {found.num_starts} {request.split} starts of {world.task.name}"
+    return found.to_json(), made_of, text
+
+
+def evaluate_vla(request: EvaluationRequest, on_episode: Callable[[], None]) -> tuple[dict[str, Any], Fingerprint, str]:
+    """Evaluate a VLA on all tasks of the world, with simulators in subprocesses."""
+    config = TaskEvaluationConfig(
+        episodes=request.episodes,
+        protocol="held-out" if request.split == "eval" else "benchmark",
+        split=request.split,
+        sampling="sampled" if request.sampled else "greedy",
+        temperature=request.temperature,
+        videos=request.videos,
+    )
+    clip_actions = bool((request.run_config or {}).get("clip_actions", False))
+    workers = request.workers or os.cpu_count() or 1
+    with Collector(request.env, num_parallel_envs=workers, clip_actions=clip_actions) as collector:
+        loaded = load_block_policy(request.policy, collector.step_spec, openvla=request.openvla)
+        found = evaluate_tasks(
+            collector, loaded, config, seed=request.seed, videos=request.out, progress=lambda _: on_episode()
+        )
+        made_of = request.fingerprint(loaded.parameters(), collector.versions)
+    tasks = "".join(f"\n  {name}: {score}" for name, score in found.tasks.items())
+    return found.to_json(), made_of, f"{found}{tasks}"

@@ -1,0 +1,72 @@
+"""`understudy train rlpd`: a new run of RLPD, in this process or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+from rich.console import Console
+
+from understudy.cli.console import needs_extra
+from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOptions, check_cluster_options
+from understudy.cli.training.progress import rlpd_progress
+from understudy.cluster.config import ClusterConfig
+
+with needs_extra("train"):
+    from understudy.training.offpolicy.rlpd import RLPDConfig
+
+if TYPE_CHECKING:
+    from understudy.training.runs.run import Run
+
+DEFAULT = RLPDConfig()
+
+
+def command(
+    run: Annotated[Path, tyro.conf.Positional],
+    config: Annotated[RLPDConfig, tyro.conf.arg(name="")] = DEFAULT,
+    *,
+    cluster: str | None = None,
+    cluster_config: ClusterOptions = DEFAULT_CLUSTER,
+) -> int:
+    """Train a policy with RLPD: SAC on batches of demonstrations and online experience.
+
+    Args:
+        run: Directory of the new run. Demonstrations are in its store (`understudy record RUN/store`), or in --demos.
+        config: Options of the run.
+        cluster: Address of the Ray cluster to run on: `local` starts one on this machine, `auto` finds the one that
+            runs on this machine, and HOST:PORT connects to another.
+        cluster_config: Workers of each role on the cluster, and their resources.
+    """
+    from understudy.training.runs.run import Run
+
+    check_cluster_options(cluster, cluster_config)
+    with Run.create_or_remove(run, "rlpd", config) as created:
+        return run_until_finished(created, cluster, cluster_config)
+
+
+def run_until_finished(run: Run, cluster: str | None, cluster_config: ClusterConfig) -> int:
+    """Train until the steps are finished; `understudy resume` calls it too."""
+    console = Console(highlight=False)
+
+    def show_restored(lines: Sequence[str]) -> None:
+        for text in lines:
+            console.print(text, soft_wrap=True)
+
+    with needs_extra("train"):
+        from understudy.training.offpolicy.local_run import LocalRun
+        from understudy.training.runs.evaluate import last_success_rate
+
+    with rlpd_progress(console) as progress:
+        if cluster is not None:
+            with needs_extra("cluster"):
+                from understudy.cluster.rlpd_supervisor import run_rlpd
+            run_rlpd(run, cluster_config, address=cluster, watch=progress, told=show_restored)
+        else:
+            with LocalRun(run, progress) as local:
+                show_restored(local.restored)
+                local.run()
+    score = last_success_rate(run.metrics)
+    console.print(f"{score} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)
+    return 0

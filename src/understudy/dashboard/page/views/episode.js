@@ -1,0 +1,148 @@
+// Episode: its cameras, its numbers, and the source of each action, step by step.
+
+import { get } from "../api.js";
+import { card, empty, fill, h, throttle } from "../dom.js";
+import { bytes, clock, count, NONE, plural, short, WHO } from "../format.js";
+import { labelDialog } from "../labels.js";
+import { CameraVideo, Lanes } from "../player.js";
+import { editEpisodes } from "../toast.js";
+
+const SPEEDS = [2, 5, 10, 20, 50].map((value) => [value, `${value} steps/s`]);
+const AXES = { 2: "x y", 3: "x y z", 4: "x y z grip", 6: "x y z roll pitch yaw", 7: "x y z roll pitch yaw grip" };
+const NOTES = /^((intervention|takeover)_.*|ticket|iteration|policy_seed|clipped_steps)$/; // labels that a run writes
+const ICONS = { play: "M8 5v14l11-7z", pause: "M7 5h4v14H7zM13 5h4v14h-4z", back: "M16 6v12l-8-6z", next: "M8 6v12l8-6z", first: "M6 6h2v12H6zM18 6v12l-9-6z", last: "M16 6h2v12h-2zM6 6v12l9-6z" };
+
+export async function open(page, { target, rest }) {
+  const id = Number(rest);
+  let data, videos = [], at = 0, playing = false, due = 0, frame = 0;
+  const head = h("div", { class: "head" }), cameras = h("div", { class: "cameras" }), facts = h("dl", { class: "facts" }), who = h("div", { class: "who-now" });
+  const lanes = new Lanes((index) => { stop(); seek(index); });
+  const button = (name, title, act) => h("button", { class: "icon", title, "aria-label": title, onclick: act }, icon(ICONS[name]));
+  const play = button("play", "Play (space)", () => toggle());
+  const counter = h("output", { class: "counter" });
+  const speed = h("select", { "aria-label": "Speed" }, SPEEDS.map(([value, text]) => h("option", { value: String(value), selected: value === 10 }, text)));
+  const transport = h("div", { class: "transport" }, button("first", "First step (home)", () => { stop(); seek(0); }), button("back", "Step back (left)", () => { stop(); seek(at - 1); }), play,
+    button("next", "Step forward (right)", () => { stop(); seek(at + 1); }), button("last", "Last step (end)", () => { stop(); seek(Infinity); }), counter, who, h("span", { class: "fill" }), speed);
+  const viewer = h("div", { class: "viewer" }, cameras, transport);
+  const legend = h("div", { class: "legend" });
+  fill(page, head, h("div", { class: "playback" }, viewer, h("section", { class: "card" }, h("header", {}, h("h2", {}, "Steps"), legend), lanes.node)), card("Details", { wide: true }, facts));
+
+  async function load(first) {
+    data = await get(`${target}/episode/${id}`);
+    const { steps } = data, version = `${data.store}-${data.num_rows}`;
+    if (first || videos[0]?.version !== version) {
+      for (const video of videos) video.close();
+      videos = Object.entries(steps.cameras).map(([camera, shape]) => new CameraVideo(target, id, camera, shape, version));
+      fill(cameras, videos.length ? videos.map((video) => h("figure", {}, video.canvas, h("figcaption", {}, video.camera.replace("observation/", "")))) : h("p", { class: "soft" }, "This episode has no cameras; its numbers are below."));
+    }
+    lanes.set(curves(steps), steps.source);
+    const there = new Set(steps.source);
+    fill(legend, WHO.map((name, number) => (there.has(number) ? h("span", { vars: { "--c": `var(--${name})` } }, h("i", {}), name) : null)),
+      Object.values(steps.curves).some((one) => one.proposal) ? h("span", { class: "dash", vars: { "--c": "var(--ink)" } }, h("i", {}), "the policy's proposal") : null);
+    drawHead();
+    drawFacts();
+    seek(Math.min(at, last()));
+  }
+
+  const last = () => Math.max(data.steps.num_rows - 1, 0);
+
+  function seek(index) {
+    at = Math.max(0, Math.min(index, last()));
+    for (const video of videos) video.show(at).catch(() => {});
+    lanes.move(at);
+    const step = Math.min(at, data.steps.source.length - 1), name = step < 0 ? "" : WHO[data.steps.source[step]];
+    counter.textContent = `${at} / ${last()}`;
+    const after = at > data.steps.source.length - 1;
+    fill(who, h("i", { style: { background: after ? "var(--later)" : `var(--${name})` } }), after ? "end" : name, !after && data.steps.policy_version[step] >= 0 ? h("small", {}, `version ${count(data.steps.policy_version[step])}`) : null);
+  }
+
+  function toggle() {
+    if (playing) return stop();
+    if (at >= last()) seek(0);
+    playing = true;
+    due = performance.now();
+    fill(play, icon(ICONS.pause));
+    frame = requestAnimationFrame(tick);
+  }
+
+  function stop() {
+    playing = false;
+    cancelAnimationFrame(frame);
+    fill(play, icon(ICONS.play));
+  }
+
+  function tick(now) {
+    if (!playing) return;
+    const wait = 1000 / Number(speed.value);
+    if (now >= due + wait) {
+      if (videos.every((video) => video.has(at + 1) || at + 1 > last())) {
+        due = now - due > 3 * wait ? now : due + wait;
+        if (at >= last()) return stop();
+        seek(at + 1);
+      } else { due = now; for (const video of videos) video.load(Math.floor((at + 1) / 32)).catch(() => {}); }
+    }
+    frame = requestAnimationFrame(tick);
+  }
+
+  function drawHead() {
+    const reload = () => load().catch(() => {});
+    const outcome = data.state === "open" ? ["now", "being recorded"] : data.success === true ? ["good", "success"] : data.success === false ? ["bad", "failure"] : ["calm", data.state === "cut" ? "cut" : "no outcome"];
+    const gone = data.deleted ? h("span", { class: "pill bad" }, data.pending ? "will be deleted" : "deleted") : data.pending ? h("span", { class: "pill calm" }, "edit pending") : null;
+    fill(head, h("div", { class: "title" }, h("a", { class: "back", href: `#/${target}/episodes` }, "Episodes"), h("h1", {}, `${data.task ?? "Episode"} `, h("span", { class: "soft" }, `#${id}`)), h("span", { class: `pill ${outcome[0]}` }, outcome[1]), gone,
+      h("span", { class: "fill" }), step(data.before, "Older"), step(data.after, "Newer")),
+    h("div", { class: "row" }, h("p", { class: "soft" }, data.instruction ?? data.kind),
+      Object.entries(data.labels).filter(([name]) => !NOTES.test(name)).map(([name, value]) => h("button", { class: "tag", title: "Remove this label", onclick: () => editEpisodes(target, { action: "label", episodes: [id], labels: { [name]: null } }, `Label ${name} removed`, reload) }, value === "yes" ? name : `${name}=${value}`, h("i", {}, "×"))),
+      h("button", { onclick: () => labelDialog(`episode ${id}`, (labels, text) => editEpisodes(target, { action: "label", episodes: [id], labels }, `Episode ${id} ${text}`, reload)) }, "Label"),
+      data.deleted ? h("button", { onclick: () => editEpisodes(target, { action: "restore", episodes: [id] }, `Episode ${id} restored`, reload) }, "Restore")
+        : h("button", { class: "bad", onclick: () => editEpisodes(target, { action: "delete", episodes: [id] }, `Episode ${id} deleted`, reload) }, "Delete")));
+  }
+
+  const step = (other, text) => (other ? h("a", { class: "button", href: `#/${target}/episode/${other}` }, text) : null);
+
+  function drawFacts() {
+    const notes = Object.entries(data.labels).filter(([name]) => NOTES.test(name)).map(([name, value]) => [name.replaceAll("_", " "), value]);
+    const shown = data.steps.all_steps > data.steps.num_steps ? `, the first ${count(data.steps.num_steps)} are shown` : "";
+    fill(facts, [["kind", data.kind], ["steps", plural(data.num_steps, chunkSize(data.steps) > 1 ? `chunk of up to ${chunkSize(data.steps)} steps` : "step", chunkSize(data.steps) > 1 ? `chunks of up to ${chunkSize(data.steps)} steps` : "steps") + shown], ["source", WHO.filter((name) => data[`num_${name}`]).map((name) => `${name} ${count(data[`num_${name}`])}`).join(", ") || NONE], ["reward", short(data.total_reward)],
+      ["actor", data.actor], ["operator", data.operator], ["split", data.split], ["start", data.init_state], ["seed", data.seed], ["group", data.group_key], ["recorded", clock(data.begun_at)], ["size", bytes(data.num_bytes)], ...notes]
+      .filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
+  }
+
+  const keys = (event) => {
+    if (event.target.matches("input, select, textarea") || document.querySelector("dialog[open]")) return;
+    const act = { ArrowRight: () => { stop(); seek(at + (event.shiftKey ? 10 : 1)); }, ArrowLeft: () => { stop(); seek(at - (event.shiftKey ? 10 : 1)); }, " ": toggle, Home: () => { stop(); seek(0); }, End: () => { stop(); seek(Infinity); } }[event.key];
+    if (act) { event.preventDefault(); act(); }
+  };
+  window.addEventListener("keydown", keys);
+  const close = () => { stop(); lanes.close(); for (const video of videos) video.close(); window.removeEventListener("keydown", keys); };
+  try { await load(true); } catch (error) {
+    close();
+    if (error.status === 409) { fill(page, empty("This episode does not exist", error.message, h("a", { class: "button", href: `#/${target}/episodes` }, "All episodes"))); return {}; }
+    throw error;
+  }
+  return { update: throttle(1000, () => (data.state === "open" || data.pending ? load().catch(() => {}) : null)), close };
+}
+
+function icon(path) {
+  const shape = document.createElementNS("http://www.w3.org/2000/svg", "svg"), line = document.createElementNS("http://www.w3.org/2000/svg", "path");
+  shape.setAttribute("viewBox", "0 0 24 24");
+  line.setAttribute("d", path);
+  shape.append(line);
+  return shape;
+}
+
+// The number of actions in a row: above 1 if the policy predicts action chunks.
+const chunkSize = (steps) => steps.curves.reward?.size ?? 1;
+
+function curves(steps) {
+  const found = [], size = chunkSize(steps);
+  for (const [path, curve] of Object.entries(steps.curves)) {
+    if (size > 1 && /^extras\/(replay|log_prob|executed)/.test(path)) continue; // one number for each token of a chunk
+    const each = curve.size / size, names = AXES[each]?.split(" "), wide = size > 1 && path.startsWith("action");
+    const usual = !path.startsWith("action") ? null : wide ? curve.values.map((_, at) => `${Math.floor(at / each)}: ${names?.[at % each] ?? at % each}`) : names;
+    curve.values.forEach((values, at) => found.push({
+      name: curve.size === 1 ? path.replace("extras/", "") : usual ? `${path === "action" ? "" : `${path.slice(7)} `}${usual[at]}` : `${path.replace("extras/", "")} ${at}`,
+      values, proposal: curve.proposal?.[at], plain: !path.startsWith("action"),
+    }));
+  }
+  return found.sort((a, b) => (a.name === "reward" ? -1 : b.name === "reward" ? 1 : 0));
+}

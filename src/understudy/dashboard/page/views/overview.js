@@ -1,0 +1,207 @@
+// Overview: is it working, and is it getting better?
+
+import { get } from "../api.js";
+import { Chart, intervalBar, stack } from "../chart.js";
+import { card, empty, fill, h, throttle, tile } from "../dom.js";
+import { ago, protocolText, count, IMITATION, NONE, ON_POLICY, percent, plural, short, span } from "../format.js";
+
+const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch", "steps_per_s", "cpu_s", "bytes_moved", "episodes", "rollouts", "groups", "carried", "waves"]);
+const REASONS = { "too easy": "var(--random)", "too hard": "var(--human)", "failed workers": "var(--bad)", "too old": "var(--soft)", truncated: "var(--script)", "out of bounds": "var(--run-5)" };
+
+export async function open(page, { target, info }) {
+  const head = h("div", { class: "head" }), alarms = h("div", { class: "alarms" }), tiles = h("dl", { class: "tiles" });
+  const scores = h("div", { class: "scores" });
+  const success = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), label: "Success over training", height: 230 });
+  const interventions = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), label: "Intervention rate", height: 170 });
+  const speed = new Chart({ yMin: 0, label: "Throughput", height: 170 });
+  const groups = new Chart({ yMin: 0, label: "Groups of an iteration, kept and dropped", height: 170 }), sum = h("div", {});
+  const latest = h("div", { class: "latest" });
+  const metrics = h("div", { class: "multiples" });
+  const small = new Map();
+  const speedNote = h("span", {}), cards = {
+    success: card("Success rate", { note: "with 95 % intervals", wide: true }, h("div", { class: "split" }, scores, success.node)),
+    interventions: card("Intervention rate", { note: "share of practice steps by a human" }, interventions.node),
+    groups: card("Rollout groups", { note: "of each iteration: kept, or dropped by reason" }, groups.node, sum),
+    speed: card("Throughput", { note: speedNote }, speed.node),
+    latest: card("Latest episodes", { wide: true, tools: h("a", { class: "more", href: `#/${target}/episodes` }, "All episodes") }, latest),
+    learning: card("Training metrics", { wide: true }, metrics),
+  };
+  const body = h("div", { class: "cards" }, Object.values(cards));
+  const nothing = h("div", {});
+  fill(page, head, alarms, tiles, nothing, body);
+
+  async function draw() {
+    const data = await get(`${target}/overview`);
+    const there = data.run || data.store;
+    fill(nothing, there ? null : empty("Nothing here yet", `${info.path} is not a run or a store yet. This page shows it as soon as it exists.`,
+      h("pre", {}, `understudy record ${info.path}/store --env 'toy:press_button?cameras=false&state=task' --successes 5\nunderstudy train rlpd ${info.path}`)));
+    for (const node of [tiles, body]) node.hidden = !there;
+    fill(head, ...heading(info, data));
+    fill(alarms, data.alarms.map((one) => h("a", { class: `alarm ${one.level}`, href: `#/${target}/${one.view}` }, h("b", {}, one.what), h("span", {}, one.detail))),
+      data.pending ? h("a", { class: "alarm note", href: `#/${target}/episodes?deleted=all` }, h("b", {}, `${plural(data.pending, "edit")} pending`), h("span", {}, "the process that writes the store applies them with its next commit")) : null);
+    if (!there) return;
+    fill(tiles, ...numbers(data));
+    fill(scores, ...scoreRows(data));
+    success.set(successCurves(data));
+    interventions.set([{ name: "intervention rate", color: "var(--human)", points: data.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) }]);
+    const train = data.metrics.curves.train;
+    const groupwise = onPolicy(data), rate = groupwise ? "steps_per_s" : "updates_per_s";
+    speed.set([{ name: "per second", color: "var(--accent)", points: pair(train, rate) }]);
+    fill(speedNote, groupwise ? "environment steps per second during collection" : "updates per second");
+    drawGroups(data);
+    drawMetrics(train, imitates(data) ? "update" : "step");
+    success.node.hidden = imitates(data) && !data.metrics.evaluations.length;
+    cards.interventions.hidden = groupwise || imitates(data);
+    cards.groups.hidden = !groupwise;
+    cards.speed.hidden = !train?.values[rate];
+    cards.learning.hidden = !train;
+    cards.latest.hidden = imitates(data) && !data.totals?.episodes;
+    await drawLatest(data);
+  }
+
+  function drawGroups(data) {
+    const curve = data.metrics.curves.collection, { kept, dropped } = data.metrics.rollout_groups;
+    const reasons = Object.keys(dropped), color = (name) => REASONS[name] ?? "var(--soft)";
+    groups.set([{ name: "kept", color: "var(--good)", points: pair(curve, "kept") },
+      ...reasons.map((name) => ({ name, color: color(name), dash: true, points: pair(curve, `dropped ${name}`).map(([x, y]) => [x, y ?? 0]) }))]);
+    fill(sum, kept || reasons.length ? stack([["kept", kept, "var(--good)"], ...reasons.map((name) => [name, dropped[name], color(name)])], { legend: true, format: count }) : null);
+  }
+
+  function drawMetrics(train, against) {
+    for (const name of Object.keys(train?.values ?? {})) {
+      if (HIDDEN.has(name)) continue;
+      if (!small.has(name)) {
+        const chart = new Chart({ height: 104, label: name });
+        small.set(name, chart);
+        metrics.append(h("figure", {}, h("figcaption", {}, name.replaceAll("_", " ")), chart.node));
+      }
+      small.get(name).set([{ name, color: "var(--accent)", points: pair(train, name, against) }]);
+    }
+  }
+
+  async function drawLatest(data) {
+    if (!data.store) return fill(latest, h("p", { class: "soft" }, "No store yet."));
+    const { rows, store } = await get(`${target}/episodes?limit=12`);
+    fill(latest, rows.length ? rows.map((row) => h("a", { href: `#/${target}/episode/${row.id}`, class: "mini" },
+      row.cameras.length && row.num_rows ? h("img", { src: `api/${target}/thumbnail/${row.id}?v=${store}-${row.num_rows}`, alt: "", loading: "lazy" }) : h("div", { class: "nopic" }, `#${row.id}`),
+      h("span", { class: row.success === true ? "good" : row.success === false ? "bad" : "soft" }, row.state === "open" ? "now" : row.success === true ? "success" : row.success === false ? "failure" : "–"),
+      h("small", {}, plural(row.num_steps, onPolicy(data) ? "block" : "step")))) : h("p", { class: "soft" }, "No episodes yet."));
+  }
+
+  await draw();
+  const again = throttle(1000, () => draw().catch(() => {}));
+  return { update: again };
+}
+
+function pair(curves, name, against = "step") {
+  return (curves?.values[name] ?? []).map((value, at) => [curves[against][at], value]);
+}
+
+const onPolicy = (data) => ON_POLICY.has(data.config?.kind);
+const imitates = (data) => IMITATION.has(data.config?.kind);
+
+// The progress, its end, and its unit: steps, updates or iterations.
+function progress(data) {
+  const config = data.config?.config, last = data.metrics.last;
+  if (onPolicy(data)) return [data.metrics.rollout_groups.iterations, config.iterations, "iterations"];
+  if (imitates(data)) return [last.train?.update ?? 0, config.updates, "updates"];
+  return [Math.max(last.train?.step ?? 0, last.episode?.step ?? 0, last.evaluation?.step ?? 0), config?.steps, "steps"];
+}
+
+function heading(info, data) {
+  const config = data.config?.config, [step, steps, unit] = progress(data);
+  const [state, text] = status(data, steps && step >= steps);
+  const pages = data.processes.filter((role) => role.page && role.state === "running");
+  return [
+    h("div", { class: "title" }, h("h1", {}, info.name), h("span", { class: `pill ${state}` }, text),
+      pages.map((role) => h("a", { class: "pill link", href: role.page, target: "_blank", rel: "noreferrer" }, `Drive ${role.name}`))),
+    h("p", { class: "soft" }, [data.config?.kind, config?.env].filter(Boolean).join(" · ") || info.path),
+    steps ? h("div", { class: "progress", title: `${count(step)} of ${count(steps)} ${unit}` }, h("i", { style: { width: `${Math.min(100, 100 * step / steps)}%` } })) : null,
+  ];
+}
+
+function status(data, finished) {
+  const states = data.processes.map((role) => role.state);
+  if (data.cluster && data.cluster !== "ended") states.push(data.cluster); // the driver of a cluster
+  const bad = ["failed", "gone", "stuck", "silent"].find((state) => states.includes(state));
+  if (bad) return ["bad", { failed: "failed", gone: "killed", stuck: "stuck", silent: "no heartbeat" }[bad]];
+  if (states.includes("running")) return ["good", data.processes.find((role) => role.state === "running" && role.role !== "server")?.doing ?? (data.cluster ? "running on a cluster" : "running")];
+  if (data.totals?.being_written) return ["good", "being written"];
+  if (finished) return ["calm", "finished"];
+  return ["calm", data.run ? "not running" : data.store ? "not being written" : "does not exist yet"];
+}
+
+function numbers(data) {
+  const running = data.processes.filter((role) => role.state === "running");
+  const total = (name) => running.map((role) => role[name]).filter((value) => value !== null && value !== undefined).reduce((sum, value) => sum + value, null);
+  const stepsPerS = data.totals?.being_written ? data.totals.rate.rows_per_s : null; // committed steps of all actors
+  const updatesPerS = total("updates_per_s") ?? null;
+  const practice = data.course.reduce((sum, one) => ({ steps: sum.steps + one.steps, human: sum.human + one.human_steps }), { steps: 0, human: 0 });
+  const last = data.metrics.last.train;
+  const steps = data.config?.config?.steps;
+  if (onPolicy(data)) return iterations(data);
+  if (imitates(data)) return [tile("updates", count(last?.update ?? 0), `of ${count(data.config.config.updates)}`), tile("demonstration steps", count(last?.step ?? 0), "sampled from")];
+  return [
+    tile("environment steps", count(practice.steps), steps ? `of ${count(steps)}` : "of practice"),
+    last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} per second now` : last.updates_per_s ? `${short(last.updates_per_s)} per second` : "") : null,
+    tile("steps per second", stepsPerS === null ? NONE : short(stepsPerS), stepsPerS === null ? "not being written" : "now"),
+    tile("episodes", count(data.totals?.episodes ?? 0), data.totals ? `last ${ago(data.totals.rate.last_commit_s)}` : ""),
+    tile("intervention rate", practice.steps ? percent(practice.human / practice.steps) : NONE, "of practice steps", practice.human ? "human" : ""),
+    eta(data, practice.steps, steps, stepsPerS),
+  ].filter(Boolean);
+}
+
+function iterations(data) {
+  const { metrics } = data, [iteration, whole] = progress(data), last = metrics.last.train, { kept, dropped } = metrics.rollout_groups;
+  const lost = Object.values(dropped).reduce((sum, number) => sum + number, 0);
+  const rollouts = metrics.rollout_groups.tasks.reduce((sum, task) => sum + task.all.episodes, 0);
+  const took = last ? last.collect_s + last.learn_s : null;
+  return [
+    tile("iterations", count(iteration), `of ${count(whole)}${last ? `; ${count(last.update)} updates` : ""}`),
+    tile("environment steps", count(metrics.last.episode?.step ?? 0), "in rollouts"),
+    tile("episodes", count(rollouts), data.totals ? `last ${ago(data.totals.rate.last_commit_s)}` : ""),
+    tile("groups kept", count(kept), `${count(lost)} dropped`),
+    last ? tile("iteration time", span(took), `${percent(last.collect_s / took)} collecting rollouts`) : null,
+    last && iteration < whole && data.processes.some((role) => role.state === "running") ? tile("time left", span((whole - iteration) * took), "without evaluations") : null,
+  ].filter(Boolean);
+}
+
+function eta(data, step, steps, rate) {
+  if (!steps || !rate || step >= steps) return null;
+  return tile("time left", span((steps - step) / rate), `${percent(step / steps)} finished`);
+}
+
+function scoreRows(data) {
+  const last = data.metrics.evaluations.at(-1);
+  const several = data.scores.length > 1, note = `evaluation, ${protocolText(last)}`;
+  const rows = data.scores.map((score) => row(score.task ?? "all tasks", several ? "evaluation" : note, score, "var(--accent)", !several));
+  if (several) rows.unshift(row("all tasks", note, { episodes: last.episodes, successes: Math.round(last.success * last.episodes), rate: last.success, low: last.low, high: last.high }, "var(--accent)", true));
+  if (!rows.length) rows.push(h("p", { class: "soft" }, imitates(data) ? "No evaluation yet: `understudy evaluate` runs held-out episodes with the policy." : data.run ? "No evaluation yet: the curve shows practice." : "A store has no evaluations; these are the recorded episodes."));
+  else rows.unshift(h("p", { class: "soft", title: last.meaning ?? null }, `evaluated ${onPolicy(data) ? `after ${plural(last.iteration, "iteration")}` : `at step ${count(last.step)}`}, ${plural(last.episodes, "episode")}`));
+  if (onPolicy(data)) {
+    const { tasks, recent } = data.metrics.rollout_groups;
+    return [...rows, ...tasks.slice(0, 12).map((task) => row(task.task, `rollouts of the last ${plural(recent, "iteration")}`, task.recent, "var(--policy)"))];
+  }
+  for (const task of data.tasks.slice(0, 12)) {
+    const recent = task.recent.episodes < task.all.episodes ? `last ${task.recent.episodes} of ${count(task.episodes)}` : plural(task.episodes, "episode");
+    rows.push(row(task.task ?? "no task", `${task.demonstration ? "demonstrations" : "practice, with and without interventions"}, ${recent}`, task.recent, task.demonstration ? "var(--script)" : "var(--policy)"));
+  }
+  return rows;
+}
+
+function row(name, note, score, color, big) {
+  return h("div", { class: big ? "score big" : "score" }, h("div", {}, h("b", {}, name), h("small", {}, note)),
+    h("strong", {}, score.episodes ? percent(score.rate) : NONE), intervalBar(score, color),
+    h("small", { class: "ends" }, score.episodes ? `${percent(score.low)} to ${percent(score.high)}` : "no outcome"));
+}
+
+function successCurves(data) {
+  const found = [];
+  const evaluations = data.metrics.evaluations;
+  if (evaluations.length) {
+    found.push({ name: "evaluation", color: "var(--accent)", dots: true, points: evaluations.map((one) => [one.step, one.success]), band: evaluations.map((one) => [one.step, one.low, one.high]) });
+  }
+  const rollouts = onPolicy(data) ? pair(data.metrics.curves.collection, "success") : data.course.map((one) => [one.step, one.score.rate]);
+  if (!imitates(data)) found.push({ name: "practice", color: "var(--policy)", dash: true, always: true, points: rollouts });
+  return found;
+}

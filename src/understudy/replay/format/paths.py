@@ -1,0 +1,22 @@
+"""Paths: the names of the files in a store's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CATALOG_FILE = "catalog.sqlite"
+SEAL_FILE = "catalog.seal"
+LOCK_FILE = "writer.lock"
+SEGMENTS_DIRECTORY = "segments"
+INBOX_DIRECTORY = "inbox"
+REFUSED_DIRECTORY = "refused"  # in the inbox
+
+
+def segment_path(store: Path, segment_id: int) -> Path:
+    """The file of one segment."""
+    return store / SEGMENTS_DIRECTORY / f"{segment_id:08d}.safetensors"
+
+
+def segment_files(store: Path) -> list[Path]:
+    """All segment files in the directory, by number, whether the catalog lists them or not."""
+    return sorted(p for p in (store / SEGMENTS_DIRECTORY).glob("*.safetensors") if p.stem.isdigit())

@@ -1,0 +1,81 @@
+"""Totals, groups, success rates and interventions of a store are the right numbers."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from understudy.dashboard.api import store_stats
+from understudy.dashboard.api.targets import Target
+from understudy.replay import Reader, Store
+
+
+def test_totals_and_groups_add_up(target: Target, store: Path) -> None:
+    with Store.open(store) as opened:
+        opened.delete([12])
+    found, groups = store_stats.totals(target), store_stats.groups(target)
+    assert (found["episodes"], found["steps"], found["deleted"]["episodes"]) == (11, 66, 1)
+    assert sum(kind["steps"] for kind in found["kinds"]) == 66
+    for name in ("kind", "task", "operator", "actor", "split"):
+        assert sum(one["episodes"] for one in groups[name]) == 11
+    assert groups["source"] == {"policy": 48 - 4, "human": 6, "script": 16, "random": 0}
+    assert sum(one["practice"] + one["demonstration"] for one in groups["ages"]) == 66
+    assert (groups["lost"], groups["duplicates"], groups["cut"]) == (0, 0, 0)
+    assert found["disk_bytes"] > 0
+    assert not found["being_written"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "lost", "duplicates"),
+    [
+        ("update episodes set num_rows = num_rows + 2 where id = 3", 2, 0),
+        (
+            "insert into spans select null, commit_id, episode, first_index, segment, first_row, num_rows, row_check"
+            " from spans where episode = 4",
+            0,
+            7,
+        ),
+    ],
+)
+def test_lost_and_doubled_rows_are_counted(damage: str, lost: int, duplicates: int, store: Path) -> None:
+    (store / "catalog.seal").unlink()
+    with sqlite3.connect(store / "catalog.sqlite") as db:
+        db.execute(damage)
+    db.close()
+    target = Target(store, "s")
+    found = store_stats.groups(target)
+    target.close()
+    assert (found["lost"], found["duplicates"]) == (lost, duplicates)
+
+
+def test_success_by_task_has_wilsons_interval(target: Target) -> None:
+    found = {(one["task"], one["demonstration"]): one for one in store_stats.tasks(target)}
+    pick = found["pick", False]["all"]
+    with Reader(target.store) as reader:
+        records = [r for r in reader.episodes() if r.info.task == "pick" and r.info.kind == "practice"]
+        records += [r for r in reader.episodes() if r.info.task == "pick" and r.info.kind == "correction"]
+    assert pick["episodes"] == sum(r.info.success is not None for r in records)
+    assert pick["successes"] == sum(r.info.success is True for r in records)
+    assert pick["low"] <= pick["rate"] <= pick["high"]
+    assert sum(one["episodes"] for one in found.values()) == 12
+
+
+def test_the_course_of_training(target: Target) -> None:
+    found = store_stats.training_course(target)
+    assert [one["step"] for one in found] == sorted(one["step"] for one in found)
+    assert found[-1]["step"] == sum(one["steps"] for one in found) == 54  # nine episodes of practice
+    assert sum(one["intervention_steps"] for one in found) == 4
+    assert sum(one["takeovers"] for one in found) == 4
+
+
+def test_interventions_by_operator_and_reason(target: Target) -> None:
+    found = store_stats.interventions(target)
+    assert found["total"][0]["takeovers"] == 4
+    assert [(one["name"], one["takeovers"]) for one in found["operators"]] == [("ada", 4)]
+    assert [(one["name"], one["episodes"]) for one in found["reasons"]] == [("no progress", 2)]
+    assert (found["latency"]["known"], found["latency"]["max"]) == (2, 9.5)
+    assert sum(found["histogram"]["counts"]) == 2
+    assert [one["id"] for one in found["newest"]] == [10, 6]
+    assert found["newest"][0]["latency_ms"] == 9.5

@@ -1,0 +1,182 @@
+"""MCAP files, read by the mcap library."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from understudy.core import ArraySpec, Episode, Spec, Step, StepSpec
+from understudy.core.examples import nested_spec, random_episode, robot_spec, small_spec, text_spec
+from understudy.formats import FormatError, find_format
+
+reader = pytest.importorskip("mcap.reader", reason="the extra `mcap` is not installed")
+pillow = pytest.importorskip("PIL.Image", reason="the extra `mcap` is not installed")
+FORMAT = find_format("mcap")
+
+
+def write(path: Path, spec: StepSpec, *episodes: Episode, **options: str) -> Path:
+    target = FORMAT.write(path, spec, options)
+    try:
+        for number, episode in enumerate(episodes):
+            target.add(f"key {number}", episode)
+        target.close()
+    except BaseException:
+        target.abandon()
+        raise
+    return path
+
+
+def messages(path: Path) -> dict[str, list[tuple[int, Any]]]:
+    found: dict[str, list[tuple[int, Any]]] = {}
+    with path.open("rb") as file:
+        for schema, channel, message in reader.make_reader(file, validate_crcs=True).iter_messages():
+            assert channel.message_encoding == "json"
+            assert schema.encoding == "jsonschema"
+            json.loads(schema.data)
+            found.setdefault(channel.topic, []).append((message.log_time, json.loads(message.data)))
+    return found
+
+
+def image(message: Any) -> np.ndarray[Any, Any]:
+    with pillow.open(io.BytesIO(base64.b64decode(message["data"]))) as opened:
+        assert opened.format.lower() == message["format"]
+        return np.asarray(opened)
+
+
+def test_cameras_numbers_and_attributes_are_there(tmp_path: Path) -> None:
+    spec = robot_spec(16)
+    episode = random_episode(spec, 9, 0)
+    path = write(tmp_path / "a.mcap", spec, episode, images="png", hz="20")
+    found = messages(path)
+    assert [time for time, _ in found["/observation/wrist_1"]] == [n * 50_000_000 for n in range(10)]
+    for row, (time, message) in enumerate(found["/observation/wrist_1"]):
+        np.testing.assert_array_equal(image(message), episode.observation["wrist_1"][row])
+        assert message["timestamp"] == {"sec": 0, "nsec": time}
+        assert message["frame_id"] == "wrist_1"
+    assert [message["value"] for _, message in found["/action"]] == episode.action.tolist()
+    assert len(found["/proposal"]) == int(episode.has_proposal.sum()) > 0
+    steps = [message for _, message in found["/step"]]
+    assert [step["reward"] for step in steps] == episode.reward.tolist()
+    assert {step["source"] for step in steps} == {"policy", "human"}
+    assert steps[-1]["terminated"] is True
+    with path.open("rb") as file:
+        opened = reader.make_reader(file)
+        (about,) = opened.iter_metadata()
+        summary = opened.get_summary()
+        assert {"foxglove.CompressedImage", "understudy.Step"} <= {schema.name for schema in summary.schemas.values()}
+    assert about.metadata["key"] == "key 0"
+    assert json.loads(about.metadata["info"])["task"] == "task-0"
+
+
+def test_jpeg_is_smaller_and_close(tmp_path: Path) -> None:
+    spec = robot_spec(32)
+    smooth = np.broadcast_to(np.arange(0, 256, 8, dtype=np.uint8)[:, None, None], (4, 32, 32, 3)).copy()
+    episode = random_episode(spec, 3, 0)
+    episode = Episode(**{**vars(episode), "observation": {**episode.observation, "wrist_1": smooth}})
+    found = messages(write(tmp_path / "a.mcap", spec, episode))
+    _, message = found["/observation/wrist_1"][0]
+    assert message["format"] == "jpeg"
+    assert np.abs(image(message).astype(int) - smooth[0]).max() < 16
+
+
+def test_a_directory_has_a_file_for_each_episode_and_one_file_has_them_in_a_row(tmp_path: Path) -> None:
+    spec = small_spec()
+    episodes = [random_episode(spec, 3, n) for n in range(2)]
+    folder = write(tmp_path / "many", spec, *episodes)
+    assert sorted(path.name for path in folder.iterdir()) == ["episode_000000.mcap", "episode_000001.mcap"]
+    times = [time for time, _ in messages(write(tmp_path / "one.mcap", spec, *episodes))["/observation"]]
+    assert times == [
+        0,
+        100_000_000,
+        200_000_000,
+        300_000_000,
+        1_300_000_000,
+        1_400_000_000,
+        1_500_000_000,
+        1_600_000_000,
+    ]
+
+
+def test_times_that_were_recorded_are_kept(tmp_path: Path) -> None:
+    clock = ArraySpec(shape=(), dtype="float64")
+    spec = StepSpec(
+        observation=Spec({"x": clock}),
+        action=Spec(clock),
+        extras=Spec({"time": clock, "clock_ns": ArraySpec(shape=(), dtype="int64")}),
+    )
+    steps = [
+        Step(
+            observation={"x": 0.0},
+            action=0.0,
+            reward=0.0,
+            truncated=n == 2,
+            extras={"time": 5.5 + n, "clock_ns": 7 * n},
+        )
+        for n in range(3)
+    ]
+    episode = Episode.from_steps(spec, steps, {"x": 0.0})
+    assert [t for t, _ in messages(write(tmp_path / "a.mcap", spec, episode))["/step"]] == [
+        5500000000,
+        6500000000,
+        7500000000,
+    ]
+    found = messages(write(tmp_path / "b.mcap", spec, episode, time="extras/clock_ns"))
+    assert [t for t, _ in found["/step"]] == [0, 7, 14]
+    assert [t for t, _ in found["/observation/x"]][-1] == 14 + 100_000_000
+    with pytest.raises(
+        FormatError, match=r"expected time= the path of a single number, got 'extras/t'; there are .*extras/time"
+    ):
+        write(tmp_path / "c.mcap", spec, episode, time="extras/t")
+
+
+def test_text_trees_stacks_and_what_json_has_no_number_for(tmp_path: Path) -> None:
+    for spec in (text_spec(), nested_spec()):
+        episode = random_episode(spec, 4, 0)
+        found = messages(write(tmp_path / f"{len(spec.columns)}.mcap", spec, episode))
+        if "prompt" in spec.observation.flat:
+            assert [message["value"] for _, message in found["/observation/prompt"]] == episode.observation["prompt"]
+        else:
+            assert len(found["/observation/cameras/front"]) == 5
+            assert [message["value"] for _, message in found["/action/gripper"]] == episode.action["gripper"].tolist()
+    spec = StepSpec(
+        observation=Spec({"cam": ArraySpec(shape=(2, 8, 8, 1), dtype="uint8")}),
+        action=Spec(ArraySpec(shape=(2,), dtype="float32")),
+    )
+    frames = np.stack([np.zeros((8, 8, 1), np.uint8), np.full((8, 8, 1), 9, np.uint8)])
+    step = Step(observation={"cam": frames}, action=np.array([np.nan, 1], np.float32), reward=0.0, truncated=True)
+    found = messages(write(tmp_path / "c.mcap", spec, Episode.from_steps(spec, [step], {"cam": frames}), images="png"))
+    assert (image(found["/observation/cam"][0][1]) == 9).all()
+    assert found["/action"][0][1] == {"value": [None, 1.0]}
+
+
+def test_compression_is_what_was_asked_for(tmp_path: Path) -> None:
+    spec = small_spec()
+    found = {}
+    for how in ("zstd", "lz4", "none"):
+        path = write(tmp_path / f"{how}.mcap", spec, random_episode(spec, 3, 0), compression=how)
+        with path.open("rb") as file:
+            found[how] = {chunk.compression for chunk in reader.make_reader(file).get_summary().chunk_indexes}
+    assert found == {"zstd": {"zstd"}, "lz4": {"lz4"}, "none": {""}}
+
+
+def test_it_is_not_read_and_nothing_half_written_is_left(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match="written to be looked at and not read; write rlds, lerobot or robomimic"):
+        FORMAT.read(tmp_path, {})
+    with pytest.raises(FormatError, match="nothing to look at"):
+        write(tmp_path / "a.mcap", small_spec())
+    target = FORMAT.write(tmp_path / "a.mcap", small_spec(), {})
+    target.add("k", random_episode(small_spec(), 3, 0))
+    assert not (tmp_path / "a.mcap").exists()
+    target.abandon()
+    assert list(tmp_path.iterdir()) == []
+    write(tmp_path / "a.mcap", small_spec(), random_episode(small_spec(), 3, 0))
+    with pytest.raises(FormatError, match="there already"):
+        FORMAT.write(tmp_path / "a.mcap", small_spec(), {})
+    with pytest.raises(FormatError, match="has no option 'colour'"):
+        FORMAT.write(tmp_path / "b.mcap", small_spec(), {"colour": "red"})
