@@ -24,7 +24,7 @@ from understudy.policies.openvla.vision import Vit, VitShape
 
 # ids int64 [B, T], prompt and numbers, padded on the right; is_token bool [B, T], False for padding; at int64 [B, N],
 # the tokens whose logits are wanted, counted as in ids, the first of which gives the value; images float
-# [B, C, S, S]; empty bool [B, T], tokens whose embedding is zero, if any; proprio float [B, P] from -1 to 1, if it is used
+# [B, C, S, S]; empty bool [B, T], tokens whose embedding is zero, if any; proprio float [B, P] from -1 to 1, if used
 Tensors: TypeAlias = Mapping[str, Tensor]
 
 

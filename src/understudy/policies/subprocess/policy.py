@@ -24,7 +24,7 @@ import torch
 
 from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
 from understudy.policies.subprocess import child_main as process
@@ -70,7 +70,7 @@ class _PolicySizes:
     has_value: bool
 
 
-class SubprocessPolicy(Closes):
+class SubprocessPolicy(Closeable):
     """A PlainPolicy in another interpreter. Close it, or use it as a context manager."""
 
     def __init__(
