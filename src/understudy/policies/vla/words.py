@@ -1,4 +1,4 @@
-"""Words: instructions as numbers, one for each word. The vocabulary is that of the tasks, and part of the policy's file.
+"""Words: instructions as numbers, one for each word. The vocabulary is that of the tasks, and in the policy's file.
 
 Number 0 is padding and 1 is any word that is not known; the known ones follow in alphabetical order.
 """

@@ -1,4 +1,4 @@
-"""Rows: a block of actions as one stored row; rows of many episodes as a batch, and into a store."""
+"""Block rows: a block of actions as one stored row; the rows of many episodes as a batch or in a store."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ Array = np.ndarray[Any, Any]
 
 
 def block_spec(step_spec: StepSpec, policy: BlockPolicy) -> StepSpec:
-    """The rows of a policy that decides on H actions at once: one observation, H actions, H rewards, how they were
-    chosen, and which of them were executed. `value` and `next_value` are there if the policy judges states."""
+    """The rows of a policy that decides on H actions at once.
+
+    A row has one observation, H actions, H rewards, how the actions were chosen and which of them were executed. It has
+    `value` and `next_value` if the policy has a value head.
+    """
     steps = policy.block_steps
     for path, leaf in step_spec.action.leaves("action"):
         if leaf.ragged:
@@ -58,15 +61,15 @@ def _times(leaf: ArraySpec, steps: int) -> ArraySpec:
     return ArraySpec(shape=(steps, *leaf.shape), dtype=leaf.dtype, low=leaf.low, high=leaf.high)
 
 
-# --- what a policy answers ---
+# --- decisions of a policy ---
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Decision:
-    """A block that was decided on, checked."""
+    """A block of actions that a policy decided on, checked."""
 
     action: Tree  # [H, ...]
-    clipped: Array  # [H] bool: a number of it had left its bounds
+    clipped: Array  # [H] bool: which actions were outside of their bounds
     replay: Tree
     log_prob: Array  # [H, D] float32
     value: Array | None  # [] float32
@@ -78,12 +81,11 @@ class Decision:
 
 
 def decisions(acted: Acted, num_rows: int, spec: StepSpec, *, clip: bool) -> list[Decision]:
-    """The rows of an answer, or the error that says what is wrong with it. With `clip` actions that left their bounds
-    are brought back into them."""
+    """The rows of a policy's answer, checked; raises PolicyError. With `clip`, actions are clipped to their bounds."""
     has_value = "value" in spec.extras.tree
     if has_value != (acted.value is not None):
         wanted, got = ("a value for each row", "None") if has_value else ("None", describe(acted.value))
-        raise PolicyError(f"policy/value: expected {wanted}, got {got}; has_value says whether it judges states")
+        raise PolicyError(f"policy/value: expected {wanted}, got {got}; has_value says whether it has a value head")
     parts = {"action": acted.action, "replay": acted.replay, "log_prob": acted.log_prob}
     if has_value:
         parts["value"] = acted.value
@@ -94,7 +96,7 @@ def decisions(acted: Acted, num_rows: int, spec: StepSpec, *, clip: bool) -> lis
 
 
 def _row(tree: Tree, at: int) -> Tree:
-    return trees.map_leaves(lambda leaf: np.array(leaf[at]), tree)  # policies may use their memory again
+    return trees.map_leaves(lambda leaf: np.array(leaf[at]), tree)  # a copy: policies may reuse their memory
 
 
 def _decision(row: dict[str, Tree], version: int, spec: StepSpec, *, clip: bool) -> Decision:
@@ -111,7 +113,9 @@ def _decision(row: dict[str, Tree], version: int, spec: StepSpec, *, clip: bool)
     numbers = {**trees.flatten(action, "action"), "log_prob": log_prob}
     for path, leaf in (numbers if value is None else {**numbers, "value": value}).items():
         if leaf.dtype.kind == "f" and not np.isfinite(leaf).all():
-            raise PolicyError(f"policy/{path}: expected finite numbers, got {leaf[~np.isfinite(leaf)][0]}; mend it")
+            raise PolicyError(
+                f"policy/{path}: expected finite numbers, got {leaf[~np.isfinite(leaf)][0]}; fix the policy"
+            )
     return Decision(action=action, clipped=clipped, replay=replay, log_prob=log_prob, value=value, version=version)
 
 
@@ -120,7 +124,7 @@ def _checked(spec: Spec, value: Tree, path: str) -> Tree:
 
 
 def _clipped(action: Tree, spec: Spec) -> tuple[Tree, Array]:
-    """Within its bounds, and which steps were not. What is no number stays as it is, and is refused later."""
+    """The action clipped to its bounds, and which steps were outside. Values that are not arrays are refused later."""
     steps = next(iter(spec.flat.values())).fixed_shape[0]
     outside = np.zeros(steps, bool)
     found = trees.flatten(action)
@@ -133,7 +137,7 @@ def _clipped(action: Tree, spec: Spec) -> tuple[Tree, Array]:
 
 
 def block_step(observation: Tree, decision: Decision, stepped: Stepped, *, cut: bool) -> Step:
-    """The row of a block and what came of it; `cut` says that the episode ends here without the world's saying so."""
+    """The row of a block and its outcome; `cut` ends the episode here although the world did not."""
     steps, num_steps = len(decision.log_prob), len(stepped)
     reward = np.zeros(steps, np.float32)
     reward[:num_steps] = stepped.reward
@@ -166,8 +170,8 @@ def stacked(observations: Sequence[Tree], spec: Spec) -> Tree:
 # --- whole episodes ---
 
 
-def write(rollouts: Iterable[Rollout], writer: Writer) -> int:
-    """Put all episodes into a store, in order; tickets that failed have nothing to put. Returns how many went in."""
+def write_rollouts(rollouts: Iterable[Rollout], writer: Writer) -> int:
+    """Store all episodes in order and return how many; failed tickets have no episode."""
     num_episodes = 0
     for rollout in rollouts:
         if rollout.episode is None:
@@ -181,7 +185,7 @@ def write(rollouts: Iterable[Rollout], writer: Writer) -> int:
 
 
 def to_batch(rollouts: Sequence[Rollout]) -> BlockBatch:
-    """All rows of all episodes, in order. A ticket that failed is an episode without rows and without success."""
+    """All rows of all episodes, in order. A failed ticket is an episode without rows and without success."""
     pairs = [(index, rollout.episode) for index, rollout in enumerate(rollouts) if rollout.episode is not None]
     if not pairs:
         raise EpisodeError(f"rollouts: expected at least one with an episode, got {len(rollouts)} without; see failure")
@@ -191,18 +195,18 @@ def to_batch(rollouts: Sequence[Rollout]) -> BlockBatch:
         return None if name not in episodes[0].extras else np.concatenate([one.extras[name] for one in episodes])
 
     def part(name: str) -> Tree:
-        return _joined([one.extras.get(name, {}) for one in episodes])
+        return _concatenated([one.extras.get(name, {}) for one in episodes])
 
     return BlockBatch(
-        observation=_joined([_without_last(episode) for episode in episodes]),
+        observation=_concatenated([_without_last(episode) for episode in episodes]),
         instruction=tuple(episode.info.instruction or "" for episode in episodes for _ in range(len(episode))),
         replay=part("replay"),
         log_prob=part("log_prob"),
         executed=part("executed"),
-        reward=_joined([episode.reward for episode in episodes]),
+        reward=_concatenated([episode.reward for episode in episodes]),
         value=extra("value"),
         next_value=extra("next_value"),
-        policy_version=_joined([episode.policy_version for episode in episodes]),
+        policy_version=_concatenated([episode.policy_version for episode in episodes]),
         episode=np.concatenate([np.full(len(episode), index, np.int64) for index, episode in pairs]),
         group=np.array([rollout.ticket.group for rollout in rollouts], np.int64),
         success=np.array([rollout.success for rollout in rollouts], bool),
@@ -214,8 +218,8 @@ def _without_last(episode: Episode) -> Tree:
     return trees.map_leaves(lambda column: column[: len(episode)], episode.observation)
 
 
-def _joined(parts: Sequence[Tree]) -> Tree:
-    """Columns one after another."""
+def _concatenated(parts: Sequence[Tree]) -> Tree:
+    """The columns of several episodes, concatenated."""
     flat = [trees.flatten(part) for part in parts]
 
     def join(path: str) -> Any:

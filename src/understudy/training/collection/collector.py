@@ -1,4 +1,4 @@
-"""Collector: tickets in, episodes out. Workers stay alive and go on each by itself; no promised episode is missing.
+"""Collector: runs tickets in simulator workers and returns their episodes; no requested episode is missing.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
@@ -8,9 +8,9 @@
 with Collector("toy", num_parallel_envs=4) as collector:
     rollouts = collector.collect(tickets, policy, Sampling())
 
-A free worker takes a ticket at once; the policy is asked for all rows that wait for it at that moment. What a ticket
-comes to depends on the ticket, the policy and the sampling alone: not on the workers, their number, their pace or
-their deaths.
+Workers stay alive and advance independently. A free worker takes a ticket at once; the policy acts for all workers that
+wait for it at that moment. The episode of a ticket depends on the ticket, the policy and the sampling alone: not on the
+workers, their number, their speed or their failures.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from understudy.core import Episode, EpisodeInfo, Step, StepSpec, Tree
-from understudy.core.closing import Closes
-from understudy.envs.registry import Named, find_world
+from understudy.core.closeable import Closeable
+from understudy.envs.registry import ResolvedWorld, find_world
 from understudy.envs.suite import Suite, Task
 from understudy.envs.workers.outcomes import Observed, Outcome, Reset, Stepped, Steps, WorkerFailure
 from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.worker import Limits
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 from understudy.policies.protocol import BlockPolicy, Sampling
 from understudy.training.collection.block_rows import Decision, block_spec, block_step, decisions, stacked
 from understudy.training.collection.rollout import CLIPPED, Rollout
-from understudy.training.collection.ticket_plan import Ticket
+from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.runs.config import ConfigError
 
 logger = logging.getLogger(__name__)
 
 READY_S = 1.0
-# Tickets that came meanwhile, or None if no more will come. If it is told that nothing goes on, it may wait for some.
-More: TypeAlias = Callable[[bool], "Sequence[Ticket] | None"]
-_DRAWS = 2  # beside a ticket's seed, for the generator of the policy's draws; worlds use 0 and 1
+# Further tickets, or None if there will be no more. With True as its argument no episode is running, and it may wait.
+MoreTickets: TypeAlias = Callable[[bool], "Sequence[Ticket] | None"]
+_SAMPLING_STREAM = 2  # joined to a ticket's seed for the policy's generator; worlds use 0 and 1
 
 
 @dataclass(kw_only=True, eq=False)
-class _Run:
+class _Attempt:
     """An attempt at a ticket."""
 
     ticket: Ticket
@@ -54,15 +54,15 @@ class _Run:
     rng: np.random.Generator
     info: EpisodeInfo = field(default_factory=EpisodeInfo)
     observation: Tree = None
-    decision: Decision | None = None  # on its way to the worker
+    decision: Decision | None = None  # sent to the worker
     steps: list[Step] = field(default_factory=list)
     num_steps: int = 0  # of the world
     num_clipped: int = 0
     success: bool = False
 
 
-class Living(Protocol):
-    """Whoever lives tickets: a Collector, or many of them on other machines."""
+class TicketRunner(Protocol):
+    """Runs tickets: a Collector, or many of them on other machines."""
 
     @property
     def step_spec(self) -> StepSpec: ...
@@ -79,12 +79,12 @@ class Living(Protocol):
     def stream(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> Iterator[Rollout]: ...
 
 
-class Collector(Closes):
+class Collector(Closeable):
     """Owns the workers of one world. `suite`, `step_spec` and `versions` are the world's."""
 
     def __init__(
         self,
-        env: str | WorldSource,
+        env: str | WorldFactory,
         *,
         num_parallel_envs: int,
         limits: Limits | None = None,
@@ -94,23 +94,24 @@ class Collector(Closes):
         task_affinity: int = 10,
         clip_actions: bool = False,
     ):
-        """`env`: a world's name, or how to build it. `max_attempts`: a ticket whose worker failed is begun again up to
-        so often in all. `max_steps`: ends episodes before the task's own limit. `max_act_rows`: asked of the policy in
-        one call at most. `task_affinity`: how many tasks a worker keeps loaded, so that it is given tickets of these
-        first; 0: in order. `clip_actions`: bring actions that leave their bounds back into them instead of raising."""
-        for name, value, least in (
+        """`env` is a world's name, or how to build it. A ticket whose worker fails is run again, up to `max_attempts`
+        times in all. `max_steps` ends episodes before the task's own limit. The policy acts for at most `max_act_rows`
+        workers in one call. A worker keeps `task_affinity` tasks loaded and gets tickets of these first; with 0 it
+        takes tickets in order. `clip_actions` clips actions to their bounds instead of raising.
+        """
+        for name, value, minimum in (
             ("num_parallel_envs", num_parallel_envs, 1),
             ("max_attempts", max_attempts, 1),
             ("max_steps", max_steps, 1),
             ("max_act_rows", max_act_rows, 1),
             ("task_affinity", task_affinity, 0),
         ):
-            if value is not None and value < least:
-                raise ConfigError(f"{name}: expected {least} or more, got {value}")
+            if value is not None and value < minimum:
+                raise ConfigError(f"{name}: expected {minimum} or more, got {value}")
         self.max_attempts, self.max_steps, self.max_act_rows = max_attempts, max_steps, max_act_rows
         self.task_affinity, self.clip_actions = task_affinity, clip_actions
-        self.num_loads = 0  # episodes in a worker that did not have their task loaded
-        named = find_world(env) if isinstance(env, str) else Named(source=env, task=None, isolated=True)
+        self.num_loads = 0  # episodes whose task the worker had to load first
+        named = find_world(env) if isinstance(env, str) else ResolvedWorld(source=env, task=None, isolated=True)
         self._task = named.task
         self._loaded: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(num_parallel_envs)]
         self._vector = Vector([named.source] * num_parallel_envs, limits=limits or named.limits)
@@ -130,22 +131,22 @@ class Collector(Closes):
 
     @property
     def tasks(self) -> tuple[Task, ...]:
-        """The one that the world's name speaks of, or all."""
+        """The task that the world's name selects, or all tasks."""
         return self.suite.tasks if self._task is None else (self.suite.task(self._task),)
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of what the world stands on."""
+        """The versions of the simulator and its libraries."""
         return self._vector.workers[0].versions
 
     @property
     def num_failures(self) -> int:
-        """Of workers so far, whether or not a ticket was lost to them."""
+        """Worker failures so far, whether or not a ticket failed for good."""
         return sum(worker.num_failures for worker in self._vector.workers)
 
     @property
     def pids(self) -> list[int]:
-        """Of the workers that are up."""
+        """Process ids of the workers that are running."""
         return [worker.pid for worker in self._vector.workers if worker.pid is not None]
 
     def collect(
@@ -156,50 +157,52 @@ class Collector(Closes):
         *,
         on_result: Callable[[Rollout], None] | None = None,
     ) -> list[Rollout]:
-        """Live all tickets; the rollouts are in their order. `on_result` hears of each as soon as it is over."""
+        """Run all tickets; returns the rollouts in their order. `on_result` gets each as soon as it is finished."""
         return in_order(tickets, self.stream(tickets, policy, sampling), on_result)
 
     def stream(
-        self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *, more: More | None = None
+        self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *, more: MoreTickets | None = None
     ) -> Iterator[Rollout]:
-        """As `collect`, each rollout when it is over and none of them kept. One stream at a time. `more` is asked for
-        further tickets as long as it gives any."""
+        """Run all tickets; yields each rollout when it is finished. One stream at a time.
+
+        `more` is called for further tickets until it returns None.
+        """
         check_tickets(tickets, self.suite)
         self._drain()
         spec = block_spec(self.step_spec, policy)
-        waiting = [_Run(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in tickets]
-        running: dict[int, _Run] = {}
-        undecided: list[int] = []  # slots whose observation waits for the policy, the longest first
-        unjudged: list[_Run] = []  # cut off, and the policy is to say what was still to come
-        while waiting or running or unjudged or more is not None:
+        waiting = [_Attempt(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in tickets]
+        running: dict[int, _Attempt] = {}
+        undecided: list[int] = []  # slots whose observation waits for the policy, oldest first
+        truncated: list[_Attempt] = []  # finished, but their last value must be bootstrapped
+        while waiting or running or truncated or more is not None:
             if more is not None:
-                added = more(not (waiting or running or unjudged))
+                added = more(not (waiting or running or truncated))
                 more = None if added is None else more
-                waiting += [_Run(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in added or ()]
-                if not (waiting or running or unjudged):
+                waiting += [_Attempt(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in added or ()]
+                if not (waiting or running or truncated):
                     continue
             self._fill(waiting, running)
-            for slot, outcome in self._vector.ready(0.0 if undecided or unjudged else READY_S):
+            for slot, outcome in self._vector.ready(0.0 if undecided or truncated else READY_S):
                 run = running[slot]
                 if isinstance(outcome, WorkerFailure):
                     del running[slot]
                     self._loaded[slot].clear()
                     yield from self._failed(run, outcome, waiting)
-                elif self._goes_on(run, outcome):
+                elif self._advance(run, outcome):
                     undecided.append(slot)
                 else:
                     del running[slot]
                     if policy.has_value and run.steps[-1].truncated:
-                        unjudged.append(run)
+                        truncated.append(run)
                     else:
-                        yield _lived(run, spec)
+                        yield _rollout(run, spec)
             if undecided:
                 slots, undecided = undecided[: self.max_act_rows], undecided[self.max_act_rows :]
                 self._decide({slot: running[slot] for slot in slots}, policy, sampling, spec)
-            elif unjudged:
-                runs, unjudged = unjudged[: self.max_act_rows], unjudged[self.max_act_rows :]
-                _judge(runs, policy, sampling, spec)
-                yield from [_lived(run, spec) for run in runs]
+            elif truncated:
+                runs, truncated = truncated[: self.max_act_rows], truncated[self.max_act_rows :]
+                _bootstrap(runs, policy, sampling, spec)
+                yield from [_rollout(run, spec) for run in runs]
 
     def close(self) -> None:
         """End all workers."""
@@ -208,11 +211,11 @@ class Collector(Closes):
     # --- stages of `stream` ---
 
     def _drain(self) -> None:
-        """Wait for the answers to what an earlier stream asked for and did not stay to hear."""
+        """Wait for the answers that an earlier, abandoned stream did not receive."""
         while self._vector.num_pending:
             self._vector.ready(READY_S)
 
-    def _fill(self, waiting: list[_Run], running: dict[int, _Run]) -> None:
+    def _fill(self, waiting: list[_Attempt], running: dict[int, _Attempt]) -> None:
         for slot in range(len(self._vector)):
             if not waiting:
                 return
@@ -233,18 +236,18 @@ class Collector(Closes):
         while len(loaded) > max(self.task_affinity, 1):
             loaded.popitem(last=False)
 
-    def _failed(self, run: _Run, failure: WorkerFailure, waiting: list[_Run]) -> Iterator[Rollout]:
-        """Begin a ticket again, from its beginning, or give it up."""
+    def _failed(self, run: _Attempt, failure: WorkerFailure, waiting: list[_Attempt]) -> Iterator[Rollout]:
+        """Run a ticket again from its start, or give it up."""
         ticket = run.ticket
         logger.warning("ticket %d, attempt %d of %d: %s", ticket.number, run.attempt, self.max_attempts, failure)
         if run.attempt < self.max_attempts:
-            waiting.insert(0, _Run(ticket=ticket, attempt=run.attempt + 1, rng=_generator(ticket)))
+            waiting.insert(0, _Attempt(ticket=ticket, attempt=run.attempt + 1, rng=_generator(ticket)))
             return
         reason = str(failure).partition("\n")[0]
         yield Rollout(ticket=ticket, episode=None, failure=reason, attempts=run.attempt)
 
-    def _goes_on(self, run: _Run, outcome: Outcome) -> bool:
-        """Take an answer of the world; False if the episode is over."""
+    def _advance(self, run: _Attempt, outcome: Outcome) -> bool:
+        """Apply an outcome of the world; False if the episode is finished."""
         if isinstance(outcome, Observed):
             run.info, run.observation = _info(run.ticket, outcome), outcome.observation
             return True
@@ -258,7 +261,7 @@ class Collector(Closes):
         run.observation = outcome.observation
         return not run.steps[-1].last
 
-    def _decide(self, runs: Mapping[int, _Run], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
+    def _decide(self, runs: Mapping[int, _Attempt], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
         rows = list(runs.values())
         acted = policy.act(
             stacked([run.observation for run in rows], spec.observation),
@@ -276,7 +279,7 @@ class Collector(Closes):
 def in_order(
     tickets: Sequence[Ticket], rollouts: Iterable[Rollout], on_result: Callable[[Rollout], None] | None = None
 ) -> list[Rollout]:
-    """What came of the tickets, as they stand; `on_result` hears of each when it comes."""
+    """The rollouts in the order of their tickets; `on_result` gets each when it arrives."""
     found: dict[int, Rollout] = {}
     for rollout in rollouts:
         found[rollout.ticket.number] = rollout
@@ -286,7 +289,7 @@ def in_order(
 
 
 def check_tickets(tickets: Sequence[Ticket], suite: Suite) -> None:
-    """Refuse at once what a worker would refuse in the middle."""
+    """Raise now for tickets that a worker would refuse later."""
     if len({ticket.number for ticket in tickets}) < len(tickets):
         raise ConfigError("tickets: expected different numbers; take them from one plan")
     for task, start in {(ticket.task, ticket.start) for ticket in tickets}:
@@ -294,8 +297,8 @@ def check_tickets(tickets: Sequence[Ticket], suite: Suite) -> None:
 
 
 def choose(tasks: Sequence[str], loaded: Collection[str], others: Sequence[str]) -> int:
-    """Which of the waiting tasks a worker takes: the first that it has loaded; else that which the fewest others have,
-    so that they need not both load it."""
+    """The index of the waiting task that a worker takes: the first that it has loaded, or else the one that the fewest
+    other workers have loaded."""
     for index, task in enumerate(tasks):
         if task in loaded:
             return index
@@ -303,24 +306,24 @@ def choose(tasks: Sequence[str], loaded: Collection[str], others: Sequence[str])
 
 
 def _generator(ticket: Ticket) -> np.random.Generator:
-    return np.random.default_rng([ticket.seed, _DRAWS])
+    return np.random.default_rng([ticket.seed, _SAMPLING_STREAM])
 
 
-def _info(ticket: Ticket, said: Observed) -> EpisodeInfo:
+def _info(ticket: Ticket, observed: Observed) -> EpisodeInfo:
     return EpisodeInfo(
         task=ticket.task,
-        instruction=said.info["instruction"],
+        instruction=observed.info["instruction"],
         init_state=ticket.start,
         seed=ticket.world_seed,
         group=str(ticket.group),
-        split=said.info["split"],
+        split=observed.info["split"],
         kind="practice",
         labels={"ticket": str(ticket.number), "iteration": str(ticket.iteration), "policy_seed": str(ticket.seed)},
     )
 
 
-def _judge(runs: Sequence[_Run], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
-    """What the policy thinks of what each run was cut off from. Nothing is drawn."""
+def _bootstrap(runs: Sequence[_Attempt], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
+    """Store the policy's value of the last observation of each truncated episode. Nothing is sampled."""
     acted = policy.act(
         stacked([run.observation for run in runs], spec.observation),
         [run.info.instruction or "" for run in runs],
@@ -332,7 +335,7 @@ def _judge(runs: Sequence[_Run], policy: BlockPolicy, sampling: Sampling, spec: 
         run.steps[-1] = replace(last, extras={**last.extras, "next_value": decision.value})
 
 
-def _lived(run: _Run, spec: StepSpec) -> Rollout:
+def _rollout(run: _Attempt, spec: StepSpec) -> Rollout:
     labels = {**run.info.labels, **({CLIPPED: str(run.num_clipped)} if run.num_clipped else {})}
     info = replace(run.info, success=run.success, labels=labels)
     episode = Episode.from_steps(spec, run.steps, run.observation, info)

@@ -1,4 +1,4 @@
-"""Packed: rollouts as plain JSON and arrays, to be saved or sent to another process, and back, bit for bit."""
+"""Serialization: rollouts as plain JSON and arrays, to save or send to another process, and back, bit for bit."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import numpy as np
 
 from understudy.core import Episode, EpisodeInfo
 from understudy.core import tree as trees
-from understudy.training.collection.groups import Group, in_groups
+from understudy.training.collection.groups import Group, group_rollouts
 from understudy.training.collection.rollout import Rollout
-from understudy.training.collection.ticket_plan import Plan, Ticket
+from understudy.training.collection.task_start_plan import Plan, Ticket
 
 Facts: TypeAlias = dict[str, Any]  # plain JSON
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 
 def save_collection(plan: Plan, carried: Sequence[Group]) -> tuple[Facts, Arrays]:
-    """Where collection stands between two iterations."""
-    facts, arrays = pack([rollout for group in carried for rollout in group.rollouts])
+    """The state of collection between two iterations."""
+    facts, arrays = serialize_rollouts([rollout for group in carried for rollout in group.rollouts])
     return {"plan": plan.state(), "carried": facts}, {f"carried/{path}": array for path, array in arrays.items()}
 
 
 def restore_collection(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Group, ...]:
-    """Make the plan go on as the saved one, and give back the groups that were carried over."""
-    rollouts = unpack(facts["carried"], trees.below(arrays, "carried"))
+    """Restore the plan, and return the groups that were carried over."""
+    rollouts = deserialize_rollouts(facts["carried"], trees.below(arrays, "carried"))
     plan.restore(facts["plan"])
-    return tuple(in_groups(rollouts, plan.config.n_samples))
+    return tuple(group_rollouts(rollouts, plan.config.n_samples))
 
 
-def pack(rollouts: Sequence[Rollout]) -> tuple[Facts, Arrays]:
-    """Ragged fields are joined, and their lengths are among the facts, as texts are."""
-    said: list[Facts] = []
+def serialize_rollouts(rollouts: Sequence[Rollout]) -> tuple[Facts, Arrays]:
+    """Rollouts as JSON and arrays. Ragged fields are concatenated; their lengths and all texts are in the JSON."""
+    entries: list[Facts] = []
     arrays: Arrays = {}
     for index, rollout in enumerate(rollouts):
         one: Facts = {"ticket": asdict(rollout.ticket), "failure": rollout.failure, "attempts": rollout.attempts}
@@ -47,12 +47,12 @@ def pack(rollouts: Sequence[Rollout]) -> tuple[Facts, Arrays]:
                 else:
                     one["lengths"][path] = [len(row) for row in column]
                     arrays[f"{index}/{path}"] = np.concatenate(column)
-        said.append(one)
-    return {"rollouts": said}, arrays
+        entries.append(one)
+    return {"rollouts": entries}, arrays
 
 
-def unpack(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Rollout]:
-    """What `pack` was given."""
+def deserialize_rollouts(facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> list[Rollout]:
+    """The rollouts that `serialize_rollouts` was given."""
     return [_rollout(one, trees.below(arrays, str(index))) for index, one in enumerate(facts["rollouts"])]
 
 

@@ -1,1 +1,1 @@
-"""Data: episodes into stores: recorded, rolled out, imported and exported."""
+"""Data: runs and records episodes, and imports and exports data sets."""

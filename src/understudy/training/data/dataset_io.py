@@ -1,10 +1,10 @@
-"""Exchange: data sets of others into a store, and a store's episodes into theirs. The only place that knows both.
+"""Data set import and export: foreign data sets into a store, and a store's episodes into foreign formats.
 
-Each imported episode says where it came from in its label `origin`, such as rlds:kitchen/1.0.0@5f3a9c1e#train/17: the
-format, the data set's name, a digest of its first episode, and the episode's key. What has its origin in the
-store already is not imported again, so an import that was killed goes on, and one that is repeated adds nothing.
-An episode is in the store whole or not at all. Over the network, the episode that a kill cut in two stays as one that
-no view trains on, beside the whole one.
+Each imported episode has its origin in the label `origin`, such as rlds:kitchen/1.0.0@5f3a9c1e#train/17: the format,
+the data set's name, a digest of its first episode, and the episode's key. An episode whose origin is in the store is not
+imported again, so an import that was killed continues, and one that is repeated adds nothing. An episode is in the
+store completely or not at all. Over the network, an episode that a kill cut in two stays as one that no view trains on,
+beside the complete one.
 """
 
 from __future__ import annotations
@@ -22,74 +22,74 @@ import xxhash
 from understudy.core import NO_VERSION, Episode, EpisodeInfo, Kind, SpecError, StepSpec, StoreError
 from understudy.core import tree as trees
 from understudy.core.spec import canonical_json
-from understudy.formats import ORIGIN, EpisodeSource, FormatError, Named, Place
+from understudy.formats import ORIGIN, DatasetPath, DatasetReader, FormatError, NamedDataset
 from understudy.replay import Clause, EpisodeRecord, Reader, Store, View
 from understudy.replay.format.chunk import Chunk, Part
 from understudy.replay.format.layout import row_bytes_of
 
 WRITER = "import"
 
-Progress = Callable[[int, int | None], None]  # done, of
+ProgressCallback = Callable[[int, int | None], None]  # episodes finished, and in all if known
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportReport:
     num_imported: int = 0
-    num_steps: int = 0  # of those
-    num_known: int = 0  # that were there already
+    num_steps: int = 0  # of the imported episodes
+    num_known: int = 0  # episodes that were in the store already
     num_without_steps: int = 0  # records that hold no step, such as a single observation
 
 
-class Destination(Protocol):
-    """Where imported episodes go."""
+class ImportTarget(Protocol):
+    """A store or server that episodes are imported into."""
 
     def known(self, origin: str) -> Container[str]:
-        """The origins that are there already, of those that begin so."""
+        """The origins in the store that begin with this text."""
         ...
 
     def add(self, spec: StepSpec, episode: Episode, info: EpisodeInfo) -> None:
-        """Take an episode; it is there, durable and whole, when this returns."""
+        """Add an episode; when this returns, it is durable and complete."""
         ...
 
 
 def import_episodes(
-    source: EpisodeSource,
-    destination: Destination,
-    place: Place,
+    reader: DatasetReader,
+    target: ImportTarget,
+    dataset: DatasetPath,
     *,
     kind: Kind | None = None,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> ImportReport:
-    """Write the episodes that the destination does not have, in order. `kind` replaces what they say of it."""
-    origin = origin_of(source, place)
+    """Add the episodes that the target does not have, in order. `kind` overrides the episodes' own kind."""
+    origin = origin_of(reader, dataset)
     if origin is None:
-        return ImportReport(num_without_steps=source.num_episodes or 0)
-    known = _Counted(destination.known(origin), origin)
+        return ImportReport(num_without_steps=reader.num_episodes or 0)
+    known = _Counted(target.known(origin), origin)
     report = ImportReport()
-    for key, episode in source.episodes(known):
-        _check(source.spec, episode, f"{place.path}: {key}")
+    for key, episode in reader.episodes(known):
+        _check(reader.spec, episode, f"{dataset.path}: {key}")
         info = replace(
             episode.info, kind=kind or episode.info.kind, labels={**episode.info.labels, ORIGIN: f"{origin}{key}"}
         )
-        destination.add(source.spec, episode, info)
+        target.add(reader.spec, episode, info)
         report = replace(report, num_imported=report.num_imported + 1, num_steps=report.num_steps + len(episode))
         if progress is not None:
-            progress(report.num_imported + known.num_found, source.num_episodes)
-    left_out = (source.num_episodes or 0) - report.num_imported - known.num_found
+            progress(report.num_imported + known.num_found, reader.num_episodes)
+    left_out = (reader.num_episodes or 0) - report.num_imported - known.num_found
     return replace(report, num_known=known.num_found, num_without_steps=max(left_out, 0))
 
 
-def origin_of(source: EpisodeSource, place: Place) -> str | None:
-    """What the origins of a data set's episodes begin with; None if it has no episode."""
-    with closing(_generator(source.episodes())) as episodes:
+def origin_of(reader: DatasetReader, dataset: DatasetPath) -> str | None:
+    """The common beginning of the origins of a data set's episodes; None if it has no episode."""
+    with closing(_generator(reader.episodes())) as episodes:
         for _, episode in episodes:
-            name = source.name if isinstance(source, Named) else place.path.resolve().name
-            return f"{place.format.name}:{name}@{_digest(source.spec, episode)}#"
+            name = reader.name if isinstance(reader, NamedDataset) else dataset.path.resolve().name
+            return f"{dataset.format.name}:{name}@{_digest(reader.spec, episode)}#"
     return None
 
 
 def _generator(episodes: Iterator[tuple[str, Episode]]) -> Any:
-    """So that what a source has open is closed when only its first episode is wanted."""
+    """A generator, whose close() closes the reader's files when only its first episode is needed."""
     return (pair for pair in episodes)
 
 
@@ -105,7 +105,7 @@ def _digest(spec: StepSpec, episode: Episode) -> str:
 
 
 class _Counted(Container[str]):
-    """Keys whose origin is known; counts those that were asked for."""
+    """The keys whose origin is in the store; counts those that were found."""
 
     def __init__(self, known: Container[str], origin: str):
         self._known = known
@@ -124,11 +124,11 @@ class _Counted(Container[str]):
 
 
 def _check(spec: StepSpec, episode: Episode, where: str) -> None:
-    """What a store does not check when it takes whole columns: that rewards are finite and values within bounds."""
+    """Check what a store does not check for whole columns: finite rewards, and values within their bounds."""
     columns = episode.columns()
     try:
         if not np.isfinite(columns["reward"]).all():
-            raise SpecError("reward: expected finite numbers, got others; check where it came from")
+            raise SpecError("reward: expected finite numbers, got nan or infinity; check the data set")
         for path, leaf in spec.columns.items():
             if leaf.bounded and path in columns:
                 proposal = path.partition(trees.SEPARATOR)[0] == "proposal"
@@ -139,24 +139,24 @@ def _check(spec: StepSpec, episode: Episode, where: str) -> None:
         raise FormatError(f"{where}: {error}") from None
 
 
-# ---- where they go
+# ---- targets
 
 
 @contextmanager
-def open_destination(
+def open_import_target(
     where: str, *, token_file: Path | None = None, tls_cert: Path | None = None
-) -> Iterator[Destination]:
-    """A store's directory, made if it is not there; or the address of a server (host:port)."""
+) -> Iterator[ImportTarget]:
+    """Open a store's directory, creating it if needed, or connect to a server (host:port)."""
     with ExitStack() as undo:
         host, colon, port = where.rpartition(":")
         if host and colon and port.isdigit() and not Path(where).exists():
-            yield _RemoteDestination(undo, where, token_file, tls_cert)
+            yield _ServerImportTarget(undo, where, token_file, tls_cert)
         else:
-            yield StoreDestination(undo.enter_context(Store.open(where)))
+            yield StoreImportTarget(undo.enter_context(Store.open(where)))
 
 
-class StoreDestination:
-    """A store here: an episode is one chunk, so it is committed whole."""
+class StoreImportTarget:
+    """A store on this machine: an episode is one chunk, so its commit is atomic."""
 
     def __init__(self, store: Store, writer: str = WRITER):
         self._store = store
@@ -166,7 +166,7 @@ class StoreDestination:
         store.begin_writer(writer, self._incarnation)
 
     def known(self, origin: str) -> Container[str]:
-        with self._store.snapshot() as catalog:  # deleted ones too: they were not wanted
+        with self._store.snapshot() as catalog:  # deleted ones too: they are not to come back
             found = catalog.episodes(f"json_extract(labels, '$.{ORIGIN}') is not null")
             return {e.info.labels[ORIGIN] for e in found if e.info.labels[ORIGIN].startswith(origin)}
 
@@ -188,8 +188,8 @@ class StoreDestination:
         self._next += 1
 
 
-class _RemoteDestination:
-    """A server: an episode goes out in chunks, and becomes one to train on with the last of them."""
+class _ServerImportTarget:
+    """A server: an episode is sent in chunks, and views see it when the last one arrives."""
 
     def __init__(self, undo: ExitStack, address: str, token_file: Path | None, tls_cert: Path | None):
         from understudy.service import connect  # only now: it needs gRPC
@@ -200,11 +200,11 @@ class _RemoteDestination:
 
     def known(self, origin: str) -> Container[str]:
         some = self._num_episodes(f"substr({_ORIGIN_SQL}, 1, {len(origin)}) = {_quoted(origin)}")
-        return _Asking(self._num_episodes) if some else ()
+        return _ServerOrigins(self._num_episodes) if some else ()
 
     def _num_episodes(self, where: str) -> int:
         view = View(name="imported", clauses=(Clause(where=where),))
-        return sum(int(said["episodes"][view.name]) for said in self._remote.status([view]).values())
+        return sum(int(status["episodes"][view.name]) for status in self._remote.status([view]).values())
 
     def add(self, spec: StepSpec, episode: Episode, info: EpisodeInfo) -> None:
         if spec.json_text not in self._writers:
@@ -225,8 +225,8 @@ class _RemoteDestination:
 _ORIGIN_SQL = f"json_extract(labels, '$.{ORIGIN}')"
 
 
-class _Asking(Container[str]):
-    """Asks the server for one origin after the other."""
+class _ServerOrigins(Container[str]):
+    """The origins on the server; asks it for one at a time."""
 
     def __init__(self, num_episodes: Callable[[str], int]):
         self._num_episodes = num_episodes
@@ -240,7 +240,7 @@ def _quoted(text: str) -> str:
 
 
 def rows_of(spec: StepSpec, episode: Episode) -> dict[str, Any]:
-    """An episode's T+1 rows as a store has them; the last holds nothing but the last observation."""
+    """An episode's T+1 rows as a store keeps them; the last row holds only the last observation."""
     given = episode.columns()
     given["is_step"] = np.ones(len(episode), bool)
     rows: dict[str, Any] = {}
@@ -255,42 +255,44 @@ def rows_of(spec: StepSpec, episode: Episode) -> dict[str, Any]:
     return rows
 
 
-# ---- the other way
+# ---- export
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportReport:
     num_episodes: int = 0
     num_steps: int = 0
-    num_unfinished: int = 0  # left out: no step in them has an outcome yet
+    num_unfinished: int = 0  # episodes left out because they have no complete step
 
 
-def export_episodes(store: Path, place: Place, *, where: str = "1", progress: Progress | None = None) -> ExportReport:
-    """Write a store's episodes as a new data set, which is there, whole, when this returns, or not at all."""
+def export_episodes(
+    store: Path, dataset: DatasetPath, *, where: str = "1", progress: ProgressCallback | None = None
+) -> ExportReport:
+    """Write a store's episodes as a new data set, which is complete when this returns or does not exist."""
     with Reader(store) as reader:
         chosen = list(reader.episodes(f"deleted is null and ({where})"))
         ready = [record for record in chosen if record.num_rows > 1]
         if not ready:
-            raise StoreError(f"{store}: no episode fits {where!r}; see `understudy info --episodes`")
+            raise StoreError(f"{store}: no episode matches {where!r}; see `understudy info --episodes`")
         spec = _only_spec(reader, ready, store)
-        target = place.format.write(place.path, spec, place.options)
+        writer = dataset.format.write(dataset.path, spec, dataset.options)
         try:
             num_steps = 0
             for number, record in enumerate(ready):
                 episode = reader.read(record.id)
-                target.add(f"{record.id:06d}", episode)
+                writer.add(f"{record.id:06d}", episode)
                 num_steps += len(episode)
                 if progress is not None:
                     progress(number + 1, len(ready))
-            target.close()
+            writer.close()
         except BaseException:
-            target.abandon()
+            writer.abandon()
             raise
     return ExportReport(num_episodes=len(ready), num_steps=num_steps, num_unfinished=len(chosen) - len(ready))
 
 
 def _only_spec(reader: Reader, chosen: list[EpisodeRecord], store: Path) -> StepSpec:
-    """A data set has one spec."""
+    """The one spec of all chosen episodes; raises StoreError if there are several."""
     specs = sorted({record.spec for record in chosen})
     if len(specs) > 1:
         counts = ", ".join(f"{sum(r.spec == spec for r in chosen)} of spec {spec}" for spec in specs)

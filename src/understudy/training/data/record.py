@@ -1,7 +1,7 @@
-"""Record: demonstrations of a task until enough of them have succeeded, into a store here or over the network.
+"""Record: demonstrations of a task, until enough of them have succeeded, into a store here or over the network.
 
-Failures are kept too and are marked as such, so that the view `DEMO` leaves them out. What was recorded before counts:
-stop at any moment, or be killed, and the next call goes on.
+Failures are stored too and marked as such, so that the view `DEMO` leaves them out. Demonstrations recorded before
+count: a recording that was stopped or killed continues with the next call.
 """
 
 from __future__ import annotations
@@ -25,17 +25,21 @@ from understudy.training.data.run_episode import EpisodeResult, Show, run_episod
 
 logger = logging.getLogger(__name__)
 
-BROKEN_IN_A_ROW = 3  # then the world is beyond help
+MAX_BROKEN_IN_A_ROW = 3  # world failures in a row, after which recording ends
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordConfig:
-    """What to record. Start states are of the training split; `seed` decides which."""
+    """What to record. Start states are of the training split."""
 
     task: str
+    """Name of the task to demonstrate."""
     successes: int
-    max_episodes: int  # of this call, so that a task that cannot be done comes to an end
+    """Number of successful demonstrations in the store at which recording ends."""
+    max_episodes: int
+    """Number of episodes of this call after which recording ends, however many succeeded."""
     seed: int = 0
+    """Seed that decides the start states."""
 
     def __post_init__(self) -> None:
         if self.successes < 1 or self.max_episodes < 1:
@@ -46,7 +50,7 @@ class RecordConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RecordReport:
-    """How far it came, earlier calls included."""
+    """How far the recording is, earlier calls included."""
 
     num_successes: int
     num_episodes: int
@@ -54,19 +58,19 @@ class RecordReport:
     num_broken: int = 0  # episodes of this call that were cut because the world's process failed
 
 
-class Target(Protocol):
-    """Where demonstrations go."""
+class RecordTarget(Protocol):
+    """A store or server that demonstrations are recorded into."""
 
     def writer(self, spec: StepSpec) -> Writer: ...
 
     def num_episodes(self, view: View) -> int:
-        """How many episodes a view has steps of."""
+        """The number of episodes in a view."""
         ...
 
 
 def record(
     world: World,
-    target: Target,
+    target: RecordTarget,
     takeover: Takeover,
     config: RecordConfig,
     progress: Callable[[RecordReport, EpisodeResult], None] | None = None,
@@ -74,9 +78,10 @@ def record(
     pace: Pace | None = None,
     show: Show | None = None,
 ) -> RecordReport:
-    """Run episodes, whoever holds the device acting, until `successes` of the task are in the target.
+    """Run episodes in which the operator acts, until the target has `successes` of the task.
 
-    A world whose process fails loses its episode and goes on; after BROKEN_IN_A_ROW of them the failure is raised.
+    If the world's process fails, its episode is cut and recording continues; after MAX_BROKEN_IN_A_ROW failures the
+    error is raised.
     """
     task = world.suite.task(config.task)
     report = RecordReport(
@@ -88,7 +93,7 @@ def record(
     broken_in_a_row = 0
     while report.num_successes < config.successes and report.num_episodes < last:
         try:
-            rolled = run_episode(
+            episode = run_episode(
                 world,
                 writer,
                 takeover=takeover,
@@ -100,30 +105,30 @@ def record(
             )
         except WorkerFailure as failure:
             broken_in_a_row += 1
-            if broken_in_a_row >= BROKEN_IN_A_ROW:
+            if broken_in_a_row >= MAX_BROKEN_IN_A_ROW:
                 raise
-            logger.warning("the world is started anew: %s", failure)
-            if failure.doing not in ("start", "reset"):  # there was an episode
+            logger.warning("the world is restarted: %s", failure)
+            if failure.doing not in ("start", "reset"):  # an episode had begun
                 report = replace(report, num_episodes=report.num_episodes + 1, num_broken=report.num_broken + 1)
             continue
         broken_in_a_row = 0
         report = replace(
             report,
-            num_successes=report.num_successes + rolled.success,
+            num_successes=report.num_successes + episode.success,
             num_episodes=report.num_episodes + 1,
-            num_steps=report.num_steps + rolled.num_steps,
+            num_steps=report.num_steps + episode.num_steps,
         )
         if progress is not None:
-            progress(report, rolled)
+            progress(report, episode)
     return report
 
 
 def _counted(show: Show | None, report: RecordReport) -> Show | None:
-    """A screen that is also told how far the recording has come."""
+    """A screen whose status also has the number of the episode and of the successes."""
     if show is None:
         return None
     counts = {"episode": report.num_episodes + 1, "successes": report.num_successes}
-    return lambda observation, seen: show(observation, {**seen, **counts})
+    return lambda observation, status: show(observation, {**status, **counts})
 
 
 def _demonstrations(task: str, which: str) -> View:
@@ -131,7 +136,7 @@ def _demonstrations(task: str, which: str) -> View:
     return View(name="recorded", clauses=(Clause(where=f"kind = 'demonstration' and task = '{quoted}' and {which}"),))
 
 
-# ---- where they go
+# ---- targets
 
 WRITER = "record"
 
@@ -139,17 +144,17 @@ WRITER = "record"
 @contextmanager
 def open_target(
     where: str, *, spool: Path | None = None, token_file: Path | None = None, tls_cert: Path | None = None
-) -> Iterator[Target]:
-    """A store's directory, or the address of a server (host:port)."""
+) -> Iterator[RecordTarget]:
+    """Open a store's directory, or connect to a server (host:port)."""
     with ExitStack() as undo:
         host, colon, port = where.rpartition(":")
         if host and colon and port.isdigit() and not Path(where).exists():
-            yield _Remote(undo, where, spool, token_file, tls_cert)
+            yield _ServerTarget(undo, where, spool, token_file, tls_cert)
         else:
-            yield _Local(undo.enter_context(Store.open(where)))
+            yield _StoreTarget(undo.enter_context(Store.open(where)))
 
 
-class _Local:
+class _StoreTarget:
     def __init__(self, store: Store):
         self._store = store
 
@@ -161,7 +166,7 @@ class _Local:
             return count_views(reader, [view])[0].episodes
 
 
-class _Remote:
+class _ServerTarget:
     def __init__(
         self, undo: ExitStack, address: str, spool: Path | None, token_file: Path | None, tls_cert: Path | None
     ):
@@ -175,4 +180,4 @@ class _Remote:
         return self._undo.enter_context(self._remote.writer(WRITER, spec, spool=self._spool))
 
     def num_episodes(self, view: View) -> int:
-        return sum(int(said["episodes"][view.name]) for said in self._remote.status([view]).values())
+        return sum(int(status["episodes"][view.name]) for status in self._remote.status([view]).values())

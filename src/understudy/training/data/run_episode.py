@@ -1,7 +1,7 @@
-"""Rollout: one episode of a world, with whoever acts in it, into a writer.
+"""Run episode: one episode of a world, by a policy, a human or both, recorded into a writer.
 
-The writer may be a store's own or a remote one: both have the same calls. What is recorded is what was executed: the
-action, who chose it, what the policy had wanted and of which version it was.
+The writer may be a store's own or a remote one: both have the same methods. It records the executed action, who chose
+it, the policy's proposal and the policy's version.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from understudy.envs.teleop.takeover import Choice, Takeover
 from understudy.envs.world import World
 from understudy.replay.write.writer import Writer
 
-# A policy as an episode sees it: an observation to an action and the version of the parameters that gave it.
+# A policy as an episode calls it: an observation to an action and the version of the policy.
 Act: TypeAlias = Callable[[Tree], tuple[Tree, int]]
 
-# What a screen is given: what is seen, and what to say about it (task, instruction, step, source, reward, success).
+# A screen: gets the observation, and a status with task, instruction, step, source, reward and success.
 Show: TypeAlias = Callable[[Tree, Mapping[str, Any]], None]
 
-IDLE_S = 0.05  # between two looks at a person who has not begun
+IDLE_S = 0.05  # between two polls of an operator who has not started
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rolled:
-    """What came of an episode."""
+class EpisodeResult:
+    """The outcome of an episode."""
 
     num_steps: int
-    num_human: int
+    num_human: int  # steps that the human chose: the intervention steps
     num_takeovers: int
     total_reward: float
     success: bool
@@ -50,28 +50,33 @@ def run_episode(
     source: Source = Source.POLICY,
     pace: Pace | None = None,
     show: Show | None = None,
-) -> Rolled:
-    """One episode of `world` into `writer`, by a policy, by whoever holds the device, or by both.
+) -> EpisodeResult:
+    """Run one episode of `world` and record it into `writer`; a policy acts, or an operator, or both.
 
-    `source` is who `act` is. Without it the episode begins with the first act of whoever holds the device. `pace` keeps
-    a control rate; `show` is given what is seen before each step and at the end. If anything raises on the way, what
-    was lived so far is kept as an episode that was cut.
+    `source` says what `act` is. Without `act` the episode starts with the operator's first input. `pace` keeps a
+    control rate; `show` is called before each step and at the end. If anything raises, the steps so far are stored as a cut
+    episode.
     """
     if act is None and takeover is None:
-        raise EpisodeError("act, takeover: expected at least one of them, got neither; somebody must act")
+        raise EpisodeError("act, takeover: expected at least one of them, got neither; give a policy or a takeover")
     if takeover is not None:
         takeover.begin()
-    observation, said = world.reset(seed=seed, options=options)
-    seen: dict[str, Any] = {"task": said["task"], "instruction": said["instruction"], "step": 0, "source": None}
+    observation, reset_info = world.reset(seed=seed, options=options)
+    status: dict[str, Any] = {
+        "task": reset_info["task"],
+        "instruction": reset_info["instruction"],
+        "step": 0,
+        "source": None,
+    }
 
-    def tell() -> None:
+    def update_screen() -> None:
         if show is not None:
-            show(observation, seen)
+            show(observation, status)
 
-    tell()
+    update_screen()
     if act is None and takeover is not None:
-        takeover.wait(lambda: _idle(tell))
-    info = _begin(writer, said, takeover, kind)
+        takeover.wait(lambda: _idle(update_screen))
+    info = _begin(writer, reset_info, takeover, kind)
     num_steps, num_human, total, success = 0, 0, 0.0, False
     if pace is not None:
         pace.begin()
@@ -80,7 +85,7 @@ def run_episode(
             choice, version = _choose(observation, act, source, takeover)
             next_observation, reward, terminated, truncated, outcome = world.step(choice.action)
             success = bool(outcome["success"])
-            if choice.verdict is not None:  # a person has the last word
+            if choice.verdict is not None:  # the operator's verdict overrides the world's
                 terminated, truncated, success = True, False, choice.verdict
                 reward = float(success)
             writer.append(_step(observation, choice, version, reward, terminated, truncated))
@@ -88,14 +93,14 @@ def run_episode(
             num_steps += 1
             num_human += choice.source == Source.HUMAN
             total += reward
-            seen |= {
+            status |= {
                 "step": num_steps,
                 "source": choice.source.name.lower(),
                 "action": choice.action,
                 "reward": reward,
                 "success": success,
             }
-            tell()
+            update_screen()
             if terminated or truncated:
                 break
             if pace is not None:
@@ -105,7 +110,7 @@ def run_episode(
         raise
     labels = {**info.labels, **(takeover.summary.labels() if takeover is not None else {})}
     writer.end(observation, success=success, labels=labels)
-    return Rolled(
+    return EpisodeResult(
         num_steps=num_steps,
         num_human=num_human,
         total_reward=total,
@@ -115,18 +120,18 @@ def run_episode(
     )
 
 
-def _idle(tell: Callable[[], None]) -> None:
-    tell()
+def _idle(update_screen: Callable[[], None]) -> None:
+    update_screen()
     time.sleep(IDLE_S)
 
 
-def _begin(writer: Writer, said: Mapping[str, Any], takeover: Takeover | None, kind: Kind) -> EpisodeInfo:
+def _begin(writer: Writer, reset_info: Mapping[str, Any], takeover: Takeover | None, kind: Kind) -> EpisodeInfo:
     info = EpisodeInfo(
-        task=said["task"],
-        instruction=said["instruction"],
-        init_state=said["start"],
-        seed=said["seed"],
-        split=said["split"],
+        task=reset_info["task"],
+        instruction=reset_info["instruction"],
+        init_state=reset_info["start"],
+        seed=reset_info["seed"],
+        split=reset_info["split"],
         actor=writer.name,
         kind=kind,
         operator=takeover.operator if takeover is not None else None,

@@ -1,1 +1,1 @@
-"""Ranks: the processes that train one policy together, from one to a cluster; generic over torch modules."""
+"""Distributed training of any torch module: ranks, DDP, FSDP, row exchange and sharded checkpoints."""

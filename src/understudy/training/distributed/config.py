@@ -1,4 +1,4 @@
-"""How a module is trained. Apart from the engine, so that a run's config is read without torch's distributed parts."""
+"""How a module is trained. Separate from the engine, so that reading a config does not load torch.distributed."""
 
 from __future__ import annotations
 
@@ -12,19 +12,30 @@ Precision = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """How a module is trained. Only what requires a gradient is: freeze the rest before the engine gets it."""
+    """How a module is trained with AdamW. Only parameters that require a gradient are trained."""
 
     parallel: Literal["none", "ddp", "fsdp"] = "none"
+    """Distribution over ranks: none for one process, ddp for replicas, fsdp for shards of the weights."""
     learning_rate: float = 1e-4
+    """Learning rate of AdamW after the warmup."""
     weight_decay: float = 0.0
+    """Weight decay of AdamW."""
     betas: tuple[float, float] = (0.9, 0.999)
-    warmup_updates: int = 0  # the rate rises in a line; the first update has 1 / warmup_updates of it
-    gradient_clip: float | None = 1.0  # the norm of the whole gradient, at most; None clips nothing
-    precision: Precision = "float32"  # of the computation; weights and optimizer stay what they are
-    gradient_checkpointing: bool = False  # compute blocks twice instead of keeping their activations
-    offload_optimizer: bool = False  # its state is in host memory between updates
-    offload_parameters: bool = False  # weights, gradients and optimizer are in host memory; fsdp only
-    blocks: tuple[str, ...] = ()  # classes of modules to gather or compute again at a time; else what ModuleLists hold
+    """Betas of AdamW: the decay rates of its two running averages."""
+    warmup_updates: int = 0
+    """Number of updates over which the learning rate rises linearly; the first has 1 / warmup-updates of it."""
+    gradient_clip: float | None = 1.0
+    """Maximum norm of the whole gradient; None does not clip."""
+    precision: Precision = "float32"
+    """Precision of the computation; the weights and the optimizer keep theirs."""
+    gradient_checkpointing: bool = False
+    """Recompute the activations of each block in the backward pass instead of keeping them."""
+    offload_optimizer: bool = False
+    """Keep the optimizer's state in host memory between updates."""
+    offload_parameters: bool = False
+    """Keep weights, gradients and optimizer state in host memory; needs parallel=fsdp."""
+    blocks: tuple[str, ...] = ()
+    """Classes of modules that are gathered or recomputed one at a time; none means the elements of ModuleLists."""
 
     def __post_init__(self) -> None:
         wanted = {"parallel": ("none", "ddp", "fsdp"), "precision": ("float32", "bfloat16")}

@@ -1,8 +1,8 @@
-"""Engine: gradients to weights, for one process, replicas or shards, to the same numbers.
+"""Engine: trains a module in one process, with DDP or with FSDP, to the same numbers.
 
-engine = Engine(module, EngineConfig(learning_rate=1e-4), alone())
+engine = Engine(module, EngineConfig(learning_rate=1e-4), single_rank())
 for index, micro in enumerate(micro_batches):
-    loss = (weight[micro] * my_loss(engine.forward(inputs[micro]))).sum()  # weights are those of the global mini batch
+    loss = (weight[micro] * my_loss(engine.forward(inputs[micro]))).sum()  # weights of the global mini batch
     engine.backward(loss, last=index + 1 == len(micro_batches))
 gradient_norm = engine.step()
 """
@@ -21,26 +21,28 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from understudy.training.distributed.config import EngineConfig
-from understudy.training.distributed.ddp import Alone, Replicated, compute_again, find_blocks
+from understudy.training.distributed.ddp import DDPReplicated
 from understudy.training.distributed.errors import RanksError
-from understudy.training.distributed.fsdp import Sharded, local
+from understudy.training.distributed.fsdp import FSDPSharded, local_shard
+from understudy.training.distributed.module_blocks import checkpoint_activations, find_blocks
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.sharded_checkpoint import load_tensors, save_tensors
+from understudy.training.distributed.single_process import SingleProcess
 
 Array = np.ndarray[Any, Any]
 
 
 class Engine:
-    """Trains one module. All ranks call the same methods in the same order; only `forward` within `whole` is free."""
+    """Trains one module. All ranks call the same methods in the same order, except `forward` within `unsharded`."""
 
     def __init__(self, module: nn.Module, config: EngineConfig, ranks: Ranks):
         self.module = module
         self.config = config
         self.ranks = ranks
         self.num_updates = 0
-        self._ready = False  # the gradients are those of all ranks
-        self._acting = False  # within `whole`
-        self._prepare()
+        self._ready = False  # whether the gradients are those of all ranks
+        self._in_unsharded = False
+        self._parallel = self._wrap()
         named = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self._optimizer = torch.optim.AdamW(
             named.values(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
@@ -49,28 +51,28 @@ class Engine:
         self._start_optimizer()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The module's forward, to be called in place of the module, also by those who only act."""
+        """The module's forward. Call this instead of the module, also to act without learning."""
         what = f"update {self.num_updates + 1}"
-        with self.ranks.talking(what) if torch.is_grad_enabled() else self.ranks.blaming(what):
+        with self.ranks.collective(what) if torch.is_grad_enabled() else self.ranks.translate_errors(what):
             return self._parallel.forward(*args, **kwargs)
 
     def backward(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradients of one micro batch; `last` if `step` comes next. Ranks without rows bring a loss of 0."""
-        self._refuse_within_whole("backward")
+        """Add the gradients of one micro batch; `last` if `step` comes next. Ranks without rows pass a loss of 0."""
+        self._refuse_unsharded("backward")
         if self._ready:
-            raise RanksError("backward: the last micro batch was announced before; call step first")
-        with self.ranks.talking(f"update {self.num_updates + 1}"):
-            self._parallel.backward(loss, last)
+            raise RanksError("backward: called again after last=True; call step first")
+        with self.ranks.collective(f"update {self.num_updates + 1}"):
+            self._parallel.backward(loss, last=last)
         self._ready = last
 
     def step(self) -> float:
-        """Update the weights. Returns the norm of the gradient of all ranks, before it was clipped."""
+        """Update the weights; returns the norm of the gradient over all ranks, before clipping."""
         if not self._ready:
             raise RanksError("step: the gradients are not those of all ranks yet; call backward(loss, last=True) first")
         self._ready = False
-        with self.ranks.talking(f"update {self.num_updates + 1}"):
-            gradients = [local(value.grad) for value in self._trainable.values() if value.grad is not None]
-            norm = self._parallel.norm(gradients)
+        with self.ranks.collective(f"update {self.num_updates + 1}"):
+            gradients = [local_shard(value.grad) for value in self._trainable.values() if value.grad is not None]
+            norm = self._parallel.gradient_norm(gradients)
             size = float(norm)
             if not math.isfinite(size):
                 self._optimizer.zero_grad()
@@ -85,31 +87,34 @@ class Engine:
         return size
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        """Within, `forward` without gradients waits for nobody, so that each rank can act at its own pace."""
-        self._refuse_within_whole("whole")
-        with self.ranks.talking("whole"):
+    def unsharded(self) -> Iterator[None]:
+        """Gather all weights on every rank. Within, `forward` without gradients does not wait for other ranks."""
+        self._refuse_unsharded("unsharded")
+        with self.ranks.collective("unsharded"):
             stack = contextlib.ExitStack()
-            stack.enter_context(self._parallel.whole())
-        self._acting = True
+            stack.enter_context(self._parallel.unsharded())
+        self._in_unsharded = True
         try:
             yield
         finally:
-            self._acting = False
+            self._in_unsharded = False
             stack.close()
 
     @property
     def learning_rate(self) -> float:
-        """Of the next update."""
+        """The learning rate of the next update."""
         warmup = self.config.warmup_updates
         return self.config.learning_rate * (min(1.0, (self.num_updates + 1) / warmup) if warmup else 1.0)
 
     def parameters(self, *, trainable_only: bool = False, everywhere: bool = True) -> dict[str, Array]:
-        """Whole weights and buffers by the module's own names, bfloat16 as float32; if not `everywhere`, on rank 0."""
-        self._refuse_within_whole("weights")
+        """All weights and buffers, unsharded, by the module's names; bfloat16 becomes float32.
+
+        If not `everywhere`, only rank 0 gets them.
+        """
+        self._refuse_unsharded("weights")
         named = self._trainable if trainable_only else self._tensors()
         arrays: dict[str, Array] = {}
-        with self.ranks.talking("parameters"):
+        with self.ranks.collective("parameters"):
             for name, value in named.items():
                 full = _full(value)
                 if everywhere or self.ranks.first:
@@ -117,20 +122,22 @@ class Engine:
         return arrays
 
     def load_parameters(self, arrays: Mapping[str, Array]) -> None:
-        """Take whole weights, given on every rank; frozen ones and buffers may be left out."""
+        """Load unsharded weights, given on every rank; frozen weights and buffers may be left out."""
         known = self._tensors()
         unknown, missing = sorted(arrays.keys() - known.keys()), sorted(self._trainable.keys() - arrays.keys())
         if unknown or missing:
-            said = f"the module has no {unknown[0]!r}" if unknown else f"{missing[0]!r} is not there"
-            raise RanksError(f"load_parameters: {said} ({len(unknown)} unknown, {len(missing)} missing); use its own")
+            problem = f"the module has no {unknown[0]!r}" if unknown else f"{missing[0]!r} is missing"
+            raise RanksError(
+                f"load_parameters: {problem} ({len(unknown)} unknown, {len(missing)} missing); use its own names"
+            )
         _check_shapes({name: known[name] for name in arrays}, arrays)
         for name, array in arrays.items():
             _set(known[name], array)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All that the next update depends on and that is trained or counted, as tensors that may be written to.
+        """All tensors that the next update depends on, writable: trained weights, buffers and optimizer state.
 
-        Frozen parameters are not among them: they are those of the artefact that the module was made from.
+        Frozen parameters are not included: they come from the file that the module was loaded from.
         """
         frozen = {name for name, value in self.module.named_parameters() if not value.requires_grad}
         found = {f"module/{name}": value for name, value in self._tensors().items() if name not in frozen}
@@ -139,7 +146,7 @@ class Engine:
         return found
 
     def state(self) -> dict[str, Any]:
-        """For one process: arrays by path, and the number of updates."""
+        """The state of a single process: arrays by path, and the number of updates."""
         if self.ranks.size > 1:
             raise RanksError(f"state: is for one process, and there are {self.ranks.size}; use save(directory)")
         arrays = {name: _to_array(_full(value)) for name, value in self.tensors().items()}
@@ -150,14 +157,14 @@ class Engine:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on as the engine that the state was taken of would have. If it refuses, nothing changed."""
+        """Continue as the engine that the state was taken from. If this raises, nothing changed."""
         tensors = self.tensors()
         random = self._random()
         different = sorted((tensors.keys() | random.keys() | {"num_updates"}) ^ state.keys())
         if different:
             raise RanksError(
                 f"restore: {different[0]!r} and {len(different) - 1} more are only on one side; "
-                f"make the module as it was made then"
+                f"build the same module as when it was saved"
             )
         _check_shapes({**tensors, **random}, state)
         for name, value in (*tensors.items(), *random.items()):
@@ -165,17 +172,17 @@ class Engine:
         self._restored(int(state["num_updates"]), random)
 
     def save(self, directory: Path) -> Path:
-        """The same for any number of ranks, in a directory that all see; see sharded.py. What was there is replaced."""
+        """Save the state of any number of ranks in a directory that all see; see sharded_checkpoint.py."""
         return save_tensors(self.ranks, directory, self.tensors(), self._random(), self.num_updates)
 
     def load(self, directory: Path) -> None:
-        """Go on from what any number of ranks saved; if as many, with the same dropout. It may refuse; see restore."""
+        """Load what any number of ranks saved; with the same number, dropout continues too. May raise as `restore`."""
         random = self._random()
         num_updates = load_tensors(self.ranks, directory, self.tensors(), random)
         self._restored(num_updates, random)
 
     def _random(self) -> dict[str, Tensor]:
-        """The states of torch's own random numbers, from which dropout is drawn; a copy."""
+        """A copy of the states of torch's random number generators, which dropout uses."""
         states = {"random/cpu": torch.get_rng_state()}
         if self.ranks.device.type == "cuda":
             states["random/cuda"] = torch.cuda.get_rng_state(self.ranks.device)
@@ -189,70 +196,68 @@ class Engine:
         self._ready = False
         self._optimizer.zero_grad()
 
-    def _prepare(self) -> None:
-        """Move, spread and wrap the module, in the order that torch wants."""
+    def _wrap(self) -> SingleProcess:
+        """Move, broadcast and wrap the module, in the order that torch needs."""
         module, config, ranks = self.module, self.config, self.ranks
         if not any(value.requires_grad for value in module.parameters()):
             raise RanksError("module: none of its parameters requires a gradient; there is nothing to train")
         if config.parallel == "none" and ranks.size > 1:
-            raise RanksError(f"parallel: 'none' would train {ranks.size} policies, one a rank; use 'ddp' or 'fsdp'")
+            raise RanksError(f"parallel: 'none' would train {ranks.size} separate policies; use 'ddp' or 'fsdp'")
         if config.offload_optimizer and ranks.device.type == "cpu":
-            raise RanksError("offload_optimizer: there is only host memory here, and the state is in it; leave it off")
+            raise RanksError(
+                "offload_optimizer: the device is the cpu, so the state is in host memory already; leave it off"
+            )
         if not config.offload_parameters:
             module.to(ranks.device)
         if ranks.size > 1:
-            with torch.no_grad(), ranks.talking("weights of rank 0"):
+            with torch.no_grad(), ranks.collective("weights of rank 0"):
                 for value in module.state_dict().values():
-                    packed = value.contiguous()
-                    torch.distributed.broadcast(packed, src=0)
-                    value.copy_(packed)
+                    contiguous = value.contiguous()
+                    torch.distributed.broadcast(contiguous, src=0)
+                    value.copy_(contiguous)
         blocks: list[nn.Module] = []
         if config.gradient_checkpointing or config.parallel == "fsdp" or config.blocks:
             blocks = find_blocks(module, config.blocks)
         if config.gradient_checkpointing:
             if not blocks:
                 raise RanksError("gradient_checkpointing: the module has no ModuleList; name the classes in `blocks`")
-            compute_again(blocks)
-        self._parallel: Alone
-        with ranks.talking(f"making {config.parallel}"):
+            checkpoint_activations(blocks)
+        with ranks.collective(f"making {config.parallel}"):
             if config.parallel == "fsdp":
-                self._parallel = Sharded(
-                    module, ranks, config.precision, blocks=blocks, offload=config.offload_parameters
-                )
-            elif config.parallel == "ddp" and ranks.size > 1:
-                self._parallel = Replicated(module, ranks, config.precision)
-            else:
-                self._parallel = Alone(module, ranks, config.precision)
+                return FSDPSharded(module, ranks, config.precision, blocks=blocks, offload=config.offload_parameters)
+            if config.parallel == "ddp" and ranks.size > 1:
+                return DDPReplicated(module, ranks, config.precision)
+            return SingleProcess(module, ranks, config.precision)
 
-    def _refuse_within_whole(self, what: str) -> None:
-        if self._acting:
-            raise RanksError(f"{what}: within whole() there is only forward without gradients; leave it first")
+    def _refuse_unsharded(self, what: str) -> None:
+        if self._in_unsharded:
+            raise RanksError(f"{what}: within unsharded() only forward without gradients is allowed; leave it first")
 
     def _start_optimizer(self) -> None:
-        """Make AdamW's state as its first step would, so that it can be saved and read before there was one."""
+        """Create AdamW's state as its first step would, so that it can be saved and loaded before the first update."""
         for value in self._trainable.values():
             moments = {name: torch.zeros_like(value, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
             self._optimizer.state[value] = {"step": torch.tensor(0.0, dtype=torch.float32), **moments}
-        self._move_optimizer(home=False)
+        self._move_optimizer(to_device=False)
 
     def _update(self) -> None:
         for group in self._optimizer.param_groups:
             group["lr"] = self.learning_rate
-        self._move_optimizer(home=True)
+        self._move_optimizer(to_device=True)
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self._move_optimizer(home=False)
+        self._move_optimizer(to_device=False)
 
-    def _move_optimizer(self, *, home: bool) -> None:
+    def _move_optimizer(self, *, to_device: bool) -> None:
         if not self.config.offload_optimizer:
             return
         for value, state in self._optimizer.state.items():
             for name in ("exp_avg", "exp_avg_sq"):
-                state[name] = state[name].to(value.device if home else "cpu")
+                state[name] = state[name].to(value.device if to_device else "cpu")
 
     def _tensors(self) -> dict[str, Tensor]:
-        """Parameters and buffers that are kept, by the module's own names; FSDP2 forgets here what it has gathered."""
-        self._refuse_within_whole("weights")
+        """Parameters and buffers by the module's names; FSDP2 reshards here what it has gathered."""
+        self._refuse_unsharded("weights")
         return dict(self.module.state_dict(keep_vars=True))
 
 
@@ -281,4 +286,6 @@ def _check_shapes(tensors: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> N
     for name, value in tensors.items():
         got = np.shape(arrays[name])
         if tuple(value.shape) != got:
-            raise RanksError(f"{name}: expected {list(value.shape)}, got {list(got)}; make the module as it was made")
+            raise RanksError(
+                f"{name}: expected {list(value.shape)}, got {list(got)}; build the same module as when it was saved"
+            )

@@ -1,4 +1,4 @@
-"""The one error of this package, which every other file of it raises."""
+"""The error that all files of this package raise."""
 
 from __future__ import annotations
 
@@ -6,4 +6,4 @@ from understudy.core import UnderstudyError
 
 
 class RanksError(UnderstudyError):
-    """Ranks that did not come together, a rank that is gone or late, or a module that cannot be trained as asked."""
+    """Ranks that did not join, a rank that is gone or late, or a module that cannot be trained as configured."""

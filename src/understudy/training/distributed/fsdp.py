@@ -1,6 +1,6 @@
-"""Parts: one module trained by ranks that each hold a part of it (FSDP2).
+"""FSDP: a module of which every rank holds a shard (FSDP2).
 
-Apart from `parallel.py` because what this loads costs a second of CPU, and a process that only acts needs none of it.
+A file of its own because its imports take a second of CPU, and a process that only acts does not need them.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionP
 from torch.distributed.tensor import DTensor
 
 from understudy.training.distributed.config import Precision
-from understudy.training.distributed.ddp import Alone
 from understudy.training.distributed.ranks import Ranks
+from understudy.training.distributed.single_process import SingleProcess
 
 
-class Sharded(Alone):
-    """Each rank has a part of each parameter; a block is whole only while it is used."""
+class FSDPSharded(SingleProcess):
+    """Each rank has a shard of each parameter; a block is gathered only while it is used."""
 
     def __init__(
         self, module: nn.Module, ranks: Ranks, precision: Precision, *, blocks: Sequence[nn.Module], offload: bool
@@ -38,32 +38,32 @@ class Sharded(Alone):
             fully_shard(block, mesh=mesh, mp_policy=mixed, offload_policy=policy)
         mixed = MixedPrecisionPolicy(param_dtype=low, reduce_dtype=high, output_dtype=high)
         fully_shard(module, mesh=mesh, mp_policy=mixed, offload_policy=policy)
-        for part in self._parts():
-            part.set_gradient_divide_factor(1.0)  # add up, do not average
-            part.set_force_sum_reduction_for_comms(True)
+        for wrapped in self._wrapped():
+            wrapped.set_gradient_divide_factor(1.0)  # sum, do not average
+            wrapped.set_force_sum_reduction_for_comms(True)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
 
-    def backward(self, loss: Tensor, last: bool) -> None:
+    def backward(self, loss: Tensor, *, last: bool) -> None:
         self._root.set_requires_gradient_sync(last)
         self._root.set_is_last_backward(last)
         loss.backward()  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
-    def whole(self) -> Iterator[None]:
-        parts = list(self._parts())
-        for part in parts:
-            part.set_reshard_after_forward(False, recurse=False)
-            part.unshard()
+    def unsharded(self) -> Iterator[None]:
+        wrapped = list(self._wrapped())
+        for module in wrapped:
+            module.set_reshard_after_forward(False, recurse=False)
+            module.unshard()
         try:
             yield
         finally:
-            for part in parts:
-                part.set_reshard_after_forward(part is not self._root, recurse=False)
-                part.reshard()
+            for module in wrapped:
+                module.set_reshard_after_forward(module is not self._root, recurse=False)
+                module.reshard()
 
-    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+    def gradient_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         squared = torch.nn.utils.get_total_norm(gradients).square()
         dist.all_reduce(squared)
         return squared.sqrt()
@@ -73,10 +73,10 @@ class Sharded(Alone):
         assert isinstance(self.module, FSDPModule)
         return self.module
 
-    def _parts(self) -> Iterator[FSDPModule]:
-        return (part for part in self.module.modules() if isinstance(part, FSDPModule))
+    def _wrapped(self) -> Iterator[FSDPModule]:
+        return (module for module in self.module.modules() if isinstance(module, FSDPModule))
 
 
-def local(tensor: Tensor) -> Tensor:
-    """The part that this rank holds."""
+def local_shard(tensor: Tensor) -> Tensor:
+    """The shard of a tensor that this rank holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

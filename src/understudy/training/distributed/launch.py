@@ -1,13 +1,13 @@
-"""Launch: several ranks on this machine, as processes; all end when one fails, and it is said which one and why.
+"""Launch: starts several ranks on this machine as processes; when one fails, all end, and the error says which and why.
 
 | thread | takes from | blocks on | woken by |
 |---|---|---|---|
 | main, in `launch` | the ranks' exits | a short wait | each TICK_S; Ctrl-C |
-| one a rank | what the rank prints | its pipe | the rank; its end |
+| one per rank | the rank's output | its pipe | the rank; its end |
 
-The ranks meet at a socket on loopback that is open before the first of them starts, so nobody else can take the port
-and nobody from outside can join. Each rank has a process group of its own: Ctrl-C reaches it through here, once, and
-it dies with whoever launched it. Across machines, use torchrun: `join` reads the same environment variables.
+The ranks meet at a loopback socket that listens before the first of them starts, so no other process can take the port
+and nobody from outside can join. Each rank has its own process group: Ctrl-C reaches it through the launcher, once, and
+it dies with the launcher. Across machines, use torchrun: `join` reads the same environment variables.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ _ENTRY = "import sys; from understudy.training.distributed.launch import enter; 
 def launch(num_ranks: int, argv: Sequence[str], *, env: Mapping[str, str] | None = None, grace_s: float = 20.0) -> int:
     """Run `python *argv` as ranks 0 to num_ranks - 1 and return the exit code of rank 0.
 
-    If one fails, the others get SIGTERM, `grace_s` later SIGKILL, and RanksError says which one it was and its last
-    lines. Rank 0 prints here; what the others print comes to standard error with their number. Ctrl-C and SIGTERM go to
-    all ranks, which may end in order within `grace_s`; a second one kills them.
+    If one fails, the others get SIGTERM, `grace_s` later SIGKILL, and RanksError names the rank and its last lines.
+    Rank 0 prints as usual; the output of the others goes to standard error with their number. Ctrl-C and SIGTERM are passed
+    on to all ranks, which may clean up within `grace_s`; a second signal kills them.
     """
     if num_ranks < 1:
         raise RanksError(f"num_ranks: expected at least 1, got {num_ranks}")
     with contextlib.ExitStack() as stack:
-        door = stack.enter_context(socket.socket())
-        door.bind(("127.0.0.1", 0))
-        door.listen(num_ranks)
-        children = [_Child(rank, num_ranks, argv, door, env or {}, stack) for rank in range(num_ranks)]
-        door.close()  # rank 0 has it
-        return _Watch(children, grace_s).until_over()
+        listener = stack.enter_context(socket.socket())
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(num_ranks)
+        children = [_Child(rank, num_ranks, argv, listener, env or {}, stack) for rank in range(num_ranks)]
+        listener.close()  # rank 0 has inherited it
+        return _Watch(children, grace_s).wait()
 
 
 def launch_function(num_ranks: int, function: str, *, grace_s: float = 20.0, **options: Any) -> int:
-    """Call `module:function` with these options, which JSON must be able to carry, in each rank; it calls `join`."""
+    """Call `module:function` with these options, which must be JSON, in each rank; the function calls `join`."""
     return launch(num_ranks, ["-c", _ENTRY, function, json.dumps(options)], grace_s=grace_s)
 
 
 def enter(function: str, options: str) -> None:
-    """What `launch_function` runs in a rank."""
+    """The entry point of a rank that `launch_function` started."""
     module, _, name = function.partition(":")
     try:
         getattr(importlib.import_module(module), name)(**json.loads(options))
@@ -70,22 +70,22 @@ def enter(function: str, options: str) -> None:
 
 
 class _Child:
-    """One rank, and the end of what it printed."""
+    """One rank and its last lines of output."""
 
     def __init__(
         self,
         rank: int,
         size: int,
         argv: Sequence[str],
-        door: socket.socket,
+        listener: socket.socket,
         env: Mapping[str, str],
         stack: contextlib.ExitStack,
     ):
         self.rank = rank
         self.lines: deque[str] = deque(maxlen=LAST_LINES)
-        lifeline, ours = os.pipe()  # one each: the kernel tells one process group of a pipe
+        lifeline, ours = os.pipe()  # one per rank: the kernel signals one process group per pipe
         stack.callback(os.close, ours)
-        fds = (lifeline, door.fileno()) if rank == 0 else (lifeline,)
+        fds = (lifeline, listener.fileno()) if rank == 0 else (lifeline,)
         variables = {
             **_defaults(size),
             **os.environ,
@@ -95,11 +95,11 @@ class _Child:
             "WORLD_SIZE": str(size),
             "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(door.getsockname()[1]),
+            "MASTER_PORT": str(listener.getsockname()[1]),
             LIFELINE_FD: str(lifeline),
         }
         if rank == 0:
-            variables[LISTEN_FD] = str(door.fileno())
+            variables[LISTEN_FD] = str(listener.fileno())
         try:
             self.process = subprocess.Popen(
                 [sys.executable, *argv],
@@ -119,13 +119,13 @@ class _Child:
         self._reader.start()
 
     def signal(self, number: int) -> None:
-        """Tell the rank and all that it has started."""
+        """Signal the rank and all processes that it has started."""
         if self.process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, number)
 
     def end(self) -> None:
-        """Be sure that nothing of it is left."""
+        """Kill what is left of the rank and wait for its end."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -141,34 +141,34 @@ class _Child:
 
 
 class _Watch:
-    """Waits for the ranks, and brings them all to an end when one of them fails or somebody asks."""
+    """Waits for the ranks, and ends them all when one fails or a signal arrives."""
 
     def __init__(self, children: Sequence[_Child], grace_s: float):
         self._children = children
         self._grace_s = grace_s
-        self._asked = 0  # how often by a person
+        self._num_signals = 0  # SIGINT and SIGTERM that the launcher received
 
-    def until_over(self) -> int:
+    def wait(self) -> int:
         failed: _Child | None = None
         deadline: float | None = None
-        with self._listening():
+        with self._handling_signals():
             while any(child.process.poll() is None for child in self._children):
-                if failed is None and not self._asked:
+                if failed is None and not self._num_signals:
                     failed = self._first_failed()
                     if failed is not None:
-                        self._tell(signal.SIGTERM)
-                if deadline is None and (failed is not None or self._asked):
+                        self._signal_all(signal.SIGTERM)
+                if deadline is None and (failed is not None or self._num_signals):
                     deadline = time.monotonic() + self._grace_s
-                if self._asked > 1 or (deadline is not None and time.monotonic() > deadline):
-                    self._tell(signal.SIGKILL)
+                if self._num_signals > 1 or (deadline is not None and time.monotonic() > deadline):
+                    self._signal_all(signal.SIGKILL)
                 time.sleep(TICK_S)
         failed = failed or self._first_failed()
         if failed is None:
             return 0
-        if self._asked:
+        if self._num_signals:
             raise KeyboardInterrupt
         if len(self._children) == 1 or (failed.rank == 0 and failed.process.returncode > 0):
-            return failed.process.returncode  # it has said why, here
+            return failed.process.returncode  # its output was shown
         failed.end()
         how, lines = how_ended(failed.process.returncode), "\n  ".join(failed.lines) or "(it printed nothing)"
         raise RanksError(
@@ -176,37 +176,37 @@ class _Watch:
         )
 
     def _first_failed(self) -> _Child | None:
-        """Of those that failed since we last looked, one that was killed, or else the lowest."""
+        """Of the ranks that failed, one that was killed by a signal, or else the lowest."""
         failed = [child for child in self._children if child.process.poll() not in (None, 0)]
         return min(failed, key=lambda child: (child.process.returncode > 0, child.rank), default=None)
 
-    def _tell(self, number: int) -> None:
+    def _signal_all(self, number: int) -> None:
         for child in self._children:
             child.signal(number)
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
+    def _handling_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
-            yield  # only the main thread hears signals
+            yield  # only the main thread can handle signals
             return
-        before = {number: signal.signal(number, self._heard) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, self._on_signal) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _heard(self, number: int, _: FrameType | None) -> None:
-        self._asked += 1
-        self._tell(number)
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        self._num_signals += 1
+        self._signal_all(number)
 
 
 def _defaults(size: int) -> dict[str, str]:
-    """What a rank should find unless the user says otherwise: its share of the cores, and loopback for gloo."""
+    """Defaults of a rank's environment variables: its share of the cores, and loopback for gloo."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     loopback = "lo" if sys.platform == "linux" else "lo0"
     return {
         "OMP_NUM_THREADS": str(max(1, cores // size)),
         "GLOO_SOCKET_IFNAME": loopback,
-        "TORCH_CPP_LOG_LEVEL": "FATAL",  # stacks of C++ about what we say in a sentence
+        "TORCH_CPP_LOG_LEVEL": "FATAL",  # hides C++ stacks; RanksError says the same in a sentence
     }

@@ -1,4 +1,4 @@
-"""What launch.py gives to the ranks, beside the environment variables that torchrun sets; no torch in here."""
+"""Launcher file descriptors: the socket and the lifeline that launch.py hands to its ranks. Does not import torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ LIFELINE_FD = "UNDERSTUDY_RANKS_LIFELINE_FD"  # of a pipe that closes when the l
 
 
 def take_listener() -> int | None:
-    """The descriptor of a socket that listens already, for the rank that keeps the store."""
+    """The descriptor of the listening socket, for rank 0, which hosts the rendezvous store; None without a launcher."""
     given = os.environ.pop(LISTEN_FD, None)
     return None if given is None else int(given)
 
 
 def die_with_launcher() -> None:
-    """Have the kernel kill this rank and all that it started when its launcher dies; nothing without one."""
+    """Have the kernel kill this rank and its children when its launcher dies; does nothing without a launcher."""
     given = os.environ.pop(LIFELINE_FD, None)
     if given is not None:
         os.set_inheritable(int(given), False)

@@ -1,12 +1,13 @@
-"""Ranks: the processes that train one policy together, and what they say to each other besides gradients.
+"""Ranks: the processes that train one policy together, and the data they exchange besides gradients.
 
 | who | blocks on | woken by |
 |---|---|---|
-| `join` | the other ranks' first word | the last of them; `join_s` |
-| every other call | the same call of all other ranks | the last of them; a rank that is gone; `timeout_s` |
+| `join` | all other ranks joining | the last of them; `join_s` |
+| every other call | the same call on all other ranks | the last of them; a rank that is gone; `timeout_s` |
 
-What travels is JSON and raw bytes; nothing is pickled. Host data goes over gloo, also where gradients go over NCCL.
-Each rank notes in the store what it is about to do, so that whoever waits in vain can say for whom.
+Ranks send JSON and raw bytes; nothing is pickled. Host data goes over gloo, also where gradients go over NCCL. Each
+rank records in the rendezvous store which collective it is about to enter, so that a rank that waits in vain can say
+for which one.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from understudy.training.distributed.launcher_fds import die_with_launcher, take
 Array = np.ndarray[Any, Any]
 
 SETTLE_S = 0.1
-PIECE_BYTES = 2**28  # no message is larger
-_WANTED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+PIECE_BYTES = 2**28  # maximum size of a message
+_VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
 class Ranks:
-    """One process among those that train together. Every method is called by all of them, in the same order.
+    """One of the processes that train together. All of them call every method, in the same order.
 
     with join() as ranks:
         losses = ranks.sum({"loss": mine})
@@ -56,8 +57,8 @@ class Ranks:
         self.device = torch.device(device)
         self.timeout_s = timeout_s
         self._store = store
-        self._grouped = store is not None  # whether the process group is ours to leave
-        self._calls = 0
+        self._grouped = store is not None  # whether `close` must leave a process group
+        self._num_collectives = 0
         self._host: dist.ProcessGroup | None = None
         if size > 1 and self.device.type != "cpu":
             self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
@@ -72,16 +73,16 @@ class Ranks:
 
     @property
     def first(self) -> bool:
-        """Whether it is this rank that prints, and writes what is written once."""
+        """Whether this is rank 0, which prints and writes what is written once."""
         return self.rank == 0
 
     @property
     def host_group(self) -> dist.ProcessGroup | None:
-        """Where tensors in host memory travel; None is the default group."""
+        """The process group for tensors in host memory; None is the default group."""
         return self._host
 
     def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """The sum over all ranks of each number, added in the order of the ranks."""
+        """The sum of each number over all ranks, added in the order of the ranks."""
         given = self.gather_json(dict(values), name="sum")
         for rank, other in enumerate(given):
             if other.keys() != given[0].keys():
@@ -90,11 +91,11 @@ class Ranks:
         return {name: math.fsum(other[name] for other in given) for name in values}
 
     def gather_json(self, value: Any, *, name: str = "gather") -> list[Any]:
-        """What each rank gave, in their order. It is also where ranks that do different things find out."""
+        """The values of all ranks, in their order. Raises if the ranks are at calls of different names."""
         sent = json.dumps([name, value]).encode()
         if self.size == 1:
             return [json.loads(sent)[1]]
-        with self.talking(name):
+        with self.collective(name):
             lengths = torch.zeros(self.size, dtype=torch.int64)
             lengths[self.rank] = len(sent)
             dist.all_reduce(lengths, group=self._host)
@@ -103,30 +104,30 @@ class Ranks:
             padded[: len(sent)] = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
             received = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
             dist.all_gather(received, padded, group=self._host)
-        said = [json.loads(bytes(t[:n].numpy())) for t, n in zip(received, lengths.tolist(), strict=True)]
-        for rank, (theirs, _) in enumerate(said):
+        gathered = [json.loads(bytes(t[:n].numpy())) for t, n in zip(received, lengths.tolist(), strict=True)]
+        for rank, (theirs, _) in enumerate(gathered):
             if theirs != name:
                 raise RanksError(
                     f"rank {self.rank} is at {name!r} and rank {rank} at {theirs!r}; all ranks must do the same"
                 )
-        return [value for _, value in said]
+        return [value for _, value in gathered]
 
     def barrier(self, name: str) -> None:
-        """Wait for all ranks to come here, and to the same name."""
+        """Wait until all ranks have reached the barrier of this name."""
         self.gather_json(None, name=name)
 
     def broadcast_arrays(self, arrays: Mapping[str, Array] | None, *, source: int = 0) -> dict[str, Array]:
-        """The arrays of rank `source`, on all; the others give None."""
+        """Send the arrays of rank `source` to all ranks; the others pass None."""
         if self.rank == source and arrays is None:
-            raise RanksError(f"broadcast_arrays: rank {source} is the source and gave nothing; give its arrays")
+            raise RanksError(f"broadcast_arrays: rank {source} is the source and passed None; pass its arrays")
         mine = {name: np.asarray(array, order="C") for name, array in (arrays or {}).items()}
         layout = [[name, array.dtype.str, list(array.shape)] for name, array in mine.items()]
-        told = self.gather_json(layout if self.rank == source else None, name="broadcast_arrays")[source]
+        layouts = self.gather_json(layout if self.rank == source else None, name="broadcast_arrays")[source]
         if self.size == 1:
             return mine
         got: dict[str, Array] = {}
-        with self.talking("broadcast_arrays"):
-            for name, dtype, shape in told:
+        with self.collective("broadcast_arrays"):
+            for name, dtype, shape in layouts:
                 array = mine[name] if self.rank == source else np.empty(shape, dtype)
                 for piece in pieces(array):
                     dist.broadcast(piece, src=source, group=self._host)
@@ -134,50 +135,50 @@ class Ranks:
         return got
 
     @contextlib.contextmanager
-    def talking(self, what: str) -> Iterator[None]:
-        """Note what this rank is about to do with all others, and be `blaming` meanwhile."""
-        self._calls += 1
-        self._note(f"at/{self.rank}", [self._calls, what, time.time()])
-        with self.blaming(what):
+    def collective(self, what: str) -> Iterator[None]:
+        """Record that this rank enters a collective call of this name, and translate its errors."""
+        self._num_collectives += 1
+        self._record(f"at/{self.rank}", [self._num_collectives, what, time.time()])
+        with self.translate_errors(what):
             yield
 
     @contextlib.contextmanager
-    def blaming(self, what: str) -> Iterator[None]:
-        """Turn what torch says when another rank is gone or late into a sentence that says which, and where it was."""
+    def translate_errors(self, what: str) -> Iterator[None]:
+        """Turn torch's error about a rank that is gone or late into one that names the rank and its last collective."""
         try:
             yield
         except RuntimeError as error:
             if not _is_communication(error):
                 raise
-            raise RanksError(f"rank {self.rank} of {self.size}: {what!r}: {self._whose_fault(error)}") from None
+            raise RanksError(f"rank {self.rank} of {self.size}: {what!r}: {self._explain(error)}") from None
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave. With an error, the others are told what it was, and they end too."""
+        """Leave the process group. An error is recorded for the other ranks, which then end too."""
         if error is not None:
-            self._note(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:500])
+            self._record(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:500])
         self._store = None
-        if self._grouped and error is None:  # else others may be waiting for us, and leaving would wait for them
-            # Gloo's thread lets go of its last tensors a moment after a call has returned, and needs the GIL for it.
-            # Whoever takes the group down meanwhile has the GIL and waits for that thread: both for ever.
+        if self._grouped and error is None:  # after an error others may wait for us, and leaving would wait for them
+            # Gloo's thread releases its last tensors a moment after a call has returned, and needs the GIL for it.
+            # Destroying the group meanwhile holds the GIL and waits for that thread: a deadlock.
             time.sleep(SETTLE_S)
             dist.destroy_process_group()
         self._grouped = False
 
     def group_of_one(self) -> None:
-        """Give a process that is alone a process group, for those parts of torch that cannot do without."""
+        """Create a process group of this process alone, for the parts of torch that need one."""
         if not dist.is_initialized():
             self._grouped = True
             dist.init_process_group(_backend(self.device), store=HashStore(), rank=0, world_size=1)
 
-    def _note(self, key: str, value: Any) -> None:
+    def _record(self, key: str, value: Any) -> None:
         if self._store is not None:
             with contextlib.suppress(
                 RuntimeError
-            ):  # rank 0, which keeps the store, is gone; the call itself will say so
+            ):  # rank 0, which hosts the store, is gone; the collective itself will raise
                 self._store.set(key, json.dumps(value))
 
-    def _whose_fault(self, error: RuntimeError) -> str:
-        """One sentence about the rank for which this one waited in vain."""
+    def _explain(self, error: RuntimeError) -> str:
+        """A sentence about the rank for which this one waited in vain."""
         late = []
         for rank in range(self.size):
             if rank == self.rank:
@@ -185,10 +186,10 @@ class Ranks:
             try:
                 failed, at = self._read(f"failed/{rank}"), self._read(f"at/{rank}")
             except RuntimeError:
-                return "rank 0, which keeps the store, is gone; see its own last lines"
+                return "rank 0, which hosts the rendezvous store, is gone; see its own last lines"
             if failed is not None and "RanksError" not in failed:
                 return f"rank {rank} failed with {failed}"
-            if at is None or at[0] < self._calls:
+            if at is None or at[0] < self._num_collectives:
                 seen = f"was last at {at[1]!r} {time.time() - at[2]:.0f} s ago" if at else "did nothing yet"
                 late.append(f"rank {rank} did not come ({seen})")
         if late:
@@ -201,20 +202,20 @@ class Ranks:
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
 
-def alone() -> Ranks:
-    """One process that trains by itself."""
+def single_rank() -> Ranks:
+    """The ranks of a process that trains by itself: only rank 0."""
     return Ranks(0, 1, device="cuda" if torch.cuda.is_available() else "cpu")
 
 
 def join(*, timeout_s: float = 300.0, join_s: float = 300.0) -> Ranks:
-    """The ranks that torchrun or launch.py has started, of which this process is one; alone where nobody has."""
-    said = {name: os.environ.get(name) for name in _WANTED}
-    if said["RANK"] is None and said["WORLD_SIZE"] in (None, "1"):
-        return alone()
-    absent = [name for name, value in said.items() if value is None]
+    """Join the ranks that torchrun or launch.py has started; a single rank if neither has."""
+    given = {name: os.environ.get(name) for name in _VARIABLES}
+    if given["RANK"] is None and given["WORLD_SIZE"] in (None, "1"):
+        return single_rank()
+    absent = [name for name, value in given.items() if value is None]
     if absent:
         raise RanksError(f"{', '.join(absent)}: expected in the environment; start the ranks with torchrun or launch")
-    rank, size = int(str(said["RANK"])), int(str(said["WORLD_SIZE"]))
+    rank, size = int(str(given["RANK"])), int(str(given["WORLD_SIZE"]))
     die_with_launcher()
     device = "cpu"
     if torch.cuda.is_available():
@@ -222,7 +223,7 @@ def join(*, timeout_s: float = 300.0, join_s: float = 300.0) -> Ranks:
         torch.cuda.set_device(device)
     if size == 1:
         return Ranks(0, 1, device=device)
-    store = _meet(rank, size, join_s)
+    store = _rendezvous(rank, size, join_s)
     try:
         dist.init_process_group(
             _backend(torch.device(device)),
@@ -233,22 +234,24 @@ def join(*, timeout_s: float = 300.0, join_s: float = 300.0) -> Ranks:
             device_id=None if device == "cpu" else torch.device(device),
         )
     except RuntimeError as error:
-        raise RanksError(f"rank {rank} of {size}: the process group did not come up: {_first_line(error)}") from None
+        raise RanksError(
+            f"rank {rank} of {size}: the process group did not start: {_first_line(error)}; see the others' output"
+        ) from None
     return Ranks(rank, size, store=PrefixStore("ranks", store), device=device, timeout_s=timeout_s)
 
 
 def pieces(array: Array) -> Sequence[torch.Tensor]:
-    """The bytes of an array in place, in tensors that are not too large to be sent."""
+    """The bytes of an array, in place, as tensors of at most PIECE_BYTES."""
     if not array.nbytes:
         return []
-    if not array.flags.writeable:  # one that is sent; torch wants no such memory
+    if not array.flags.writeable:  # torch accepts only writable memory, also for sending
         array = array.copy()
     return torch.split(torch.from_numpy(array.reshape(-1).view(np.uint8)), PIECE_BYTES)
 
 
-def _meet(rank: int, size: int, join_s: float) -> Store:
-    """Wait until every rank has said that it is here, or say which ones have not."""
-    place = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+def _rendezvous(rank: int, size: int, join_s: float) -> Store:
+    """Wait until every rank has joined; raises RanksError with those that have not."""
+    address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
     deadline = time.monotonic() + join_s
     try:
         store = _open_store(rank, size, join_s)
@@ -257,13 +260,13 @@ def _meet(rank: int, size: int, join_s: float) -> Store:
         while missing := [other for other in missing if not store.check([f"here/{other}"])]:
             if time.monotonic() > deadline:
                 raise RanksError(
-                    f"rank {rank} of {size}: rank {', '.join(map(str, missing))} did not come to {place} "
-                    f"within {join_s:g} s; look at what it printed, or raise join_s"
+                    f"rank {rank} of {size}: rank {', '.join(map(str, missing))} did not join at {address} "
+                    f"within {join_s:g} s; see its output, or raise join_s"
                 )
             time.sleep(0.02)
     except RuntimeError as error:
         raise RanksError(
-            f"rank {rank} of {size}: no answer from rank 0 at {place} within {join_s:g} s ({_first_line(error)}); "
+            f"rank {rank} of {size}: no answer from rank 0 at {address} within {join_s:g} s ({_first_line(error)}); "
             f"is it started, and can it be reached from here?"
         ) from None
     return store
@@ -272,7 +275,7 @@ def _meet(rank: int, size: int, join_s: float) -> Store:
 def _open_store(rank: int, size: int, join_s: float) -> Store:
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     limit = timedelta(seconds=join_s)
-    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun keeps one, for this attempt and others
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":  # torchrun hosts one for all attempts
         store = TCPStore(host, port, size, is_master=False, timeout=limit)
         return PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     return TCPStore(
@@ -292,6 +295,7 @@ def _backend(device: torch.device) -> str:
 
 
 def _is_communication(error: RuntimeError) -> bool:
+    """Whether a rank is gone or late. Gloo raises plain RuntimeErrors, so their text is all there is to go by."""
     text = str(error)
     return isinstance(error, dist.DistError) or any(word in text for word in ("gloo", "NCCL", "Connection", "imed out"))
 

@@ -1,8 +1,8 @@
-"""Exchange: each rank has rows of its own episodes and needs those of its share of a batch.
+"""Row exchange: each rank has the rows of its own episodes and needs those of its share of a batch.
 
-All ranks tell each other which rows they have and need, find the same plan, and then send each row once to each rank
-that lacks it, point to point: raw bytes of the columns, whose layout both sides know from the plan. One partner at a
-time, so that no rank needs more memory than its rows and those of one message.
+All ranks gather which rows each has and needs, compute the same plan, and then send each row once to each rank that
+lacks it, point to point: raw bytes of the columns, whose layout both sides know from the plan. They exchange with one
+partner at a time, so no rank needs more memory than its rows and those of one message.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _KINDS = "biufU"  # bool, int, uint, float, text of a fixed width
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Exchanged:
-    """The rows that were asked for, in that order, and what it took."""
+class ExchangedRows:
+    """The requested rows, in that order, and how much was sent."""
 
     columns: dict[str, Array]  # [M, ...]
     num_rows_moved: int  # received by this rank
@@ -32,25 +32,25 @@ class Exchanged:
     num_bytes_received: int
 
 
-def exchange_rows(ranks: Ranks, ids: Array, columns: Mapping[str, Array], need: Array) -> Exchanged:
-    """Rows `need` [M] of all rows that any rank has under these `ids` [N]; a rank that has none may give no columns.
+def exchange_rows(ranks: Ranks, ids: Array, columns: Mapping[str, Array], need: Array) -> ExchangedRows:
+    """Rows `need` [M] of all ranks' rows, which are numbered by `ids` [N]; a rank without rows may pass no columns.
 
-    A row that several have comes from the lowest of them, and from nobody where it is already. Rows may be asked for
-    more than once.
+    A row that several ranks have comes from the lowest of them; a row that this rank has is not sent. Rows may be
+    requested more than once.
     """
     have = _checked_ids("ids", ids)
     want = _checked_ids("need", need)
     columns = {name: _checked_column(name, column, len(have)) for name, column in columns.items()}
     layout = {name: [column.dtype.str, list(column.shape[1:])] for name, column in columns.items()}
     if ranks.size == 1 and np.array_equal(have, want):
-        return Exchanged(columns=columns, num_rows_moved=0, num_bytes_sent=0, num_bytes_received=0)
-    told = ranks.gather_json([have.tolist(), want.tolist(), layout], name="exchange_rows")
-    plan = _Plan([one[0] for one in told], [one[1] for one in told])
-    specs = _agreed([one[2] if one[0] else None for one in told]) or _agreed([one[2] or None for one in told])
-    kept, place = np.unique(want, return_inverse=True)  # each once; where each that was asked for is among them
-    result = {name: np.zeros((len(kept), *shape), dtype) for name, (dtype, shape) in specs.items()}
+        return ExchangedRows(columns=columns, num_rows_moved=0, num_bytes_sent=0, num_bytes_received=0)
+    gathered = ranks.gather_json([have.tolist(), want.tolist(), layout], name="exchange_rows")
+    plan = _Plan([one[0] for one in gathered], [one[1] for one in gathered])
+    specs = _agreed([one[2] if one[0] else None for one in gathered]) or _agreed([one[2] or None for one in gathered])
+    unique, position = np.unique(want, return_inverse=True)  # each row once, and where each requested row is
+    result = {name: np.zeros((len(unique), *shape), dtype) for name, (dtype, shape) in specs.items()}
     mine = _positions(have, plan.rows(ranks.rank, ranks.rank))
-    _fill(result, kept, plan.rows(ranks.rank, ranks.rank), {name: column[mine] for name, column in columns.items()})
+    _fill(result, unique, plan.rows(ranks.rank, ranks.rank), {name: column[mine] for name, column in columns.items()})
     sent = received = moved = 0
     for distance in range(1, ranks.size):
         to, source = (ranks.rank + distance) % ranks.size, (ranks.rank - distance) % ranks.size
@@ -61,14 +61,14 @@ def exchange_rows(ranks: Ranks, ids: Array, columns: Mapping[str, Array], need: 
             if len(out_ids)
         }
         incoming = {name: np.empty((len(in_ids), *shape), dtype) for name, (dtype, shape) in specs.items()}
-        with ranks.talking("exchange_rows"):
-            _trade(ranks, list(outgoing.values()), to, list(incoming.values()), source)
-        _fill(result, kept, in_ids, incoming)
+        with ranks.collective("exchange_rows"):
+            _send_and_receive(ranks, list(outgoing.values()), to, list(incoming.values()), source)
+        _fill(result, unique, in_ids, incoming)
         sent += sum(array.nbytes for array in outgoing.values())
         received += sum(array.nbytes for array in incoming.values())
         moved += len(in_ids)
-    return Exchanged(
-        columns={name: array[place] for name, array in result.items()},
+    return ExchangedRows(
+        columns={name: array[position] for name, array in result.items()},
         num_rows_moved=moved,
         num_bytes_sent=sent,
         num_bytes_received=received,
@@ -76,14 +76,14 @@ def exchange_rows(ranks: Ranks, ids: Array, columns: Mapping[str, Array], need: 
 
 
 class _Plan:
-    """Who sends which rows to whom; the same on all ranks, or the same error on all."""
+    """Which rank sends which rows to which; the same on all ranks, or the same error on all."""
 
     def __init__(self, have: Sequence[Sequence[int]], need: Sequence[Sequence[int]]):
         self._have = [set(rows) for rows in have]
         self._owner: dict[int, int] = {}
         for rank, rows in enumerate(have):
             if len(self._have[rank]) != len(rows):
-                raise RanksError(f"ids: rank {rank} has the same row twice; number the rows over all ranks")
+                raise RanksError(f"ids: rank {rank} has the same row twice; give every row its own number")
             for row in rows:
                 self._owner.setdefault(row, rank)
         self._need = [sorted(set(rows)) for rows in need]
@@ -91,10 +91,10 @@ class _Plan:
             absent = [row for row in rows if row not in self._owner]
             if absent:
                 shown = ", ".join(map(str, absent[:5]))
-                raise RanksError(f"need: rank {rank} asks for {len(absent)} rows that no rank has: {shown}")
+                raise RanksError(f"need: rank {rank} needs {len(absent)} rows that no rank has: {shown}")
 
     def rows(self, source: int, to: int) -> Array:
-        """What `source` gives to `to`, ascending; to itself, what is there already."""
+        """The rows that `source` sends to `to`, ascending; with itself, those that it has already."""
         if source == to:
             return np.array([row for row in self._need[to] if row in self._have[to]], np.int64)
         return np.array(
@@ -103,7 +103,7 @@ class _Plan:
 
 
 def _agreed(layouts: Sequence[Mapping[str, Any] | None]) -> dict[str, tuple[np.dtype[Any], list[int]]]:
-    """The layout of those ranks that have rows, which must be one; text is as wide as the widest."""
+    """The common layout of all ranks that have rows; text is as wide as the widest."""
     agreed: dict[str, tuple[np.dtype[Any], list[int]]] = {}
     first: int | None = None
     for rank, layout in enumerate(layouts):
@@ -112,8 +112,8 @@ def _agreed(layouts: Sequence[Mapping[str, Any] | None]) -> dict[str, tuple[np.d
         if first is not None and layout.keys() != agreed.keys():
             strange = ", ".join(sorted(layout.keys() ^ agreed.keys()))
             raise RanksError(f"columns: rank {first} and rank {rank} differ in {strange}; give the same columns")
-        for name, (said, shape) in layout.items():
-            dtype = np.dtype(said)
+        for name, (dtype_name, shape) in layout.items():
+            dtype = np.dtype(dtype_name)
             if first is not None:
                 known, known_shape = agreed[name]
                 if shape != known_shape or (dtype != known and not dtype.kind == known.kind == "U"):
@@ -127,7 +127,7 @@ def _agreed(layouts: Sequence[Mapping[str, Any] | None]) -> dict[str, tuple[np.d
     return agreed
 
 
-def _trade(ranks: Ranks, outgoing: Sequence[Array], to: int, incoming: Sequence[Array], source: int) -> None:
+def _send_and_receive(ranks: Ranks, outgoing: Sequence[Array], to: int, incoming: Sequence[Array], source: int) -> None:
     parts = [piece for array in outgoing for piece in pieces(np.ascontiguousarray(array))]
     works = [dist.isend(part, to, group=ranks.host_group) for part in parts]
     works += [dist.irecv(part, source, group=ranks.host_group) for array in incoming for part in pieces(array)]
@@ -136,9 +136,9 @@ def _trade(ranks: Ranks, outgoing: Sequence[Array], to: int, incoming: Sequence[
             work.wait()
 
 
-def _fill(result: Mapping[str, Array], kept: Array, ids: Array, rows: Mapping[str, Array]) -> None:
+def _fill(result: Mapping[str, Array], unique: Array, ids: Array, rows: Mapping[str, Array]) -> None:
     if len(ids):
-        where = np.searchsorted(kept, ids)
+        where = np.searchsorted(unique, ids)
         for name, array in result.items():
             array[where] = rows[name]
 

@@ -1,11 +1,11 @@
-"""Actor: acts and writes, with the newest policy there is, or by chance until there is one.
+"""Actor: runs episodes and records them, with the newest policy, or with random actions until there is one.
 
-`Actor` is the role; `run_actor` is its process. It never waits for the learner, unless the run says how far that may
-fall behind.
+`Actor` is the role; `run_actor` is its process. The actor does not wait for the learner unless the config sets
+`max_pending_updates`.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| main | the world | the world; a learner that is too far behind | the world; the next policy |
+| main | the world | the world; a learner with too many pending updates | the world; the next policy |
 | parameters (service) | the server | the next version | the server |
 | recording, sending (service) | the queue | disk, network | the main loop |
 """
@@ -33,24 +33,24 @@ from understudy.policies import ActorPolicy
 from understudy.replay import View
 from understudy.replay.read.view import Clause
 from understudy.replay.write.writer import Writer
-from understudy.training.data.run_episode import Rolled, Show, run_episode
+from understudy.training.data.run_episode import EpisodeResult, Show, run_episode
 from understudy.training.offpolicy.rlpd import RLPDConfig, make_takeover, policy_act, random_act
 from understudy.training.runs.health import Health
 
 if TYPE_CHECKING:
     from understudy.service.client.remote import Remote
     from understudy.service.client.remote_writer import RemoteWriter
-    from understudy.service.parameters import Parameters
+    from understudy.service.wire.parameters import Parameters
 
 logger = logging.getLogger(__name__)
 
-TRIES = 3  # of an episode whose world fails
-WAIT_S = 0.5
-DELIVER_S = 10.0
+MAX_ATTEMPTS = 3  # at an episode whose world fails
+WAIT_S = 0.5  # for the next policy
+DELIVER_S = 10.0  # for what an earlier process left undelivered
 
 
 class Actor:
-    """Lives episodes of a world into a writer. All chance in them comes from the seed, its name and their number."""
+    """Runs episodes of a world and records them. Randomness depends on the seed, the actor's name and their number."""
 
     def __init__(
         self,
@@ -73,22 +73,22 @@ class Actor:
         self._pace = pace
         self._show = show
 
-    def live(self, policy: ActorPolicy | None, number: int) -> Rolled:
-        """The episode of a number, from a start of the training split.
+    def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
+        """Run episode `number` from a start of the training split; without a policy, with random actions.
 
-        If the world's process fails, what was lived is kept as an episode that was cut, and it is begun again, up to
-        TRIES times.
+        If the world's process fails, the steps so far are stored as a cut episode, and the episode is run again, up to
+        MAX_ATTEMPTS times in all.
         """
-        for left in range(TRIES - 1, -1, -1):
+        for left in range(MAX_ATTEMPTS - 1, -1, -1):
             try:
-                return self._live(policy, number)
+                return self._attempt(policy, number)
             except WorkerFailure as failure:
                 if not left:
                     raise
-                logger.warning("episode %d begins again: %s", number, failure)
+                logger.warning("episode %d is run again: %s", number, failure)
         raise AssertionError("unreachable")
 
-    def _live(self, policy: ActorPolicy | None, number: int) -> Rolled:
+    def _attempt(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
         rng = np.random.default_rng([self.config.seed, 1, self._key, number])
         if policy is None:
             act, source = random_act(self.world.step_spec.action, rng), Source.RANDOM
@@ -116,8 +116,8 @@ class Actor:
 # ---- as a process
 
 
-# What may take over in a world, the rate at which it is driven, and the screen that shows it.
-Hands: TypeAlias = Callable[[World], tuple[Takeover | None, Pace | None, Show | None]]
+# Given a world: who may take over in it, the control rate, and the screen that shows it.
+MakeTeleop: TypeAlias = Callable[[World], tuple[Takeover | None, Pace | None, Show | None]]
 
 
 def run_actor(
@@ -128,17 +128,18 @@ def run_actor(
     spool: Path | None = None,
     token_file: Path | None = None,
     tls_cert: Path | None = None,
-    hands: Hands | None = None,
-    watch: Callable[[int, Rolled, int | None], None] | None = None,
+    teleop: MakeTeleop | None = None,
+    watch: Callable[[int, EpisodeResult, int | None], None] | None = None,
     health: Health | None = None,
     num_actors: Callable[[], int] = lambda: 1,
     stop: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Act until the learner says that the steps are done; returns the number of episodes lived.
+    """Run episodes until the learner says that the run is finished; returns how many this process ran.
 
-    `hands` says who may take over; by default the script that the config names. `watch` is told each episode's number,
-    what came of it, and the version of its policy. `health` is told how it goes. Whoever passes a Remote may tell it
-    meanwhile where shards are. `num_actors` share what the learner may be behind; `stop` ends it between two episodes.
+    `teleop` makes the takeover; by default it is the script that the config names. `watch` is called after each episode
+    with its number, its result and the version of its policy. A caller who passes a Remote may change the addresses of
+    its shards meanwhile. `num_actors` actors share the pending updates that the learner may have. `stop` ends the loop
+    between two episodes.
     """
     from understudy.service import connect  # only now: it needs gRPC
 
@@ -149,47 +150,48 @@ def run_actor(
         remote = server
         if isinstance(remote, str):
             remote = undo.enter_context(connect(remote, token_file=token_file, tls_cert=tls_cert))
-            remote.status()  # a wrong address or token is said now; whoever goes away later is waited for
+            remote.status()  # raises now for a wrong address or token; a server that goes away later is waited for
         else:
-            remote.wait_for_all(health.progress)
+            remote.wait_until_reachable(health.progress)
         subscription = undo.enter_context(remote.parameters())
         writer = undo.enter_context(remote.writer(name, world.step_spec, spool=spool))
-        takeover, pace, show = hands(world) if hands is not None else (make_takeover(config, world), None, None)
+        takeover, pace, show = teleop(world) if teleop is not None else (make_takeover(config, world), None, None)
         actor = Actor(config, world, writer, name=name, takeover=takeover, pace=pace, show=show, health=health)
         health.add(lambda: _delivery(writer))
         num_steps = 0
-        writer.wait_delivered(DELIVER_S)  # what an earlier process lived counts too
-        number = first = _num_lived(remote, name, health.progress)
+        writer.wait_delivered(DELIVER_S)  # what an earlier process recorded counts too
+        number = first = _num_episodes_begun(remote, name, health.progress)
         policy: ActorPolicy | None = None
         seen: Parameters | None = None
-        num_since = 0  # steps lived since it was heard
+        num_since = 0  # steps since the newest policy arrived
         while not stop():
             latest = subscription.latest
             if latest is not None and latest is not seen:
                 seen, policy, num_since = latest, _policy_of(latest), 0
-            if seen is not None and seen.metadata["done"] == "1":
+            if seen is not None and seen.metadata["finished"] == "1":
                 return number - first
-            if config.max_behind is not None:
+            if config.max_pending_updates is not None:
                 num_free = 0 if seen is not None else config.start_steps
-                behind = int(seen.metadata["behind"]) if seen is not None else 0
-                # What a shard that is away does not have yet, the learner could not count.
+                pending = int(seen.metadata["pending_updates"]) if seen is not None else 0
+                # The learner cannot count steps that an unreachable shard does not have yet.
                 num_open = max(num_since, writer.delivery.queued + writer.delivery.recorded)
-                if behind + (num_open * num_actors() - num_free) * config.updates_per_step > config.max_behind:
+                pending += (num_open * num_actors() - num_free) * config.updates_per_step
+                if pending > config.max_pending_updates:
                     health.progress("waiting for the learner")
                     subscription.wait(seen, WAIT_S)
                     continue
-            rolled = actor.live(policy, number)
-            num_since += rolled.num_steps
-            num_steps += rolled.num_steps
+            episode = actor.run_episode(policy, number)
+            num_since += episode.num_steps
+            num_steps += episode.num_steps
             health.progress("acting", num_steps, policy_version=None if policy is None else policy.version)
             if watch is not None:
-                watch(number, rolled, None if policy is None else policy.version)
+                watch(number, episode, None if policy is None else policy.version)
             number += 1
         return number - first
 
 
 def _delivery(writer: RemoteWriter) -> dict[str, Any]:
-    """Where its rows are, for its health."""
+    """How many of its rows are queued, spooled and delivered, for its health file."""
     delivery = writer.delivery
     return {"queue": delivery.queued, "spool_bytes": delivery.spool_bytes, "delivery": asdict(delivery)}
 
@@ -199,12 +201,12 @@ def _policy_of(parameters: Parameters) -> ActorPolicy:
     return ActorPolicy.of(parameters.tree, {**description, "version": parameters.version})
 
 
-def _num_lived(remote: Remote, name: str, waiting: Callable[[str], None]) -> int:
-    """How many episodes an actor has begun, so that one that is started again goes on with other starts."""
+def _num_episodes_begun(remote: Remote, name: str, waiting: Callable[[str], None]) -> int:
+    """How many episodes an actor has begun, so that a restarted actor continues with the next number."""
     quoted = name.replace("'", "''")
     view = View(name="mine", clauses=(Clause(where=f"actor = '{quoted}'"),))
     while True:
         try:
-            return sum(int(said["episodes"][view.name]) for said in remote.status([view]).values())
+            return sum(int(status["episodes"][view.name]) for status in remote.status([view]).values())
         except UnavailableError:
-            remote.wait_for_all(waiting)
+            remote.wait_until_reachable(waiting)

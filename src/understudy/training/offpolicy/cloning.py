@@ -1,4 +1,4 @@
-"""A run of behaviour cloning: imitate the demonstrations of a store, then evaluate."""
+"""A run of behaviour cloning: imitate the demonstrations of a store, then evaluate the policy."""
 
 from __future__ import annotations
 
@@ -12,31 +12,39 @@ from understudy.core import StoreError, Tree
 from understudy.envs.registry import open_world
 from understudy.policies import ActorConfig, Inputs, Stats
 from understudy.replay import DEMO, Reader, Sampler
-from understudy.training.offpolicy.rlpd import STATS_STEPS, check_device, policy_act
-from understudy.training.runs.evaluate import Evaluation, EvaluationConfig, evaluate
+from understudy.training.offpolicy.rlpd import STATS_STEPS, policy_act
+from understudy.training.runs.device import check_device
+from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, evaluate
+from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.metrics import MetricLog
 from understudy.training.runs.run import Run
-from understudy.training.runs.score import fingerprint
 
 
 @dataclass(frozen=True, kw_only=True)
 class CloningRunConfig:
-    """What to imitate, how long, and where to try it."""
+    """A run of behaviour cloning."""
 
     env: str = "toy:press_button?cameras=false&state=task"
-    demos: str | None = None  # a store with demonstrations; None: the run's own
+    """World to evaluate in, as `understudy env list` names it, with its options."""
+    demos: str | None = None
+    """Directory of a store with demonstrations; None uses the run's own store."""
     updates: int = 1_500
-    report_every: int = 500  # updates
+    """Number of updates of the whole run."""
+    report_every: int = 500
+    """Number of updates between two lines of metrics."""
     batch_size: int = 128
+    """Number of demonstrated steps in a batch."""
     seed: int = 0
+    """Seed of all random numbers of the run."""
     device: str = "cpu"
+    """Device that torch trains on, such as cpu or cuda:0."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cloning: CloningConfig = field(default_factory=lambda: CloningConfig(actor=ActorConfig(hidden=(128, 128))))
 
 
-def run_cloning(run: Run, say: Callable[[str], None]) -> Evaluation:
-    """Imitate and evaluate; the policy and the metrics are in the run."""
+def run_cloning(run: Run, say: Callable[[str], None]) -> EvaluationResult:
+    """Imitate and evaluate; the policy and the metrics are written to the run."""
     config = run.config(CloningRunConfig)
     store = run.store if config.demos is None else config.demos
     health = Health(run.path / HEALTH, role="local", name=run.kind)
@@ -60,15 +68,15 @@ def run_cloning(run: Run, say: Callable[[str], None]) -> Evaluation:
             policy = cloning.policy(version=cloning.num_updates)
             policy.save(run.policy)
             say("evaluating")
-            best = policy_act(policy, np.random.default_rng(0), deterministic=True)
+            greedy = policy_act(policy, np.random.default_rng(0), deterministic=True)
 
             def act(observation: Tree) -> tuple[Tree, int]:
                 health.progress("evaluating")
-                return best(observation)
+                return greedy(observation)
 
-            found = evaluate(world, act, config.evaluation, seed=0, films=run.videos)
+            found = evaluate(world, act, config.evaluation, seed=0, videos=run.videos)
             made_of = fingerprint(
-                config=run.said["config"], parameters=policy.parameters(), env=config.env, versions=world.versions()
+                config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=found.versions
             )
             log.write(
                 "evaluation",

@@ -1,4 +1,4 @@
-"""Stage: where the episodes of a run in one thread are lived and kept. Here, in this process, or elsewhere."""
+"""Episode backend: runs and stores the episodes of a local run, in this process or in another one."""
 
 from __future__ import annotations
 
@@ -11,62 +11,67 @@ from understudy.envs.registry import open_world
 from understudy.envs.world import World
 from understudy.policies import ActorPolicy
 from understudy.replay import Store
-from understudy.training.data.run_episode import Rolled
+from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.actor import Actor
-from understudy.training.offpolicy.rlpd import RLPDConfig, judge_in, make_takeover
+from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for, make_takeover
 from understudy.training.offpolicy.sharded_source import Shards
-from understudy.training.runs.evaluate import EvaluationConfig, Judged
+from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator
 from understudy.training.runs.health import Health
-from understudy.training.runs.rollback import set_aside
+from understudy.training.runs.rollback_to_checkpoint import rollback
 from understudy.training.runs.run import Run, RunError
 
-NAME = "local"  # of the actor; chance in its episodes comes from it, wherever they are lived
+NAME = "local"  # of the actor; its episodes' randomness depends on it, wherever they are run
 
 Commit: TypeAlias = int | dict[str, int]  # of the run's own store, or of each shard by its name
 
 
-class Stage(Protocol):
-    """What a run needs of whoever lives and keeps its episodes. The calls come in this order, `live` many times."""
+class EpisodeBackend(Protocol):
+    """What a local run needs to run and store episodes. The calls come in this order, `run_episode` many times."""
 
     @property
     def step_spec(self) -> StepSpec:
-        """Of the world."""
+        """The step spec of the world."""
         ...
 
     @property
     def commit(self) -> Commit:
-        """How far the store is."""
+        """The last commit of the store."""
         ...
 
-    def set_aside(self, commit: Commit) -> list[str]:
-        """Delete, softly, what was lived after a commit; says so. Before `begin`, and only if a run goes on."""
+    def rollback(self, commit: Commit) -> list[str]:
+        """Soft-delete the episodes begun after a commit; returns sentences for the user.
+
+        Only a resumed run calls this, before `start`.
+        """
         ...
 
-    def begin(self, health: Health) -> None:
-        """Be ready to live episodes; `health` is told how it goes."""
+    def start(self, health: Health) -> None:
+        """Get ready to run episodes; progress is reported to `health`."""
 
     @property
     def experience(self) -> Path | Shards:
-        """Where the learner finds what is lived."""
+        """Where the learner finds the recorded episodes."""
         ...
 
-    def live(self, policy: ActorPolicy | None, number: int) -> Rolled:
-        """The episode of a number; when this returns, it is durable and can be read."""
+    def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
+        """Run episode `number`; when this returns, it is durable and readable."""
         ...
 
-    def judge(self, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
-        """Play held-out episodes; see Judge."""
+    def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
+        """Run held-out episodes; see Evaluator."""
         ...
 
     def close(self) -> None: ...
 
 
-class LocalStage:
+class LocalEpisodeBackend:
     """A world and a store in this process."""
 
     def __init__(self, run: Run, config: RLPDConfig):
         self._config = config
         self._path = run.store
+        self._actor: Actor | None = None
+        self._evaluator: Evaluator | None = None
         self._undo = ExitStack()
         try:
             self._world: World = self._undo.enter_context(open_world(config.env))
@@ -87,25 +92,27 @@ class LocalStage:
     def experience(self) -> Path | Shards:
         return self._path
 
-    def set_aside(self, commit: Commit) -> list[str]:
+    def rollback(self, commit: Commit) -> list[str]:
         if isinstance(commit, dict):
             raise RunError(
-                f"{self._path.parent}: what it lived is on {', '.join(commit)}; go on with "
-                f"`understudy resume {self._path.parent} --cluster here`"
+                f"{self._path.parent}: its episodes are on {', '.join(commit)}; resume it with "
+                f"`understudy resume {self._path.parent} --cluster local`"
             )
-        return set_aside(self._store, self._path, commit, NAME)
+        return rollback(self._store, self._path, commit, NAME)
 
-    def begin(self, health: Health) -> None:
+    def start(self, health: Health) -> None:
         writer = self._store.writer(NAME, self.step_spec)
         takeover = make_takeover(self._config, self._world)
         self._actor = Actor(self._config, self._world, writer, name=NAME, takeover=takeover, health=health)
-        self._judge = judge_in(self._world, health.progress)
+        self._evaluator = evaluator_for(self._world, health.progress)
 
-    def live(self, policy: ActorPolicy | None, number: int) -> Rolled:
-        return self._actor.live(policy, number)
+    def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
+        assert self._actor is not None, "call start first"
+        return self._actor.run_episode(policy, number)
 
-    def judge(self, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
-        return self._judge(policy, config, films)
+    def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
+        assert self._evaluator is not None, "call start first"
+        return self._evaluator(policy, config, videos)
 
     def close(self) -> None:
         self._undo.close()

@@ -1,9 +1,9 @@
-"""Learning: the learner as a process, beside servers and actors that come and go.
+"""Learner process: the RLPD learner beside servers and actors that come and go.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| main | files of the store, or shards | too few new steps (limiter); shards away | each IDLE_S, to look again |
-| evaluation (learner.py) | a policy | whoever judges it | that one |
+| main | files of the store, or shards | too few new steps (rate limiter); unreachable shards | every IDLE_S |
+| evaluation (rlpd_learner.py) | a policy | the evaluator | the evaluator |
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING
 
 from understudy.core import UnavailableError
 from understudy.envs.registry import open_world
-from understudy.replay.format.catalog import CATALOG_FILE
-from understudy.replay.sample.rate_limiter import Limiter
-from understudy.training.offpolicy.learner import Learner, Moment
-from understudy.training.offpolicy.rlpd import RLPDConfig, judge_in
+from understudy.replay.format.paths import CATALOG_FILE
+from understudy.replay.sample.rate_limiter import RateLimiter
+from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for
+from understudy.training.offpolicy.rlpd_learner import RLPDLearner, RLPDProgress
 from understudy.training.offpolicy.sharded_source import Shards
-from understudy.training.runs.evaluate import Judge
+from understudy.training.runs.evaluate import Evaluator
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_S = 0.02
-WAIT_S = 0.5  # for a server that does not answer
+WAIT_S = 0.5  # before a server that does not answer is tried again
 PUBLISH_TIMEOUT_S = 60.0
 
 
@@ -43,18 +43,19 @@ def run_learner(
     *,
     here: Mapping[str, Path] | None = None,
     lost: Collection[str] = (),
-    judge: Judge | None = None,
+    evaluator: Evaluator | None = None,
     token_file: Path | None = None,
     tls_cert: Path | None = None,
-    watch: Callable[[Moment], None] | None = None,
-    told: Callable[[list[str]], None] | None = None,
+    watch: Callable[[RLPDProgress], None] | None = None,
+    on_restored: Callable[[list[str]], None] | None = None,
     health: Health | None = None,
 ) -> None:
-    """Learn from what servers write, and publish to them, until the steps are done.
+    """Learn from the episodes that servers store, and publish policies to them, until the steps are finished.
 
-    One server writes the run's store, on this machine. Of several shards, those `here` are read in their directories,
-    the others over the network, and those that are `lost` are not counted on any more. Whoever passes a Remote may tell
-    it meanwhile where shards are. A `judge` evaluates while learning goes on; without one, this process does.
+    A single server writes the run's store, on this machine. Of several shards, those in `here` are read from their
+    directories and the others over the network; those in `lost` are gone for good. A caller who passes a Remote may
+    change the addresses of its shards meanwhile. An `evaluator` evaluates while learning continues; without one, this
+    process evaluates. `on_restored` gets the sentences about what a resumed run restored.
     """
     from understudy.service import connect  # only now: it needs gRPC
 
@@ -66,15 +67,16 @@ def run_learner(
         if isinstance(remote, str):
             remote = undo.enter_context(connect(remote, token_file=token_file, tls_cert=tls_cert))
         if remote is server:
-            remote.wait_for_all(health.progress)
-        remote.status()  # a wrong address or token is said now, and not when there is something to publish
+            remote.wait_until_reachable(health.progress)
+        remote.status()  # raises now for a wrong address or token, and not at the first publish
         experience = run.store if here is None and len(remote.names) == 1 else _shards(run, remote, here or {}, lost)
-        learner = undo.enter_context(Learner(run, config, world.step_spec, watch, health, experience))
-        undo.enter_context(health)  # only now: the run is ours
+        learner = undo.enter_context(RLPDLearner(run, config, world.step_spec, watch, health, experience))
+        undo.enter_context(health)  # only now: the learner holds the run's lock
         health.add(lambda: {"away": learner.batches.away})
-        if told is not None:
-            told(learner.restored)
-        _Process(learner, remote, judge or judge_in(world, health.progress), aside=judge is not None).run()
+        if on_restored is not None:
+            on_restored(learner.restored)
+        own = evaluator_for(world, health.progress)
+        _Process(learner, remote, evaluator or own, concurrent_evaluation=evaluator is not None).run()
 
 
 def _shards(run: Run, remote: Remote, here: Mapping[str, Path], lost: Collection[str]) -> Shards:
@@ -85,75 +87,75 @@ def _shards(run: Run, remote: Remote, here: Mapping[str, Path], lost: Collection
 class _Process:
     """The loop of a learner's process."""
 
-    def __init__(self, learner: Learner, remote: Remote, judge: Judge, *, aside: bool):
+    def __init__(self, learner: RLPDLearner, remote: Remote, evaluator: Evaluator, *, concurrent_evaluation: bool):
         self._learner = learner
         self._config = learner.config
         self._remote = remote
-        self._judge = judge
-        self._aside = aside  # it evaluates elsewhere, so there is no need to wait
+        self._evaluator = evaluator
+        self._concurrent_evaluation = concurrent_evaluation  # in another process, so the learner need not wait
         self._limiter = _limiter(learner.config, learner)
-        self._published: tuple[int, bool] | None = None  # after which update, and whether actors were told to stop
+        self._published: tuple[int, bool] | None = None  # at which update, and whether as the last policy
 
     def run(self) -> None:
         learner, config = self._learner, self._config
         while True:
             learner.batches.follow()
             self._limiter = self._limiter.inserted(max(learner.step - self._limiter.num_inserted, 0))
-            learner.hear()
+            learner.poll_evaluation()
             if not learner.ready():
                 self._idle("waiting for the first steps")
                 continue
-            enough = learner.step >= config.steps
-            if self._is_due(enough) and not self._publish(enough):
+            finished = learner.step >= config.steps
+            if self._is_due(finished=finished) and not self._publish(finished=finished):
                 continue
-            number = min(_due(self._limiter), config.publish_every, config.num_updates - learner.num_updates)
+            number = min(_num_due(self._limiter), config.publish_every, config.num_updates - learner.num_updates)
             if number < 1:
-                if enough:
+                if finished:
                     break
                 self._idle("waiting for steps")
                 continue
             metrics = learner.learn(number)
             self._limiter = self._limiter.sampled(number)
-            learner.tell(metrics=metrics)
+            learner.notify(metrics=metrics)
             if learner.due("evaluations", config.eval_every):
-                learner.evaluate(self._judge, wait=not self._aside)
+                learner.evaluate(self._evaluator, wait=not self._concurrent_evaluation)
             if learner.due("checkpoints", config.checkpoint_every):
                 self._save()
-        learner.evaluate(self._judge)
+        learner.evaluate(self._evaluator)
         self._save()
-        self._part()
+        self._publish_to_late_shards()
 
-    def _is_due(self, enough: bool) -> bool:
+    def _is_due(self, *, finished: bool) -> bool:
         published = self._published
         every = self._config.publish_every
-        return published is None or self._learner.num_updates >= published[0] + every or enough > published[1]
+        return published is None or self._learner.num_updates >= published[0] + every or finished > published[1]
 
-    def _publish(self, enough: bool) -> bool:
-        """The policy as it is now to the actors; False if no server takes it."""
+    def _publish(self, *, finished: bool) -> bool:
+        """Publish the present policy to the actors; False if no server could be reached."""
         learner = self._learner
         policy = learner.policy()
         assert policy is not None
         metadata = {
             "policy": json.dumps(policy.description()),
-            "behind": str(_due(self._limiter)),
-            "done": str(int(enough)),
+            "pending_updates": str(_num_due(self._limiter)),
+            "finished": str(int(finished)),
         }
         learner.health.progress("publishing")
         try:
             learner.version = self._remote.publish(policy.parameters(), metadata=metadata, timeout_s=PUBLISH_TIMEOUT_S)
-        except UnavailableError as error:  # it was killed, perhaps while it listened; it comes back
+        except UnavailableError as error:  # the server was killed and will come back
             logger.warning("not published: %s", error)
             time.sleep(WAIT_S)
             return False
         learner.health.progress("publishing", learner.step, learner.num_updates, learner.version)
-        self._published = (learner.num_updates, enough)
+        self._published = (learner.num_updates, finished)
         return True
 
-    def _part(self) -> None:
-        """Actors that hear a shard which was away are told, too, that it is enough."""
+    def _publish_to_late_shards(self) -> None:
+        """Tell actors that listen to a shard which was unreachable that the run is finished."""
         deadline = time.monotonic() + PUBLISH_TIMEOUT_S
         while self._remote.unpublished and time.monotonic() < deadline:
-            self._publish(True)
+            self._publish(finished=True)
             time.sleep(WAIT_S)
 
     def _idle(self, doing: str) -> None:
@@ -164,16 +166,16 @@ class _Process:
         self._learner.save(self._learner.num_updates, {"limiter": self._limiter.to_json()})
 
 
-def _limiter(config: RLPDConfig, learner: Learner) -> Limiter:
-    """Updates per step, as samples per insert; a run that goes on has its counts."""
+def _limiter(config: RLPDConfig, learner: RLPDLearner) -> RateLimiter:
+    """A rate limiter with updates per step as samples per insert; a resumed run keeps its counts."""
     if learner.facts is not None and "limiter" in learner.facts:
-        return Limiter.from_json(learner.facts["limiter"])
+        return RateLimiter.from_json(learner.facts["limiter"])
     least = max(config.start_steps, 1)
     window = max(least * config.updates_per_step, (1 + config.updates_per_step) / 2)
-    new = Limiter(samples_per_insert=config.updates_per_step, min_size=least, error_window=window)
-    return new.sampled(learner.num_updates)  # some, if it was begun in one process
+    new = RateLimiter(samples_per_insert=config.updates_per_step, min_size=least, error_window=window)
+    return new.sampled(learner.num_updates)  # not 0 if the run was started in one process
 
 
-def _due(limiter: Limiter) -> int:
-    """How many updates are due."""
+def _num_due(limiter: RateLimiter) -> int:
+    """How many updates are pending."""
     return int(limiter.diff) if limiter.size >= limiter.min_size else 0

@@ -1,7 +1,7 @@
-"""RLPD: reinforcement learning with prior data. Half of each batch is demonstrations, half is experience.
+"""RLPD: reinforcement learning with prior data. Each batch mixes demonstrations and online experience.
 
-What a run is asked to do, and the parts that every way of running it shares: one process (local.py), or an actor and a
-learner (actor.py, learner.py).
+The config of a run, and the parts that every way to run it shares: in one process (local_run.py), or as an actor and a
+learner (actor.py, rlpd_learner.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from understudy.algorithms import SAC, Cloning, CloningConfig, SACConfig
 from understudy.core import NO_VERSION, Spec, StepSpec, Tree
@@ -25,23 +24,26 @@ from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.demo_online_batches import Batches
 from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.config import ConfigError
-from understudy.training.runs.evaluate import EvaluationConfig, Judge, Judged, evaluate
+from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
 from understudy.training.runs.metrics import SinkName
 
-STATS_STEPS = 1024  # of each view, whose numbers give the mean and spread
+STATS_STEPS = 1024  # of demonstrations and of experience, from which inputs are normalized
 
 
 @dataclass(frozen=True, kw_only=True)
-class HumanConfig:
-    """Who may take over: nobody, or the world's script, which drives when the task does not come along."""
+class InterventionConfig:
+    """Who takes over from the policy: nobody, or the world's script when the task makes no progress."""
 
-    by: Literal["nobody", "script"] = "nobody"
+    source: Literal["none", "script"] = "none"
+    """Who takes over from the policy: none, or the world's script, which stands in for a human."""
     patience_steps: int = 15
-    burst_steps: int | None = None  # None: to the end of the episode
+    """Number of environment steps without progress on the task after which the script takes over."""
+    burst_steps: int | None = None
+    """Number of environment steps of a takeover; None lets it last to the end of the episode."""
 
 
 def small_sac() -> SACConfig:
-    """For tasks of some thousand steps that are seen as numbers: small networks that learn fast."""
+    """Small networks that learn fast, for tasks of some thousand steps with low-dimensional observations."""
     return SACConfig(
         actor=ActorConfig(hidden=(128, 128)),
         critic_hidden=(128, 128),
@@ -55,37 +57,55 @@ def small_sac() -> SACConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RLPDConfig:
-    """A run of RLPD. Counts are of environment steps unless they say otherwise."""
+    """A run of RLPD."""
 
     env: str = "toy:press_button?cameras=false&state=task"
-    demos: str | None = None  # a store with demonstrations; None: the run's own
-    steps: int = 10_000  # in all
-    start_steps: int = 0  # by chance, before the first update
+    """World to train in, as `understudy env list` names it, with its options."""
+    demos: str | None = None
+    """Directory of a store with demonstrations; None uses the run's own store."""
+    steps: int = 10_000
+    """Number of environment steps of the whole run."""
+    start_steps: int = 0
+    """Number of environment steps with random actions before the first update."""
     updates_per_step: int = 2
+    """Number of updates per environment step (the update-to-data ratio)."""
     batch_size: int = 128
-    return_steps: int = 3  # real rewards in a target, before the critics' own word
-    demo_weight: int = 1  # of demonstrations in a batch, beside
-    online_weight: int = 1  # that of experience
-    cloning_updates: int = 0  # of the first policy, from the demonstrations
-    human: HumanConfig = field(default_factory=HumanConfig)
+    """Number of transitions in a batch."""
+    n_step: int = 3
+    """Number of rewards in the n-step return of a critic target."""
+    demo_weight: int = 1
+    """Share of demonstrations in each batch, as a ratio to --online-weight."""
+    online_weight: int = 1
+    """Share of online experience in each batch, as a ratio to --demo-weight."""
+    cloning_updates: int = 0
+    """Number of behaviour cloning updates that the first policy gets from the demonstrations."""
+    intervention: InterventionConfig = field(default_factory=InterventionConfig)
     seed: int = 0
+    """Seed of all random numbers of the run."""
     eval_every: int = 2_000
+    """Number of environment steps between two evaluations."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint_every: int = 1_000
+    """Number of environment steps between two checkpoints."""
     keep_checkpoints: int = 3
-    publish_every: int = 50  # updates, between two policies that go to the actors
-    max_behind: int | None = None  # updates that the learner may be behind before actors wait; None: they never do
+    """Number of the newest checkpoints that are kept."""
+    publish_every: int = 50
+    """Number of updates between two policies that the learner publishes to the actors."""
+    max_pending_updates: int | None = None
+    """Number of updates that the learner may be behind before actors wait for it; None lets actors never wait."""
     sinks: tuple[SinkName, ...] = ()
+    """Programs that receive the metrics besides metrics.jsonl: tensorboard, wandb."""
     device: str = "cpu"
+    """Device that torch trains on, such as cpu or cuda:0."""
     sac: SACConfig = field(default_factory=small_sac)
 
     def __post_init__(self) -> None:
-        least = {
+        minimum = {
             "steps": 1,
             "start_steps": 0,
             "updates_per_step": 1,
             "batch_size": 1,
-            "return_steps": 1,
+            "n_step": 1,
             "demo_weight": 0,
             "online_weight": 1,
             "cloning_updates": 0,
@@ -95,13 +115,13 @@ class RLPDConfig:
             "keep_checkpoints": 1,
             "publish_every": 1,
         }
-        for name, low in least.items():
+        for name, low in minimum.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}: expected a number from {low}, got {getattr(self, name)}")
-        if self.max_behind is not None and self.max_behind < self.publish_every:
+        if self.max_pending_updates is not None and self.max_pending_updates < self.publish_every:
             raise ConfigError(
-                f"max_behind: expected at least publish_every ({self.publish_every}), got {self.max_behind}; "
-                f"actors would wait for a policy that does not come"
+                f"max_pending_updates: expected at least publish_every ({self.publish_every}), got "
+                f"{self.max_pending_updates}; actors would wait for a policy that is never published"
             )
         if self.batch_size % self.sac.critic_steps:
             raise ConfigError(
@@ -110,13 +130,16 @@ class RLPDConfig:
 
     @property
     def num_updates(self) -> int:
-        """In all, after the steps by chance."""
+        """Updates of the whole run; the steps with random actions bring none."""
         return max(self.steps - self.start_steps, 1) * self.updates_per_step
 
     def open_batches(
         self, store: Path | Shards, spec: StepSpec, waiting: Callable[[str], None] | None = None
     ) -> Batches:
-        """What is learned from, in a store here or on shards; `waiting` is told whom it waits for."""
+        """Batches of demonstrations and experience from a store here or from shards.
+
+        `waiting` is called with a text while unreachable shards are waited for.
+        """
         return Batches(
             store=store,
             demos=None if self.demos is None else Path(self.demos),
@@ -124,16 +147,16 @@ class RLPDConfig:
             size=self.batch_size,
             weights=(self.demo_weight, self.online_weight),
             seed=self.seed,
-            shape=Transitions(num_steps=self.return_steps, discount=self.sac.discount),
+            shape=Transitions(num_steps=self.n_step, discount=self.sac.discount),
             waiting=waiting,
         )
 
     def inputs(self, spec: StepSpec) -> Inputs:
-        """What the policy sees of an observation."""
+        """The parts of an observation that the policy sees."""
         return Inputs(spec.observation, self.sac.actor.encoder.inputs)
 
     def cloning(self, spec: StepSpec, stats: Stats) -> Cloning:
-        """Behaviour cloning by an actor of the same shape."""
+        """Behaviour cloning of an actor with the same network."""
         config = CloningConfig(actor=self.sac.actor, shift_pixels=self.sac.shift_pixels)
         return Cloning(config, spec, stats, seed=self.seed, device=self.device)
 
@@ -141,18 +164,8 @@ class RLPDConfig:
 # ---- the algorithm
 
 
-def check_device(name: str) -> str:
-    """The name of a device that torch can use here, or the sentence that says why not."""
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        first = str(error).partition("\n")[0]
-        raise ConfigError(f"device: torch cannot use {name!r} here ({first}); use cpu") from None
-    return name
-
-
 def new_sac(config: RLPDConfig, batches: Batches) -> SAC:
-    """A new one, with statistics of what there is, and its actor cloned from demonstrations if that is asked for."""
+    """A new SAC, normalized with the data so far; its actor is cloned from demonstrations if the config says so."""
     stats = Stats.of_data(config.inputs(batches.spec), batches.look(STATS_STEPS))
     sac = SAC(config.sac, batches.spec, stats, seed=config.seed, device=config.device)
     if config.cloning_updates:
@@ -164,7 +177,7 @@ def new_sac(config: RLPDConfig, batches: Batches) -> SAC:
 
 
 def restored_sac(config: RLPDConfig, spec: StepSpec, state: Mapping[str, Any]) -> SAC:
-    """The one that a state was taken of."""
+    """The SAC that a saved state belongs to."""
     sac = SAC(config.sac, spec, Stats.none(config.inputs(spec)), seed=config.seed, device=config.device)
     sac.restore(state)
     return sac
@@ -174,7 +187,7 @@ def restored_sac(config: RLPDConfig, spec: StepSpec, state: Mapping[str, Any]) -
 
 
 def policy_act(policy: ActorPolicy, rng: np.random.Generator, *, deterministic: bool = False) -> Act:
-    """A policy as an episode sees it."""
+    """A policy as the function that `run_episode` calls."""
 
     def act(observation: Tree) -> tuple[Tree, int]:
         acted = policy.act(observation, rng=rng, deterministic=deterministic)
@@ -183,35 +196,35 @@ def policy_act(policy: ActorPolicy, rng: np.random.Generator, *, deterministic: 
     return act
 
 
-def judge_in(world: World, progress: Callable[[str], None] | None = None) -> Judge:
-    """Whoever judges policies in a world of this process; `progress` is told at each step."""
+def evaluator_for(world: World, progress: Callable[[str], None] | None = None) -> Evaluator:
+    """An evaluator that runs the episodes in a world of this process; `progress` is called at each step."""
 
-    def judge(policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
-        best = policy_act(policy, np.random.default_rng(0), deterministic=True)
+    def evaluate_policy(policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
+        greedy = policy_act(policy, np.random.default_rng(0), deterministic=True)
 
         def act(observation: Tree) -> tuple[Tree, int]:
             if progress is not None:
                 progress("evaluating")
-            return best(observation)
+            return greedy(observation)
 
-        return Judged(evaluation=evaluate(world, act, config, seed=0, films=films), versions=world.versions())
+        return evaluate(world, act, config, seed=0, videos=videos)
 
-    return judge
+    return evaluate_policy
 
 
 def random_act(action: Spec, rng: np.random.Generator) -> Act:
-    """Chance, within the bounds."""
+    """Uniformly random actions within the bounds."""
     return lambda _: (random_tree(action, rng), NO_VERSION)
 
 
 def make_takeover(config: RLPDConfig, world: World) -> Takeover | None:
-    """The scripted human of a run, if it has one."""
-    if config.human.by == "nobody":
+    """The script that takes over, or None if the run has no interventions."""
+    if config.intervention.source == "none":
         return None
     human = ScriptedHuman(
         lambda: world.advise().action,
         lambda: world.advise().progress,
-        patience_steps=config.human.patience_steps,
-        burst_steps=config.human.burst_steps,
+        patience_steps=config.intervention.patience_steps,
+        burst_steps=config.intervention.burst_steps,
     )
     return Takeover(human, operator="script")

@@ -128,7 +128,7 @@ class StoreSupply:
     @property
     def _commit(self) -> int:
         """The last commit that was taken in."""
-        return 0 if self._sampler is None else self._sampler.runs.commit
+        return 0 if self._sampler is None else self._sampler.step_index.commit
 
     @property
     def store(self) -> str:

@@ -1,1 +1,1 @@
-"""On policy: rehearse in groups, compare, and learn from the difference (GRPO, RLOO, REINFORCE++, PPO)."""
+"""On-policy training of VLAs (GRPO, RLOO, REINFORCE++, PPO), supervised fine-tuning and multi-task evaluation."""

@@ -1,4 +1,4 @@
-"""What an on-policy run is asked to do."""
+"""The config of an on-policy run."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from understudy.policies import Sampling
 from understudy.policies.openvla.config import OpenVLAConfig
 from understudy.training.collection import FilterConfig, PlanConfig
 from understudy.training.distributed.config import EngineConfig
-from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
-from understudy.training.onpolicy.policies import AdapterConfig
+from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import SinkName
 
-# Of each kind of run.
+# The advantage estimator of each kind of run.
 ESTIMATORS: dict[str, AdvEstimator] = {
     "grpo": "grpo",
     "rloo": "rloo",
@@ -23,14 +22,19 @@ ESTIMATORS: dict[str, AdvEstimator] = {
     "ppo": "gae",
 }
 
+ALPHA = 16.0  # of LoRA, if the config gives none
+
 
 @dataclass(frozen=True, kw_only=True)
 class WorkersConfig:
-    """Who lives the episodes. None of it changes what is learned."""
+    """The simulator processes that run the episodes. They do not change what is learned."""
 
-    num_parallel_envs: int = field(default_factory=lambda: max(os.cpu_count() or 1, 2))  # processes, over all ranks
-    max_attempts: int = 3  # at an episode whose worker died, hung or spoke nonsense
-    task_affinity: int = 10  # tasks that a worker keeps loaded, so that it is given these first
+    num_parallel_envs: int = field(default_factory=lambda: max(os.cpu_count() or 1, 2))
+    """Number of simulator processes, over all ranks."""
+    max_attempts: int = 3
+    """Number of attempts at an episode whose worker died, hung or answered nonsense."""
+    task_affinity: int = 10
+    """Number of tasks that a worker keeps loaded; it gets episodes of these tasks first."""
 
     def __post_init__(self) -> None:
         if self.num_parallel_envs < 1:
@@ -38,30 +42,60 @@ class WorkersConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnPolicyConfig:
-    """A run of GRPO, RLOO, REINFORCE++ or PPO. An iteration lives a batch of episodes and learns from it."""
+class AdapterConfig:
+    """LoRA: which layers get an adapter, and its size. All other weights are frozen, except a value head."""
 
-    policy: str  # where it starts from: a policy file, a checkpoint of OpenVLA, or a run (`understudy sft`)
-    openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)  # if that is a checkpoint of OpenVLA
+    rank: int = 0
+    """Rank of the adapter matrices; 0 trains the whole network without an adapter."""
+    alpha: float = ALPHA
+    """Scale of the adapter: its output is multiplied by alpha / rank."""
+    targets: tuple[str, ...] = ()
+    """Names of the layers that get an adapter, such as q_proj v_proj; none means every linear layer but the heads."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 0:
+            raise ConfigError(f"lora.rank: expected 0 for none, or more, got {self.rank}")
+        if self.rank == 0 and (self.alpha, self.targets) != (ALPHA, ()):
+            raise ConfigError("lora.rank: is 0, so alpha and targets would have no effect; set a rank")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnPolicyConfig:
+    """A run of GRPO, RLOO, REINFORCE++ or PPO. Each iteration collects a batch of episodes and learns from it."""
+
+    policy: str
+    """Policy to start from: a policy file, the directory of an OpenVLA checkpoint, or a run (`understudy sft`)."""
+    openvla: OpenVLAConfig = field(default_factory=OpenVLAConfig)
     lora: AdapterConfig = field(default_factory=AdapterConfig)
     env: str = "toy"
+    """World to train in, as `understudy env list` names it, with its options."""
     iterations: int = 80
-    max_empty: int = 3  # iterations in a row without a group that teaches anything, which end the run
-    max_steps: int | None = None  # of an episode, if that is fewer than the task's own
-    clip_actions: bool = False  # into their bounds, instead of refusing a policy that leaves them
-    sampling: Sampling = field(default_factory=Sampling)  # in practice
+    """Number of iterations of the whole run."""
+    max_empty: int = 3
+    """Number of iterations in a row without a group to learn from after which the run ends with an error."""
+    max_steps: int | None = None
+    """Number of environment steps after which an episode is truncated; None keeps the task's own limit."""
+    clip_actions: bool = False
+    """Clip actions to their bounds instead of refusing a policy that exceeds them."""
+    sampling: Sampling = field(default_factory=Sampling)
     plan: PlanConfig = field(default_factory=PlanConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
     algorithm: PolicyGradientConfig = field(default_factory=PolicyGradientConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     workers: WorkersConfig = field(default_factory=WorkersConfig)
     seed: int = 0
-    eval_every: int = 20  # iterations
-    evaluation: TrialsConfig = field(default_factory=lambda: TrialsConfig(sampling="sampled"))
-    checkpoint_every: int = 5  # iterations
+    """Seed of all random numbers of the run."""
+    eval_every: int = 20
+    """Number of iterations between two evaluations."""
+    evaluation: TaskEvaluationConfig = field(default_factory=lambda: TaskEvaluationConfig(sampling="sampled"))
+    checkpoint_every: int = 5
+    """Number of iterations between two checkpoints."""
     keep_checkpoints: int = 3
+    """Number of the newest checkpoints that are kept."""
     sinks: tuple[SinkName, ...] = ()
+    """Programs that receive the metrics besides metrics.jsonl: tensorboard, wandb."""
     device: str = "cpu"
+    """Device that torch trains on, such as cpu or cuda:0."""
 
     def __post_init__(self) -> None:
         for name in ("iterations", "max_empty", "eval_every", "checkpoint_every", "keep_checkpoints"):
@@ -72,8 +106,8 @@ class OnPolicyConfig:
 
 
 def default_config(kind: str, *, policy: str) -> OnPolicyConfig:
-    """GRPO and RLOO compare the episodes of a group, so that groups of one outcome teach nothing; the others need no
-    groups."""
+    """The defaults of a kind of run. GRPO and RLOO compare the episodes of a group and reject groups of one outcome;
+    the others need no groups."""
     grouped = kind in ("grpo", "rloo")
     return OnPolicyConfig(
         policy=policy,

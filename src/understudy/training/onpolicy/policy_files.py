@@ -1,17 +1,17 @@
-"""Policies of a run: where they come from, what of them is trained, and how the newest is kept beside the run.
+"""Policy files of an on-policy run: loads the policy that is trained, and saves the newest one in the run.
 
-policy.safetensors   a small VLA, whole; an adapter is merged in
-policy/              an OpenVLA checkpoint, whole, at the end of the run
-adapter/             what LoRA trained, in peft's files
+policy.safetensors   a small VLA, complete; an adapter is merged in
+policy/              a complete OpenVLA checkpoint, written at the end of the run
+adapter/             the LoRA adapter, in peft's files
 """
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -19,47 +19,31 @@ import xxhash
 from understudy.core import StepSpec
 from understudy.durable import files
 from understudy.policies.load import load_block_policy
+from understudy.training.onpolicy.config import OnPolicyConfig
+from understudy.training.onpolicy.trainable_policy import TrainablePolicy
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.run import Run
-
-if TYPE_CHECKING:
-    from understudy.training.onpolicy.config import OnPolicyConfig
-    from understudy.training.onpolicy.policy_gradient_learner import Trainable
 
 Array = np.ndarray[Any, Any]
 
 WHOLE, ADAPTER = "policy", "adapter"  # directories in that of a run
-ALPHA = 16.0
 
 
-@dataclass(frozen=True, kw_only=True)
-class AdapterConfig:
-    """LoRA: which layers get an adapter, and how large. All else is frozen but for a value head."""
-
-    rank: int = 0  # 0: no adapter, the whole network is trained
-    alpha: float = ALPHA  # the adapter counts alpha / rank times
-    targets: tuple[str, ...] = ()  # names of layers, such as q_proj v_proj; none: every linear one but the heads
-
-    def __post_init__(self) -> None:
-        if self.rank < 0:
-            raise ConfigError(f"lora.rank: expected 0 for none, or more, got {self.rank}")
-        if self.rank == 0 and (self.alpha, self.targets) != (ALPHA, ()):
-            raise ConfigError("lora.rank: is 0, so that alpha and targets would do nothing; give it a rank")
-
-
-def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: bool) -> Any:
-    """The policy that a run starts from or is compared with, with what its algorithm needs."""
-    judging = config.algorithm.adv_estimator == "gae"
+def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: bool) -> TrainablePolicy:
+    """The policy that a run starts from, or the reference; with a value head or adapter if the config needs one."""
+    needs_value = config.algorithm.adv_estimator == "gae"
     openvla = config.openvla
     if path.is_dir():
-        openvla = replace(openvla, value_head=openvla.value_head or judging)
+        openvla = replace(openvla, value_head=openvla.value_head or needs_value)
     elif openvla != type(openvla)():
-        raise ConfigError(f"openvla: {path} is a small VLA, which these options do not concern; leave them out")
-    policy = load_block_policy(path, spec, openvla=openvla, device=config.device)
-    if judging and not policy.has_value:
-        policy = policy.judging(seed=config.seed)
+        raise ConfigError(f"openvla: {path} is a small VLA, to which these options do not apply; leave them out")
+    loaded = load_block_policy(path, spec, openvla=openvla, device=config.device)
+    if needs_value and not loaded.has_value:
+        loaded = loaded.with_value_head(seed=config.seed)
+    policy: TrainablePolicy = loaded
     if adapted and config.lora.rank:
-        from understudy.policies.lora import ALL_LINEAR, LoraConfig, add_lora  # only now: it needs peft
+        from understudy.policies.config import ALL_LINEAR, LoraConfig
+        from understudy.policies.lora import add_lora  # only now: it needs peft
 
         chosen = LoraConfig(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR)
         add_lora(policy.model, chosen, seed=config.seed)
@@ -67,17 +51,17 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
 
 
 def policy_path(given: str) -> Path:
-    """The file or directory of a policy, or that of the run that made it."""
+    """The path of a policy, given as that path or as the run that trained it."""
     path = Path(given)
     if Run.is_at(path):
         path = path / WHOLE if (path / WHOLE).is_dir() else Run(path).policy
     if not path.exists():
-        raise ConfigError(f"policy: expected a policy file or a run with one, got {given}, which is not there")
+        raise ConfigError(f"policy: expected a policy file or a run with one, got {given}, which does not exist")
     return path
 
 
 def digest_of_policy(path: Path) -> str:
-    """The same for the same policy. Of a directory, weights count by their files' names and sizes: they are large."""
+    """A digest of a policy. The weight files of a directory are large, so only their names and sizes count."""
     digest = xxhash.xxh3_128()
     for file in sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]:
         digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
@@ -86,8 +70,8 @@ def digest_of_policy(path: Path) -> str:
     return digest.hexdigest()
 
 
-def keep_policy(policy: Trainable, run: Run, weights: Mapping[str, Array], *, adapted: bool, last: bool) -> None:
-    """Write the newest policy beside the run; `weights` are the model's, whole."""
+def save_policy(policy: TrainablePolicy, run: Run, weights: Mapping[str, Array], *, adapted: bool, last: bool) -> None:
+    """Save the newest policy in the run; `weights` are all weights of the model."""
     import torch
 
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
@@ -97,11 +81,11 @@ def keep_policy(policy: Trainable, run: Run, weights: Mapping[str, Array], *, ad
 
         save_adapter(policy.model, run.path / ADAPTER, tensors)
         merged = merged_state(policy.model, tensors)
-    if hasattr(policy, "description"):  # one file has it all
+    if hasattr(policy, "description"):  # a small VLA: one file
         policy.save(run.policy, {name: tensor.numpy() for name, tensor in merged.items()})
     elif last:
         new = run.path / f".{WHOLE}.new"
         shutil.rmtree(new, ignore_errors=True)
-        policy.save(new, tensors)  # merges by itself
+        policy.save(new, tensors)  # merges the adapter itself
         shutil.rmtree(run.path / WHOLE, ignore_errors=True)
         files.move_durably(new, run.path / WHOLE)

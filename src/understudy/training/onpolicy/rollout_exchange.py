@@ -1,7 +1,7 @@
-"""Shared: what all ranks know of an iteration, and where its pictures are.
+"""Rollout exchange: what all ranks know of an iteration, and which rank holds its observations.
 
-Rewards, tokens and log-probs are small, so every rank has those of all episodes and finds the same advantages.
-Observations stay with the rank that lived them, and go only to the ranks that learn from them, each row once.
+Rewards, tokens and log-probs are small, so every rank has those of all episodes and computes the same advantages.
+Observations stay on the rank that collected them and go only to the ranks that learn from them, each row once.
 """
 
 from __future__ import annotations
@@ -14,58 +14,58 @@ import numpy as np
 
 from understudy.core import Episode, Tree
 from understudy.core import tree as trees
-from understudy.training.collection import Rollout, Ticket, pack, unpack
+from understudy.training.collection import Rollout, Ticket, deserialize_rollouts, serialize_rollouts
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.row_exchange import exchange_rows
 
 Array = np.ndarray[Any, Any]
 
 
-class Shared:
-    """The rollouts of all ranks without their observations, and the observations that are here."""
+class RolloutExchange:
+    """The rollouts of all ranks without observations, and the observations that this rank holds."""
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
         self.num_bytes_moved = 0  # received by this rank so far
-        self._here: dict[int, Tree] = {}  # by ticket: observations [T, ...]
+        self._here: dict[int, Tree] = {}  # observations [T, ...] by ticket number
 
     def add(self, tickets: Sequence[Ticket], mine: Sequence[Rollout]) -> list[Rollout]:
-        """What all ranks lived of these tickets, in their order; `mine` are this rank's, with observations."""
+        """The rollouts of all ranks in the order of these tickets; `mine` are this rank's, with observations."""
         light = [self.keep(rollout) for rollout in mine]
-        facts, arrays = pack(light)
-        told = self.ranks.gather_json(facts, name="rollouts")
+        facts, arrays = serialize_rollouts(light)
+        gathered = self.ranks.gather_json(facts, name="rollouts")
         found: dict[int, Rollout] = {}
-        for rank, theirs in enumerate(told):
+        for rank, theirs in enumerate(gathered):
             sent = self.ranks.broadcast_arrays(arrays if rank == self.ranks.rank else None, source=rank)
-            found |= {rollout.ticket.number: rollout for rollout in unpack(theirs, sent)}
+            found |= {rollout.ticket.number: rollout for rollout in deserialize_rollouts(theirs, sent)}
         return [found[ticket.number] for ticket in tickets]
 
     def keep(self, rollout: Rollout) -> Rollout:
-        """Keep the observations of a rollout here; returns it without."""
+        """Keep the observations of a rollout on this rank; returns the rollout without them."""
         episode = rollout.episode
         if episode is None:
             return rollout
         self._here[rollout.ticket.number] = trees.map_leaves(lambda rows: rows[: len(episode)], episode.observation)
-        return replace(rollout, episode=_bare(episode))
+        return replace(rollout, episode=_without_arrays(episode))
 
-    def only(self, rollouts: Sequence[Rollout]) -> None:
-        """Forget the observations of all others."""
+    def keep_only(self, rollouts: Sequence[Rollout]) -> None:
+        """Drop the observations of all other rollouts."""
         numbers = {rollout.ticket.number for rollout in rollouts}
         self._here = {number: tree for number, tree in self._here.items() if number in numbers}
 
     def rows_here(self, rollouts: Sequence[Rollout]) -> Array:
-        """Which rows of a batch of these rollouts have their observations here."""
+        """The rows of a batch of these rollouts whose observations this rank holds."""
         return self._columns(rollouts)[0]
 
     def observations(self, rollouts: Sequence[Rollout], need: Array) -> Tree:
-        """Those of rows `need` of a batch of these rollouts, wherever they are. All ranks call this."""
+        """The observations of rows `need` of a batch of these rollouts, from any rank. All ranks call this."""
         ids, columns = self._columns(rollouts)
         got = exchange_rows(self.ranks, ids, columns, need)
         self.num_bytes_moved += got.num_bytes_received
         return trees.unflatten(got.columns)
 
-    def whole(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        """The rollouts with their observations, on rank 0; on the others as they are. All ranks call this."""
+    def with_observations(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        """The rollouts with their observations on rank 0; unchanged on the others. All ranks call this."""
         counts = [rollout.num_rows for rollout in rollouts]
         wanted = np.arange(sum(counts) if self.ranks.first else 0)
         flat = trees.flatten(self.observations(rollouts, wanted)) if rollouts else {}
@@ -80,7 +80,7 @@ class Shared:
         return found
 
     def _columns(self, rollouts: Sequence[Rollout]) -> tuple[Array, dict[str, Array]]:
-        """The rows whose observations are here: their numbers in the batch, and flat columns."""
+        """The rows whose observations this rank holds: their numbers in the batch, and flat columns."""
         ids, parts, first = [], [], 0
         for rollout in rollouts:
             if rollout.ticket.number in self._here:
@@ -92,5 +92,5 @@ class Shared:
         return np.concatenate(ids), {path: np.concatenate([part[path] for part in parts]) for path in parts[0]}
 
 
-def _bare(episode: Episode) -> Episode:
+def _without_arrays(episode: Episode) -> Episode:
     return replace(episode, observation={}, action={}, proposal={})

@@ -1,7 +1,7 @@
 """A run of supervised fine-tuning: a VLA imitates the demonstrations of a store, of any number of tasks at once.
 
-It goes on from its newest checkpoint to the same bits: a checkpoint holds the algorithm's whole state, as of which
-commit of the store batches are drawn, and the number of the next one.
+A resumed run ends with the same bits as one that was not killed: a checkpoint holds the algorithm's whole state, the
+commit of the store that batches are sampled from, and the number of the next batch.
 """
 
 from __future__ import annotations
@@ -21,35 +21,51 @@ from understudy.policies import Stats
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay import DEMO, Reader, Sampler, Sequences
 from understudy.training.collection import Collector
-from understudy.training.offpolicy.rlpd import STATS_STEPS, check_device
-from understudy.training.onpolicy.evaluate_tasks import Trials, TrialsConfig, run_trials
+from understudy.training.onpolicy.multi_task_evaluation import (
+    TaskEvaluationConfig,
+    TaskEvaluationResult,
+    evaluate_tasks,
+)
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.runs.config import ConfigError
+from understudy.training.runs.device import check_device
+from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
-from understudy.training.runs.score import Fingerprint, fingerprint
 
 KIND = "sft"
+STATS_STEPS = 1024  # demonstrated steps, from which inputs are normalized
 
 
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig:
-    """What to imitate, how long, and by whom."""
+    """A run of supervised fine-tuning."""
 
     env: str = "toy:press_button"
-    demos: str | None = None  # a store with demonstrations, of one task or many; None: the run's own
-    policy: str | None = None  # a file of a VLA to go on from; None: a new one
+    """World to evaluate in, as `understudy env list` names it, with its options."""
+    demos: str | None = None
+    """Directory of a store with demonstrations of one task or many; None uses the run's own store."""
+    policy: str | None = None
+    """File of a VLA to fine-tune; None makes a new one."""
     updates: int = 300
-    batch_size: int = 64  # blocks
-    report_every: int = 25  # updates
-    checkpoint_every: int = 100  # updates
+    """Number of updates of the whole run."""
+    batch_size: int = 64
+    """Number of blocks of actions in a batch."""
+    report_every: int = 25
+    """Number of updates between two lines of metrics."""
+    checkpoint_every: int = 100
+    """Number of updates between two checkpoints."""
     keep_checkpoints: int = 2
+    """Number of the newest checkpoints that are kept."""
     seed: int = 0
+    """Seed of all random numbers of the run."""
     device: str = "cpu"
-    evaluate: bool = True  # at the end
-    evaluation: TrialsConfig = field(default_factory=lambda: TrialsConfig(sampling="sampled"))
-    vla: VLAConfig = field(default_factory=VLAConfig)  # of a new one
+    """Device that torch trains on, such as cpu or cuda:0."""
+    evaluate: bool = True
+    """Evaluate the policy at the end of the run."""
+    evaluation: TaskEvaluationConfig = field(default_factory=lambda: TaskEvaluationConfig(sampling="sampled"))
+    vla: VLAConfig = field(default_factory=VLAConfig)
     sft: SFTUpdateConfig = field(default_factory=SFTUpdateConfig)
 
     def __post_init__(self) -> None:
@@ -57,27 +73,27 @@ class SFTConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a number from 1, got {getattr(self, name)}")
         if self.policy is not None and self.vla != VLAConfig():
-            raise ConfigError("vla: a policy that is gone on from has its own shape; leave these options out")
+            raise ConfigError("vla: the given policy has its own network; leave these options out")
 
 
-def run_sft(run: Run, say: Callable[[str], None]) -> tuple[VLAPolicy, Trials | None]:
-    """Imitate, from the newest checkpoint on if there is one; the policy, metrics and evaluation are in the run."""
+def run_sft(run: Run, say: Callable[[str], None]) -> tuple[VLAPolicy, TaskEvaluationResult | None]:
+    """Imitate, from the newest checkpoint if there is one; the policy, metrics and evaluation go to the run."""
     config = run.config(SFTConfig)
     store = run.store if config.demos is None else Path(config.demos)
     check_device(config.device)
     with run, Health(run.path / HEALTH, role="local", name=run.kind) as health, ExitStack() as undo:
         reader = undo.enter_context(Reader(store))
-        sft, demos = _begin(run, config, reader, undo)
+        sft, demos = _open(run, config, reader, undo)
         log = MetricLog(run.metrics)
         undo.callback(log.close)
         if not sft.num_updates:
             _save(run, config, sft, demos, log)
         else:
-            say(f"goes on from update {sft.num_updates:,}")
+            say(f"resumed from update {sft.num_updates:,}")
         while sft.num_updates < config.updates:
             number = sft.num_updates + 1
             report = number % config.report_every == 0 or number == config.updates
-            metrics = sft.update(demos.draw(), report=report)
+            metrics = sft.update(demos.sample(), report=report)
             health.progress("imitating", update=number)
             if report:
                 log.write("train", step=len(demos), update=number, **metrics)
@@ -89,29 +105,31 @@ def run_sft(run: Run, say: Callable[[str], None]) -> tuple[VLAPolicy, Trials | N
         if not config.evaluate:
             return policy, None
         say("evaluating")
-        found, made_of = _evaluate(run, config, policy, health)
+        found, measured_on = _evaluate(run, config, policy, health)
         log.write(
-            "evaluation", step=len(demos), update=config.updates, **found.to_json(), fingerprint=made_of.to_json()
+            "evaluation", step=len(demos), update=config.updates, **found.to_json(), fingerprint=measured_on.to_json()
         )
     return policy, found
 
 
-def _evaluate(run: Run, config: SFTConfig, policy: VLAPolicy, health: Health) -> tuple[Trials, Fingerprint]:
-    """The policy alone on held-out starts of all tasks of the world."""
+def _evaluate(
+    run: Run, config: SFTConfig, policy: VLAPolicy, health: Health
+) -> tuple[TaskEvaluationResult, Fingerprint]:
+    """Evaluate the policy on held-out starts of all tasks of the world."""
     health.progress("evaluating")
     with Collector(config.env, num_parallel_envs=os.cpu_count() or 1) as collector:
-        found = run_trials(
+        found = evaluate_tasks(
             collector,
             policy,
             config.evaluation,
             seed=0,
-            films=run.videos,
-            progress=lambda trial: health.progress("evaluating"),
+            videos=run.videos,
+            progress=lambda episode: health.progress("evaluating"),
         )
-        made_of = fingerprint(
-            config=run.said["config"], parameters=policy.parameters(), env=config.env, versions=collector.versions
+        measured_on = fingerprint(
+            config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=collector.versions
         )
-    return found, made_of
+    return found, measured_on
 
 
 class Demonstrations:
@@ -128,13 +146,13 @@ class Demonstrations:
         return self._sampler.spec
 
     def __len__(self) -> int:
-        """Steps that a block can begin with."""
+        """Number of steps that a block can start at."""
         return len(self._sampler)
 
     def follow(self) -> int:
         return self._sampler.follow()
 
-    def draw(self, size: int | None = None) -> Blocks:
+    def sample(self, size: int | None = None) -> Blocks:
         """The next batch."""
         batch: SequenceBatch = self._sampler.sample(size=size)
         return Blocks(
@@ -145,7 +163,7 @@ class Demonstrations:
         )
 
     def instructions(self) -> list[str]:
-        """Of all episodes there are."""
+        """The instructions of all episodes."""
         return sorted({record.info.instruction for record in self._reader.episodes() if record.info.instruction})
 
     def _instruction(self, episode: int) -> str:
@@ -153,7 +171,7 @@ class Demonstrations:
             found = self._reader.record(episode).info.instruction
             if found is None:
                 raise StoreError(
-                    f"{self._reader.path}: episode {episode} has no instruction, and a VLA acts on one; delete the "
+                    f"{self._reader.path}: episode {episode} has no instruction, and a VLA needs one; delete the "
                     f"episode, or record it with one"
                 )
             self._instructions[episode] = found
@@ -169,8 +187,8 @@ class Demonstrations:
         self._sampler.close()
 
 
-def _begin(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple[SFT, Demonstrations]:
-    """The algorithm and its data, new or as they were at the newest checkpoint."""
+def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple[SFT, Demonstrations]:
+    """The algorithm and its data, new or restored from the newest checkpoint."""
     newest = newest_checkpoint(run.checkpoints)
     saved = None if newest is None else read_checkpoint(newest)
     rewind(run.metrics, 0 if saved is None else int(saved.facts["metrics"]))
@@ -185,7 +203,9 @@ def _begin(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tupl
     if saved is not None:
         demos.restore(saved.facts["demos"])
     elif not demos.follow():
-        raise StoreError(f"{reader.path}: has no demonstrations; `understudy record {reader.path} --env {config.env}`")
+        raise StoreError(
+            f"{reader.path}: has no demonstrations; run `understudy record {reader.path} --env {config.env}`"
+        )
     policy = policy or _new_policy(config, demos)
     policy.check_world(demos.spec)
     sft = SFT(config.sft, policy, total_updates=config.updates, seed=config.seed)
@@ -201,13 +221,13 @@ def _saved_policy(saved: Checkpoint, device: str) -> VLAPolicy:
 
 
 def _new_policy(config: SFTConfig, demos: Demonstrations) -> VLAPolicy:
-    """Untrained, with the words of the world's tasks and of the demonstrations, and statistics of what these saw."""
+    """An untrained VLA with the words of all instructions, normalized with the demonstrations."""
     with open_world(config.env) as world:
         spec, tasks = world.step_spec, world.suite.tasks
     instructions = [task.instruction for task in tasks] + demos.instructions()
     policy = VLAPolicy.new(config.vla, spec, instructions, seed=config.seed, device=config.device)
     policy.check_world(demos.spec)
-    stats = Stats.of_data(policy.inputs, [demos.draw(STATS_STEPS).observation])
+    stats = Stats.of_data(policy.inputs, [demos.sample(STATS_STEPS).observation])
     return VLAPolicy(policy.config, policy.spec, policy.words, stats, policy.model, device=config.device)
 
 

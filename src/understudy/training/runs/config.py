@@ -1,4 +1,4 @@
-"""Configs: frozen dataclasses as plain JSON and back, equal; a wrong field is named, and the nearest right one."""
+"""Configs: frozen dataclasses to plain JSON and back. Errors name the wrong field and suggest the nearest right one."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ Config = TypeVar("Config")
 
 
 class ConfigError(UnderstudyError, ValueError):
-    """A config that says something it cannot say."""
+    """A config with an unknown option, a missing one or a value that is not allowed."""
 
 
 def to_json(config: Any) -> dict[str, Any]:
-    """A dataclass, those inside it included, as a dict that JSON can hold."""
+    """A config dataclass, nested ones included, as a dict of JSON values."""
     return dataclasses.asdict(config)
 
 
 def from_json(kind: type[Config], value: Mapping[str, Any], path: str = "") -> Config:
-    """A dataclass from what `to_json` made of one; fields that are not there have their defaults."""
+    """The config dataclass that `to_json` was given; missing fields get their defaults."""
     if not isinstance(value, Mapping):
         raise ConfigError(f"{path or kind.__name__}: expected a dict of options, got {describe(value)}")
     hints = typing.get_type_hints(kind)
@@ -33,7 +33,7 @@ def from_json(kind: type[Config], value: Mapping[str, Any], path: str = "") -> C
     for name in value:
         if name not in names:
             near = difflib.get_close_matches(str(name), names, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(names)}"
+            advice = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
             raise ConfigError(f"{_join(path, name)}: no such option; {advice}")
     found = {name: _read(hints[name], value[name], _join(path, name)) for name in names if name in value}
     try:
@@ -71,7 +71,7 @@ def _read(hint: Any, value: Any, path: str) -> Any:
 
 
 def _first(hint: Any, kinds: list[Any], value: Any, path: str) -> Any:
-    """The value as the first of several kinds that takes it."""
+    """The value read as the first of the union's types that accepts it."""
     problem = ConfigError(f"{path}: expected {hint}, got {describe(value)}")
     for kind in kinds:
         try:

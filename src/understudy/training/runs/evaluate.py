@@ -1,9 +1,9 @@
-"""Evaluate: a policy alone on start states that training has never seen, and the worst of its episodes as films."""
+"""Evaluate: a policy without help on start states that training never sees, and videos of its worst episodes."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -16,8 +16,8 @@ from understudy.envs.world import World
 from understudy.training.data.run_episode import Act
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import read_metrics
-from understudy.training.runs.score import Score
-from understudy.training.runs.video import Frames, cameras_of, draw, write_film
+from understudy.training.runs.video import Frames, cameras_of, draw_frames, write_video
+from understudy.training.runs.wilson_interval import SuccessRate
 
 if TYPE_CHECKING:
     from understudy.policies import ActorPolicy
@@ -25,11 +25,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationConfig:
-    """How often, and from where."""
+    """How many episodes an evaluation has, and from which start states."""
 
     episodes: int = 100
+    """Number of episodes of an evaluation."""
     split: Split = "eval"
-    videos: int = 0  # of the worst episodes, if the world has cameras
+    """Start states to evaluate on: eval are held out from training, train are not."""
+    videos: int = 0
+    """Number of the worst episodes to write as videos, if the world has cameras."""
 
     def __post_init__(self) -> None:
         if self.episodes < 1 or self.videos < 0:
@@ -39,60 +42,67 @@ class EvaluationConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One episode of an evaluation."""
+class EvaluationEpisode:
+    """One episode of an evaluation. An episode whose simulator failed for good has no steps and no success."""
 
     task: str
     start: int
     success: bool
     num_steps: int
     total_reward: float
+    failure: str | None = None  # why the simulator failed
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evaluation:
-    """What came of it."""
+class EvaluationResult:
+    """The episodes of an evaluation, and the versions of the simulator and libraries it ran on."""
 
-    score: Score
-    num_starts: int  # different ones
-    trials: tuple[Trial, ...]
-    films: tuple[str, ...] = field(default=())
+    episodes: tuple[EvaluationEpisode, ...]
+    versions: Mapping[str, str]
+    videos: tuple[str, ...] = field(default=())  # file names
+
+    @property
+    def success_rate(self) -> SuccessRate:
+        return success_rate_of(self.episodes)
+
+    @property
+    def num_starts(self) -> int:
+        """Number of different start states."""
+        return len({episode.start for episode in self.episodes})
 
     def to_json(self) -> dict[str, Any]:
-        low, high = self.score.interval
+        low, high = self.success_rate.interval
         return {
-            "success": self.score.rate,
+            "success": self.success_rate.rate,
             "low": low,
             "high": high,
-            "episodes": self.score.num_episodes,
+            "episodes": self.success_rate.num_episodes,
             "starts": self.num_starts,
-            "mean_steps": float(np.mean([t.num_steps for t in self.trials])),
-            "films": list(self.films),
-            "trials": [asdict(trial) for trial in self.trials],
+            "mean_steps": float(np.mean([episode.num_steps for episode in self.episodes])),
+            "videos": list(self.videos),
+            "episode_results": [asdict(episode) for episode in self.episodes],
         }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Judged:
-    """What came of a policy's evaluation, and the versions of what its world stands on."""
-
-    evaluation: Evaluation
-    versions: Mapping[str, str]
+def success_rate_of(episodes: Sequence[EvaluationEpisode]) -> SuccessRate:
+    """The success rate over these episodes; those whose simulator failed count as failures."""
+    return SuccessRate(num_successes=sum(episode.success for episode in episodes), num_episodes=len(episodes))
 
 
-class Judge(Protocol):
-    """Whoever plays held-out episodes with a policy, alone and without noise; here, or on another machine."""
+class Evaluator(Protocol):
+    """Runs held-out episodes with a policy, without help and without exploration; in this process or another."""
 
-    def __call__(self, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
-        """Films of the worst go to the directory `films`."""
+    def __call__(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
+        """Evaluate; videos of the worst episodes go to the directory `videos`."""
         ...
 
 
-def last_score(metrics: Path) -> Score | None:
-    """The score of a run's last evaluation, from its metrics."""
+def last_success_rate(metrics: Path) -> SuccessRate | None:
+    """The success rate of a run's last evaluation, from its metrics; None if there was none."""
     found = None
     for line in read_metrics(metrics, "evaluation"):
-        found = Score(num_successes=sum(trial["success"] for trial in line["trials"]), num_episodes=line["episodes"])
+        successes = sum(episode["success"] for episode in line["episode_results"])
+        found = SuccessRate(num_successes=successes, num_episodes=line["episodes"])
     return found
 
 
@@ -102,62 +112,59 @@ def evaluate(
     config: EvaluationConfig,
     *,
     seed: int,
-    films: Path | None = None,
-    progress: Callable[[Trial], None] | None = None,
-) -> Evaluation:
-    """Play the world's task from its held-out starts, in turn; with more episodes than starts they are used again.
+    videos: Path | None = None,
+    progress: Callable[[EvaluationEpisode], None] | None = None,
+) -> EvaluationResult:
+    """Run the world's task from its start states in turn; if there are more episodes than starts, these repeat.
 
-    The worst episodes, failures first and long ones among them, go to the directory `films`.
+    Videos of the worst episodes, failures and then long ones first, go to the directory `videos`.
     """
     task = world.task
     starts = world.suite.starts(task, config.split)
-    trials: list[Trial] = []
-    worst: list[tuple[tuple[bool, int], int, Trial, Frames]] = []
+    episodes: list[EvaluationEpisode] = []
+    worst: list[tuple[tuple[bool, int], int, EvaluationEpisode, Frames]] = []
     order = count()
     for number in range(config.episodes):
         frames: Frames = []
         start = starts[number % len(starts)]
-        trial = _play(world, act, start, seed + number, frames if films is not None and config.videos else None)
-        trials.append(trial)
+        wanted = frames if videos is not None and config.videos else None
+        episode = _run_episode(world, act, start, seed + number, wanted)
+        episodes.append(episode)
         if frames:
-            heapq.heappush(worst, ((not trial.success, trial.num_steps), next(order), trial, frames))
+            heapq.heappush(worst, ((not episode.success, episode.num_steps), next(order), episode, frames))
             if len(worst) > config.videos:
                 heapq.heappop(worst)
         if progress is not None:
-            progress(trial)
-    written = [] if films is None else [_film(films, trial, frames) for *_, trial, frames in sorted(worst)[::-1]]
-    return Evaluation(
-        score=Score(num_successes=sum(trial.success for trial in trials), num_episodes=len(trials)),
-        num_starts=len({trial.start for trial in trials}),
-        trials=tuple(trials),
-        films=tuple(written),
-    )
+            progress(episode)
+    written = [] if videos is None else [_video(videos, episode, frames) for *_, episode, frames in sorted(worst)[::-1]]
+    return EvaluationResult(episodes=tuple(episodes), versions=world.versions(), videos=tuple(written))
 
 
-def _play(world: World, act: Act, start: int, seed: int, frames: Frames | None) -> Trial:
+def _run_episode(world: World, act: Act, start: int, seed: int, frames: Frames | None) -> EvaluationEpisode:
     observation, info = world.reset(seed=seed, options={"task": world.task.name, "start": start})
     total, num_steps, ended, success = 0.0, 0, False, False
-    _keep(frames, observation)
+    _add_frame(frames, observation)
     while not ended:
         action, _ = act(observation)
-        observation, reward, terminated, truncated, said = world.step(action)
-        _keep(frames, observation)
+        observation, reward, terminated, truncated, outcome = world.step(action)
+        _add_frame(frames, observation)
         num_steps += 1
         total += reward
-        success = bool(said["success"])
+        success = bool(outcome["success"])
         ended = terminated or truncated
-    return Trial(task=info["task"], start=start, success=success, num_steps=num_steps, total_reward=total)
+    return EvaluationEpisode(task=info["task"], start=start, success=success, num_steps=num_steps, total_reward=total)
 
 
-def _keep(frames: Frames | None, observation: Tree) -> None:
+def _add_frame(frames: Frames | None, observation: Tree) -> None:
     if frames is not None:
-        pictures = cameras_of(observation)
-        if pictures:
-            frames.append(pictures)
+        images = cameras_of(observation)
+        if images:
+            frames.append(images)
 
 
-def _film(directory: Path, trial: Trial, frames: Frames) -> str:
+def _video(directory: Path, episode: EvaluationEpisode, frames: Frames) -> str:
     directory.mkdir(parents=True, exist_ok=True)
-    name = f"{trial.task}-start-{trial.start}-{'success' if trial.success else 'failure'}.gif".replace("/", "-")
-    write_film(directory / name, draw(frames, np.full(trial.num_steps, Source.POLICY)))
+    outcome = "success" if episode.success else "failure"
+    name = f"{episode.task}-start-{episode.start}-{outcome}.gif".replace("/", "-")
+    write_video(directory / name, draw_frames(frames, np.full(episode.num_steps, Source.POLICY)))
     return name

@@ -34,8 +34,8 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote
 
 from understudy import __version__
-from understudy.training.runs.stack_dump import dump_stacks
 from understudy.durable import files
+from understudy.training.runs.stack_dump import dump_stacks
 
 logger = logging.getLogger(__name__)
 

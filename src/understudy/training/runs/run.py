@@ -120,15 +120,17 @@ class Run:
         try:
             metadata = json.loads(path.read_text())
         except OSError:
-            raise RunError(f"{self.path}: is not a run, it has no {CONFIG}; create one with `understudy train`") from None
+            raise RunError(
+                f"{self.path}: is not a run, it has no {CONFIG}; create one with `understudy train`"
+            ) from None
         except ValueError as error:
             raise RunError(f"{path}: is not JSON ({error}); restore it") from None
         if not isinstance(metadata, dict) or not {"kind", "config"} <= metadata.keys():
             raise RunError(f"{path}: expected a kind and a config; restore it")
         if metadata.get("format", 1) != FORMAT:
             raise RunError(
-                f"{self.path}: is a run of format {metadata.get('format', 1)}, and this version of understudy reads format "
-                f"{FORMAT}; start a new run, or resume this one with the version that wrote it"
+                f"{self.path}: is a run of format {metadata.get('format', 1)}, and this version of understudy reads "
+                f"format {FORMAT}; start a new run, or resume this one with the version that wrote it"
             )
         return metadata
 

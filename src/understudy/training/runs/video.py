@@ -1,4 +1,4 @@
-"""Films: an episode's cameras side by side as a moving picture, with a strip that shows who was in control."""
+"""Videos: an episode's cameras side by side as an animated GIF, with a strip that shows who was in control."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from understudy.core import Episode, Source, Tree, UnderstudyError
 from understudy.core import tree as trees
 
 Array = np.ndarray[Any, Any]
-Frames: TypeAlias = list[list[Array]]  # of each moment, the pictures [h, w, 3] of all cameras
+Frames: TypeAlias = list[list[Array]]  # for each step, the images [h, w, 3] of all cameras
 
-HEIGHT = 192  # of a camera at least; smaller ones are enlarged by a whole number
+HEIGHT = 192  # minimum height of a camera in pixels; smaller images are enlarged by a whole number
 STRIP = 12
 GAP = 4
 COLOURS = {
@@ -25,20 +25,20 @@ COLOURS = {
 LATER = (225, 225, 225)  # steps that are still to come
 
 
-def film(episode: Episode) -> list[Array]:
-    """A recorded episode, frame by frame, uint8 [H, W, 3] each."""
-    columns = _pictures(episode.observation, num_dimensions=4)
+def draw_episode(episode: Episode) -> list[Array]:
+    """The frames of a recorded episode, uint8 [H, W, 3] each."""
+    columns = _images(episode.observation, num_dimensions=4)
     if not columns:
         raise UnderstudyError("the episode has no cameras (uint8 [H, W, 3]); record one that has")
-    return draw([[column[at] for column in columns] for at in range(len(episode) + 1)], episode.source)
+    return draw_frames([[column[at] for column in columns] for at in range(len(episode) + 1)], episode.source)
 
 
 def cameras_of(observation: Tree) -> list[Array]:
-    """The pictures in an observation."""
-    return _pictures(observation, num_dimensions=3)
+    """The images in an observation."""
+    return _images(observation, num_dimensions=3)
 
 
-def _pictures(tree: Tree, *, num_dimensions: int) -> list[Array]:
+def _images(tree: Tree, *, num_dimensions: int) -> list[Array]:
     return [
         leaf
         for _, leaf in trees.leaves(tree)
@@ -49,48 +49,48 @@ def _pictures(tree: Tree, *, num_dimensions: int) -> list[Array]:
     ]
 
 
-def draw(frames: Frames, source: Array) -> list[Array]:
-    """The cameras side by side; `source` [T] is who chose each step."""
-    return [_frame(pictures, source, index) for index, pictures in enumerate(frames)]
+def draw_frames(frames: Frames, source: Array) -> list[Array]:
+    """The cameras side by side; `source` [T] says who chose each step."""
+    return [_frame(images, source, index) for index, images in enumerate(frames)]
 
 
-def write_film(path: Path, drawn: list[Array], *, fps: float = 20.0) -> None:
+def write_video(path: Path, drawn: list[Array], *, fps: float = 20.0) -> None:
     """Write drawn frames to a GIF."""
     if path.suffix.lower() != ".gif":
-        raise UnderstudyError(f"{path}: films are written as .gif, got {path.suffix or 'no ending'}; rename it")
+        raise UnderstudyError(f"{path}: videos are written as .gif, got {path.suffix or 'no suffix'}; rename it")
     try:
         from PIL import Image
     except ModuleNotFoundError:
         raise UnderstudyError(
-            "films need pillow, which is not installed; run `pip install 'understudy[plot]'`"
+            "videos need pillow, which is not installed; run `pip install 'understudy[plot]'`"
         ) from None
     images = [Image.fromarray(frame) for frame in drawn]
     try:
         images[0].save(path, save_all=True, append_images=images[1:], duration=round(1000 / fps), loop=0)
     except OSError as error:
-        raise UnderstudyError(f"{path}: cannot be written ({error.strerror or error}); choose another place") from None
+        raise UnderstudyError(f"{path}: cannot be written ({error.strerror or error}); choose another path") from None
 
 
 def _frame(cameras: list[Array], source: Array, index: int) -> Array:
-    pictures = [_enlarged(picture) for picture in cameras]
-    height = max(len(picture) for picture in pictures)
-    width = sum(picture.shape[1] + GAP for picture in pictures) - GAP
+    images = [_enlarged(image) for image in cameras]
+    height = max(len(image) for image in images)
+    width = sum(image.shape[1] + GAP for image in images) - GAP
     frame = np.full((height + GAP + STRIP, width, 3), 255, np.uint8)
     at = 0
-    for picture in pictures:
-        frame[: len(picture), at : at + picture.shape[1]] = picture
-        at += picture.shape[1] + GAP
+    for image in images:
+        frame[: len(image), at : at + image.shape[1]] = image
+        at += image.shape[1] + GAP
     frame[height + GAP :] = _strip(source, index, width)
     return frame
 
 
-def _enlarged(picture: Array) -> Array:
-    times = max(-(-HEIGHT // len(picture)), 1)
-    return picture.repeat(times, axis=0).repeat(times, axis=1)
+def _enlarged(image: Array) -> Array:
+    times = max(-(-HEIGHT // len(image)), 1)
+    return image.repeat(times, axis=0).repeat(times, axis=1)
 
 
 def _strip(source: Array, index: int, width: int) -> Array:
-    """One line of colours: the steps so far by who chose them, the others pale."""
+    """A line of colours: the steps so far by who chose them, later steps pale."""
     colours = np.array([COLOURS[Source(number)] for number in source.tolist()], np.uint8)
     colours[index:] = LATER
     return colours[np.arange(width) * len(source) // width]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from understudy.core import Tree
-from understudy.envs import Task, ToyTable, WorldSource
+from understudy.envs import Task, ToyTable, WorldFactory
 
 ROOT = Path(__file__).resolve().parents[4]
 
@@ -66,8 +66,8 @@ class FaultyTable(ToyTable):
         return float("nan")
 
 
-def faulty(**options: Any) -> WorldSource:
-    return WorldSource(
+def faulty(**options: Any) -> WorldFactory:
+    return WorldFactory(
         factory="tests.unit.training.collection.faulty_worlds:FaultyTable",
         options=options,
         env={"PYTHONPATH": str(ROOT)},

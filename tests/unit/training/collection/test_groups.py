@@ -11,7 +11,8 @@ from tests.unit.training.collection.scripted import make_tickets
 
 from understudy.core import EpisodeError
 from understudy.training.collection import FilterConfig, Group, Rollout
-from understudy.training.collection.groups import in_groups, judge
+from understudy.training.collection.group_filter import rejection_reason
+from understudy.training.collection.groups import group_rollouts
 from understudy.training.runs.config import ConfigError
 
 TICKETS = make_tickets(1, "a", n_samples=10)
@@ -42,38 +43,40 @@ def group(successes: int, **changes: Rollout) -> Group:
     ],
 )
 def test_groups_that_teach_nothing_are_dropped(successes: int, options: dict[str, Any], wanted: str | None) -> None:
-    assert judge(group(successes), FilterConfig(**options)) == wanted
+    assert rejection_reason(group(successes), FilterConfig(**options)) == wanted
 
 
 def test_groups_with_a_ticket_that_failed_are_dropped() -> None:
     some = group(5, _9=failed_rollout(TICKETS[9]))
-    assert judge(some, FilterConfig()) == "failed workers"
-    assert judge(some, FilterConfig(filter_failed=False)) is None
+    assert rejection_reason(some, FilterConfig()) == "failed workers"
+    assert rejection_reason(some, FilterConfig(filter_failed=False)) is None
     lost = Group(rollouts=tuple(failed_rollout(ticket) for ticket in TICKETS))
-    assert judge(lost, FilterConfig(filter_failed=False)) == "too hard"  # it counts as an episode without success
+    assert (
+        rejection_reason(lost, FilterConfig(filter_failed=False)) == "too hard"
+    )  # it counts as an episode without success
     assert lost.num_successes == 0
 
 
 def test_groups_that_were_cut_off_all_are_dropped() -> None:
     cut = [make_rollout(ticket, ticket.slot < 5, truncated=True) for ticket in TICKETS]
     strict = replace(OPEN, filter_truncated=True)
-    assert judge(Group(rollouts=tuple(cut)), strict) == "truncated"
-    assert judge(Group(rollouts=(*cut[:9], make_rollout(TICKETS[9], success=False))), strict) is None
-    assert judge(Group(rollouts=(*cut[:9], failed_rollout(TICKETS[9]))), strict) is None
-    assert judge(Group(rollouts=tuple(cut)), OPEN) is None
+    assert rejection_reason(Group(rollouts=tuple(cut)), strict) == "truncated"
+    assert rejection_reason(Group(rollouts=(*cut[:9], make_rollout(TICKETS[9], success=False))), strict) is None
+    assert rejection_reason(Group(rollouts=(*cut[:9], failed_rollout(TICKETS[9]))), strict) is None
+    assert rejection_reason(Group(rollouts=tuple(cut)), OPEN) is None
 
 
 def test_groups_with_clipped_actions_are_dropped() -> None:
     some = group(5, _3=make_rollout(TICKETS[3], success=True, clipped=2))
-    assert judge(some, replace(OPEN, filter_format=True)) == "out of bounds"
-    assert judge(some, OPEN) is None
-    assert judge(group(5), replace(OPEN, filter_format=True)) is None
+    assert rejection_reason(some, replace(OPEN, filter_format=True)) == "out of bounds"
+    assert rejection_reason(some, OPEN) is None
+    assert rejection_reason(group(5), replace(OPEN, filter_format=True)) is None
 
 
 def test_a_group_is_whole_or_refused() -> None:
     tickets = make_tickets(3, "a", "b", n_samples=2)
     rollouts = [make_rollout(ticket, success=True) for ticket in tickets]
-    found = in_groups(rollouts, 2)
+    found = group_rollouts(rollouts, 2)
     assert [(one.number, one.task, one.starts, one.solved) for one in found] == [
         (0, "a", (0,), True),
         (1, "b", (0,), True),
@@ -82,7 +85,7 @@ def test_a_group_is_whole_or_refused() -> None:
     with pytest.raises(
         EpisodeError, match=r"group 2: expected all 2 rollouts in the order of their tickets, got \[0\]"
     ):
-        in_groups(rollouts[:5], 2)
+        group_rollouts(rollouts[:5], 2)
 
 
 def test_nonsense_is_refused() -> None:

@@ -15,7 +15,7 @@ from understudy.core import EpisodeError
 from understudy.envs import Limits
 from understudy.policies import Sampling
 from understudy.training.collection import (
-    Collected,
+    CollectedIteration,
     Collector,
     FilterConfig,
     Group,
@@ -23,10 +23,10 @@ from understudy.training.collection import (
     Rollout,
     Ticket,
     collect_iteration,
-    pack,
+    deserialize_rollouts,
     restore_collection,
     save_collection,
-    unpack,
+    serialize_rollouts,
 )
 
 FILTERS = FilterConfig()
@@ -37,7 +37,7 @@ def good_in_turn(ticket: Ticket) -> bool:
     return ticket.group % 3 != 2 and by_half(ticket)
 
 
-def same(one: Collected, other: Collected) -> bool:
+def same(one: CollectedIteration, other: CollectedIteration) -> bool:
     mine, theirs = ([r for c in (x.groups, x.carried) for g in c for r in g.rollouts] for x in (one, other))
     return (
         len(mine) == len(theirs)
@@ -53,7 +53,7 @@ def numbers(groups: tuple[Group, ...]) -> list[int]:
 @pytest.mark.parametrize("num_tasks", range(1, 10))
 @pytest.mark.parametrize("world_size", range(1, 5))
 def test_any_number_of_tasks_and_processes_gives_the_same_whole_batch(num_tasks: int, world_size: int) -> None:
-    def run(shared: bool) -> list[Collected]:
+    def run(shared: bool) -> list[CollectedIteration]:
         plan = make_plan(*"abcdefghi"[:num_tasks], n_samples=2, data_batch_size=10)
         carried: tuple[Group, ...] = ()
         found = []
@@ -85,9 +85,9 @@ def test_a_wave_asks_for_what_is_missing() -> None:
     found = collect_iteration(plan, by_rule(good_in_turn, seen), FILTERS)
     assert [len(tickets) // 4 for tickets in seen] == [6, 2]
     assert numbers(found.groups) == [0, 1, 3, 4, 6, 7]
-    assert (found.report.num_waves, found.report.num_kept, found.report.dropped) == (2, 6, {"too hard": 2})
+    assert (found.report.num_waves, found.report.num_kept, found.report.rejected) == (2, 6, {"too hard": 2})
     assert found.carried == ()
-    assert [rollout.ticket.number for rollout in found.lived] == list(range(32))
+    assert [rollout.ticket.number for rollout in found.all_rollouts] == list(range(32))
 
 
 def test_surplus_is_carried_over_and_used_first() -> None:
@@ -111,13 +111,13 @@ def test_what_is_carried_over_grows_old(max_age: int) -> None:
     plan = make_plan("a", n_samples=2, data_batch_size=4, wave_groups=9)
     filters = FilterConfig(max_age=max_age)
     found = collect_iteration(plan, by_rule(by_half), filters)
-    assert found.report.dropped == ({"too old": 7} if max_age == 0 else {})
+    assert found.report.rejected == ({"too old": 7} if max_age == 0 else {})
     seen: list[tuple[Ticket, ...]] = []
     for iteration in range(1, max_age + 2):
         found = collect_iteration(plan, by_rule(by_half, seen), filters, found.carried)
         assert bool(seen) == (iteration > max_age)  # only then a wave was needed
         if iteration == max_age:
-            assert found.report.dropped == {"too old": 7 - 2 * max_age}
+            assert found.report.rejected == {"too old": 7 - 2 * max_age}
             assert found.carried == ()
 
 
@@ -128,7 +128,7 @@ def test_a_group_that_grew_too_old_elsewhere_is_dropped_too() -> None:
     for _ in range(2):
         plan.next_iteration()
     found = collect_iteration(plan, by_rule(by_half), FilterConfig(max_age=2), first.carried)
-    assert found.report.dropped == {"too old": 3}
+    assert found.report.rejected == {"too old": 3}
     assert not set(numbers(found.groups)) & set(numbers(first.carried))
 
 
@@ -143,14 +143,14 @@ def test_a_policy_that_is_always_wrong_or_always_right_ends_in_a_report(
     assert len(seen) == max_waves
     assert found.short
     assert found.rollouts == []
-    assert found.report.dropped == {reason: 4 * max_waves}
+    assert found.report.rejected == {reason: 4 * max_waves}
     assert str(found.report) == (
         f"iteration 0: 0 of 4 groups after {max_waves} wave{'s' * (max_waves > 1)}, 0 carried over, "
         f"dropped: {4 * max_waves} {reason}; "
         f"{16 * max_waves if succeeds else 0} of {16 * max_waves} episodes succeeded"
     )
     said = json.loads(json.dumps(found.report.to_json()))
-    assert said["tasks"]["a"]["dropped"] == {reason: 2 * max_waves}
+    assert said["tasks"]["a"]["rejected"] == {reason: 2 * max_waves}
     assert said["tasks"]["b"]["episodes"] == 8 * max_waves
 
 
@@ -161,7 +161,7 @@ def test_so_do_real_policies(good: float) -> None:
     with Collector("toy?cameras=false", num_parallel_envs=2, max_steps=10 if good == 0.0 else None) as collector:
         found = collect_iteration(plan, lambda tickets: collector.collect(tickets, policy, Sampling()), FILTERS)
     assert found.short
-    assert found.report.dropped == {"too easy" if good else "too hard": 4}
+    assert found.report.rejected == {"too easy" if good else "too hard": 4}
 
 
 def test_a_short_batch_has_what_there_was() -> None:
@@ -170,7 +170,7 @@ def test_a_short_batch_has_what_there_was() -> None:
     assert found.short
     assert {rollout.ticket.task for rollout in found.rollouts} == {"a"}
     assert len(found.rollouts) == 12
-    assert (found.report.tasks["a"].kept, found.report.tasks["b"].dropped) == (3, {"too hard": 3})
+    assert (found.report.tasks["a"].kept, found.report.tasks["b"].rejected) == (3, {"too hard": 3})
 
 
 def test_failed_workers_are_reported_and_their_groups_asked_for_again() -> None:
@@ -181,7 +181,7 @@ def test_failed_workers_are_reported_and_their_groups_asked_for_again() -> None:
     found = collect_iteration(plan, live, FILTERS)  # type: ignore[arg-type]
     assert not found.short
     assert numbers(found.groups) == [1, 2]
-    assert found.report.dropped == {"failed workers": 1}
+    assert found.report.rejected == {"failed workers": 1}
     assert found.report.failures == ("toy[0]: the process was killed by SIGKILL",)
     assert found.report.tasks["a"].failures == 1
     kept = collect_iteration(
@@ -242,23 +242,23 @@ def test_rollouts_are_packed_bit_for_bit() -> None:
     tickets = make_plan("a", n_samples=4, data_batch_size=12)
     tickets.next_iteration()
     rollouts = [failed_rollout(t) if t.slot == 2 else make_rollout(t, by_half(t)) for t in tickets.wave(3)]
-    facts, arrays = pack(rollouts)
-    back = unpack(json.loads(json.dumps(facts)), arrays)
+    facts, arrays = serialize_rollouts(rollouts)
+    back = deserialize_rollouts(json.loads(json.dumps(facts)), arrays)
     assert len(back) == 12
     for one, other in zip(rollouts, back, strict=True):
         assert one.equals(other)
         assert (one.failure, one.attempts) == (other.failure, other.attempts)
-    assert unpack(*pack([])) == []
+    assert deserialize_rollouts(*serialize_rollouts([])) == []
 
 
 def test_a_plan_with_real_workers_that_fail_comes_to_the_same_batches(tmp_path: Path) -> None:
     policy = Scripted(noise=0.3, good=0.45)
 
-    def run(share: float, num_parallel_envs: int, place: Path) -> list[Collected]:
+    def run(share: float, num_parallel_envs: int, place: Path) -> list[CollectedIteration]:
         place.mkdir()
         plan = make_plan("pick_red", "press_button", "touch_purple", n_samples=4, data_batch_size=12, wave_groups=4)
         world = faulty(place=str(place), share=share, slow_s=0.002 * share)
-        found: list[Collected] = []
+        found: list[CollectedIteration] = []
         with Collector(
             world, num_parallel_envs=num_parallel_envs, limits=Limits(step_s=0.3, stack_s=0.3), max_attempts=20
         ) as collector:
@@ -271,7 +271,7 @@ def test_a_plan_with_real_workers_that_fail_comes_to_the_same_batches(tmp_path: 
         return found
 
     calm, wild = run(0.0, 1, tmp_path / "calm"), run(0.5, 3, tmp_path / "wild")
-    assert any(found.report.dropped for found in calm)
+    assert any(found.report.rejected for found in calm)
     for one, other in zip(calm, wild, strict=True):
         assert same(one, other)
         assert len(one.rollouts) == 12

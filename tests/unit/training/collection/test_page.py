@@ -10,7 +10,7 @@ import pytest
 from tests.docs.pages import DOCS, run_page
 
 from understudy.training.collection import Collector, FilterConfig, PlanConfig
-from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
+from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig
 
 PAGE = DOCS / "collection.md"
 
@@ -18,11 +18,11 @@ PAGE = DOCS / "collection.md"
 def test_the_code_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert run_page(PAGE) == 1
     said = capsys.readouterr().out.splitlines()
-    assert said[0].startswith("iteration 0: 2 of 2 groups after 1 wave, 0 carried over, dropped: none;")
+    assert said[0].startswith("iteration 0: 2 of 2 groups after 1 wave, 0 carried over, rejected: none;")
     assert said[1] == "8 (3, 1) [0, 1]"
 
 
-@pytest.mark.parametrize("config", [PlanConfig, FilterConfig, TrialsConfig])
+@pytest.mark.parametrize("config", [PlanConfig, FilterConfig, TaskEvaluationConfig])
 def test_every_option_is_told_of_with_its_default(config: type) -> None:
     rows = _rows(config.__name__)
     assert set(rows) == {field.name for field in dataclasses.fields(config)}

@@ -18,7 +18,7 @@ from understudy.durable import files
 from understudy.replay.write.store import Store
 from understudy.training.collection import Collector
 from understudy.training.distributed.engine import Engine
-from understudy.training.onpolicy import evaluate_tasks as trials
+from understudy.training.onpolicy import multi_task_evaluation
 from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 from understudy.training.runs import checkpoint
 from understudy.training.runs.run import Run
@@ -29,7 +29,7 @@ PLACES: dict[str, tuple[Any, str]] = {
     "collect": (Collector, "_decide"),
     "write": (Store, "commit"),
     "update": (Engine, "step"),
-    "evaluate": (trials, "evaluation_episode"),
+    "evaluate": (multi_task_evaluation, "evaluation_episode"),
     "shards": (Engine, "save"),
     "arrays": (files, "write_synced"),
     "rename": (checkpoint, "_remove_old"),
@@ -58,7 +58,7 @@ def main(path: str, place: str, number: str) -> None:
     torch.set_num_threads(1)
     kill_at(place, int(number))
     with OnPolicyRun(Run(Path(path))) as local:
-        local.go()
+        local.run()
 
 
 if __name__ == "__main__":

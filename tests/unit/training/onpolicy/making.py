@@ -13,7 +13,7 @@ from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.collection import FilterConfig, PlanConfig
 from understudy.training.distributed.engine import EngineConfig
 from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
-from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
+from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig
 
 TINY = VLAConfig(
     block_steps=3,
@@ -48,7 +48,7 @@ def make_config(policy: Path, *, tasks: int = 2, **changes: Any) -> OnPolicyConf
         algorithm=PolicyGradientConfig(ppo_mini_batch_size=16, ppo_micro_batch_size=5),
         engine=EngineConfig(learning_rate=1e-3),
         workers=WorkersConfig(num_parallel_envs=2),
-        evaluation=TrialsConfig(episodes=4, sampling="sampled"),
+        evaluation=TaskEvaluationConfig(episodes=4, sampling="sampled"),
         eval_every=100,
         checkpoint_every=1,
     )

@@ -8,7 +8,7 @@ import torch
 from tests.unit.training.onpolicy.making import make_config
 
 from understudy.training.distributed.ranks import join
-from understudy.training.onpolicy.run import OnPolicyRun
+from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 from understudy.training.runs.run import Run
 
 
@@ -37,4 +37,4 @@ def train(place: str, tasks: list[int], parallel: str, until: int | None = None)
                 if until is not None:
                     run._save()
                 else:
-                    run.go()
+                    run.run()

@@ -1,0 +1,287 @@
+"""RLPD learner: samples, updates, evaluates and saves. Others run the episodes (actor.py) and store them.
+
+This is the role; learner_process.py is its process. If an evaluator in another process evaluates the policies, a thread
+waits for its result.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, TimeoutError
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from understudy.algorithms import SAC
+from understudy.core import StepSpec, TransitionBatch
+from understudy.core import tree as trees
+from understudy.core.closeable import Closeable
+from understudy.policies import ActorPolicy
+from understudy.training.data.run_episode import EpisodeResult
+from understudy.training.offpolicy.replay_metrics import Replayed
+from understudy.training.offpolicy.rlpd import RLPDConfig, new_sac, restored_sac
+from understudy.training.offpolicy.sharded_source import Shards
+from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
+from understudy.training.runs.device import check_device
+from understudy.training.runs.evaluate import EvaluationResult, Evaluator
+from understudy.training.runs.fingerprint import fingerprint
+from understudy.training.runs.health import Health
+from understudy.training.runs.metrics import MetricLog, open_sink, rewind
+from understudy.training.runs.run import Run
+
+POLL_S = 5.0  # between two reports of progress while an evaluation is waited for
+
+
+@dataclass(frozen=True, kw_only=True)
+class RLPDProgress:
+    """How far an RLPD run is, for its watcher."""
+
+    step: int
+    steps: int  # of the whole run
+    update: int
+    seconds: float  # since this process began
+    episode: EpisodeResult | None = None
+    evaluation: EvaluationResult | None = None
+    metrics: Mapping[str, float] | None = None
+
+
+class RLPDLearner(Closeable):
+    """The learner of one RLPD run. It holds the run's lock until `close`."""
+
+    def __init__(
+        self,
+        run: Run,
+        config: RLPDConfig,
+        spec: StepSpec,
+        watch: Callable[[RLPDProgress], None] | None = None,
+        health: Health | None = None,
+        experience: Path | Shards | None = None,
+    ):
+        """`experience` is where the online episodes are; by default the run's own store."""
+        self.run = run
+        self.config = config
+        self.health = health or Health(None, role="learner", name=run.path.name)
+        self.sac: SAC | None = None
+        self.version = 0  # of the policy that acts now, as far as the learner knows
+        self.restored: list[str] = []  # what a resumed run restored, for the user
+        self._watch = watch or (lambda progress: None)
+        # How many evaluations and checkpoints were due so far, and the version of the policy evaluated last.
+        self._schedule = {"evaluations": 0, "checkpoints": 0, "evaluated_version": -1}
+        self._pending: PendingEvaluation | None = None
+        self._began = time.monotonic()
+        self._undo = ExitStack()
+        try:
+            check_device(config.device)
+            self._undo.enter_context(run)
+            self.batches = config.open_batches(experience or run.store, spec, self.health.progress)
+            self._undo.callback(self.batches.close)
+            self._checkpoint = self._restore(spec)
+            sinks = tuple(open_sink(name, run.path, run.metadata["config"]) for name in config.sinks)
+            self._log = MetricLog(run.metrics, sinks)
+            self._undo.callback(self._log.close)
+            self.batches.follow()
+        except BaseException:
+            self._undo.close()
+            raise
+
+    def close(self) -> None:
+        self._undo.close()
+
+    # ---- progress
+
+    @property
+    def step(self) -> int:
+        """Environment steps of online experience so far."""
+        return self.batches.online.num_lived
+
+    @property
+    def num_updates(self) -> int:
+        return 0 if self.sac is None else self.sac.num_updates
+
+    def ready(self) -> bool:
+        """Whether there is data to learn from; creates the networks as soon as there is."""
+        if self.sac is None:
+            demo, online = self.batches.follow()
+            if online >= self.config.start_steps and demo + online:
+                self.health.progress("creating the networks")
+                self.sac = new_sac(self.config, self.batches)
+        return self.sac is not None
+
+    def policy(self) -> ActorPolicy | None:
+        """The present policy; None until there is data to learn from."""
+        return self.sac.policy(version=self.num_updates) if self.ready() and self.sac is not None else None
+
+    # ---- learning and evaluating
+
+    def learn(self, num_updates: int) -> dict[str, float]:
+        """Do a number of updates; returns the metrics of the last one."""
+        assert self.sac is not None
+        began = time.monotonic()
+        metrics, content = {}, 0
+        replayed = Replayed(self.batches, self.version)
+        for left, batch in zip(range(num_updates - 1, -1, -1), self.batches.draw(num_updates), strict=True):
+            metrics = self.sac.update(batch, report=not left)
+            content = 0 if left else digest(batch)
+            replayed.add(batch)
+            self.health.progress(self._doing(), update=self.sac.num_updates)
+        self.log(
+            "train",
+            **metrics,
+            **replayed.numbers(),
+            batch_digest=content,
+            demo_steps=len(self.batches.demo),
+            online_steps=len(self.batches.online),
+            updates_per_s=num_updates / max(time.monotonic() - began, 1e-9),
+        )
+        return metrics
+
+    def evaluate(self, evaluator: Evaluator, *, wait: bool = True) -> None:
+        """Evaluate the present policy on held-out starts, once for each version.
+
+        Without `wait` this returns at once, and `poll_evaluation` logs the result later.
+        """
+        policy = self.policy()
+        assert policy is not None
+        self.poll_evaluation(wait=True)  # one at a time
+        if self._schedule["evaluated_version"] == policy.version:
+            return
+        self._schedule["evaluated_version"] = policy.version
+        videos = self.run.videos / f"step-{self.step:09d}"
+        result: Future[EvaluationResult] = Future()
+        self._pending = PendingEvaluation(policy=policy, step=self.step, update=self.num_updates, result=result)
+        work = partial(_fulfil, result, partial(evaluator, policy, self.config.evaluation, videos))
+        if wait:
+            work()
+        else:
+            threading.Thread(target=work, name="evaluation", daemon=True).start()
+        self.poll_evaluation(wait=wait)
+
+    def poll_evaluation(self, *, wait: bool = False) -> None:
+        """Log the result of the pending evaluation if it is finished; with `wait`, wait for it."""
+        pending = self._pending
+        if pending is None or not (wait or pending.result.done()):
+            return
+        result = pending.wait(lambda: self.health.progress("evaluating"))
+        self._pending = None
+        made_of = fingerprint(
+            config=self.run.metadata["config"],
+            parameters=pending.policy.parameters(),
+            env=self.config.env,
+            versions=result.versions,
+        )
+        self.log(
+            "evaluation",
+            step=pending.step,
+            update=pending.update,
+            **result.to_json(),
+            fingerprint=made_of.to_json(),
+        )
+        self.notify(evaluation=result)
+
+    def _doing(self) -> str:
+        away = self.batches.away
+        return f"learning, without {', '.join(away)}" if away else "learning"
+
+    def log(self, kind: str, **values: Any) -> None:
+        self._log.write(kind, **{"step": self.step, "update": self.num_updates, **values})
+
+    def notify(self, **news: Any) -> None:
+        """Call the watcher with the progress so far and what is new."""
+        seconds = time.monotonic() - self._began
+        self._watch(
+            RLPDProgress(step=self.step, steps=self.config.steps, update=self.num_updates, seconds=seconds, **news)
+        )
+
+    def due(self, what: str, every: int) -> bool:
+        """Whether `every` further steps have passed since this last returned True for `what`."""
+        number = self.step // every
+        if number <= self._schedule[what]:
+            return False
+        self._schedule[what] = number
+        return True
+
+    # ---- saving and resuming
+
+    def save(self, number: int, facts: Mapping[str, Any]) -> None:
+        """Write a checkpoint, and the policy as a file of its own."""
+        self.health.progress("saving a checkpoint", step=self.step)
+        schedule = dict(self._schedule)
+        if self._pending is not None:  # a run resumed from this checkpoint evaluates again
+            schedule |= {"evaluations": schedule["evaluations"] - 1, "evaluated_version": -1}
+        all_facts = {
+            "batches": self.batches.state(),
+            "metrics": self._log.position,
+            "schedule": schedule,
+            **facts,
+        }
+        state = {} if self.sac is None else self.sac.state()
+        write_checkpoint(self.run.checkpoints, number, state, all_facts, keep=self.config.keep_checkpoints)
+        policy = self.policy()
+        if policy is not None:
+            policy.save(self.run.policy)
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """The facts of the checkpoint that the run was resumed from; None for a new run."""
+        return None if self._checkpoint is None else self._checkpoint.facts
+
+    def _restore(self, spec: StepSpec) -> Checkpoint | None:
+        newest = newest_checkpoint(self.run.checkpoints)
+        if newest is None:
+            return None
+        checkpoint = read_checkpoint(newest)
+        self.batches.restore(checkpoint.facts["batches"])
+        self._schedule = dict(checkpoint.facts["schedule"])
+        if checkpoint.state:
+            self.sac = restored_sac(self.config, spec, checkpoint.state)
+        num_lines = rewind(self.run.metrics, int(checkpoint.facts["metrics"]))
+        learned = "networks, targets, optimizers, temperature and random numbers" if self.sac else "nothing learned yet"
+        self.restored = [
+            f"restored checkpoint {newest.name}: {learned}, after {self.num_updates} updates",
+            f"restored samplers: batch {self.batches.num_batches}, as of {self.batches.online.as_of}",
+            f"restored counters: {self.step} steps, {self._schedule['evaluations']} evaluations",
+            f"removed {num_lines} lines of metrics after the checkpoint",
+        ]
+        return checkpoint
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingEvaluation:
+    """An evaluation that is running, and the step and update at which it began."""
+
+    policy: ActorPolicy
+    step: int
+    update: int
+    result: Future[EvaluationResult]
+
+    def wait(self, waiting: Callable[[], None]) -> EvaluationResult:
+        """The result; `waiting` is called every POLL_S until it is there."""
+        while True:
+            try:
+                return self.result.result(POLL_S)
+            except TimeoutError:
+                if self.result.done():
+                    raise
+                waiting()
+
+
+def _fulfil(result: Future[EvaluationResult], evaluate: Callable[[], EvaluationResult]) -> None:
+    try:
+        result.set_result(evaluate())
+    except BaseException as error:  # noqa: BLE001 (raised again by `wait`)
+        result.set_exception(error)
+
+
+def digest(batch: TransitionBatch) -> int:
+    """A checksum of the contents of a batch, so that two runs can be compared."""
+    number = 0
+    for _, leaf in trees.leaves({"action": batch.action, "reward": batch.reward, "terminated": batch.terminated}):
+        number = zlib.crc32(np.ascontiguousarray(leaf).tobytes(), number)
+    return number

@@ -1,0 +1,229 @@
+"""Multi-task evaluation: a block policy without help on all tasks of a world.
+
+Every episode counts; one whose worker failed for good counts as a failure.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from understudy.core import Episode
+from understudy.envs.suite import Suite, Task
+from understudy.policies.protocol import BlockPolicy, Sampling
+from understudy.training.collection.collector import TicketRunner
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.task_start_plan import Ticket, derived_seed
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.evaluate import EvaluationEpisode, success_rate_of
+from understudy.training.runs.video import cameras_of, draw_episode, write_video
+from understudy.training.runs.wilson_interval import SuccessRate
+
+VIDEO_FPS = 5.0  # in blocks per second, since a block has one image
+
+_MEANING = {
+    "eval": "held-out: starts of the eval split, which training never sees",
+    "train": "benchmark: starts of the train split, which training may have seen; says nothing about new ones",
+    "all": "benchmark: all starts, as in published scores, those included that training may have seen; says little "
+    "about new ones",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEvaluationConfig:
+    """How many episodes an evaluation has, from which start states, and how the policy samples its actions."""
+
+    episodes: int = 100
+    """Number of episodes in all, divided evenly among the tasks."""
+    protocol: Literal["held-out", "benchmark"] = "held-out"
+    """Start states to evaluate on: held-out are those that training never sees, benchmark also uses the others."""
+    split: Literal["eval", "train", "all"] | None = None
+    """Split of the start states; None means eval for held-out and all for benchmark."""
+    sampling: Literal["greedy", "sampled"] = "greedy"
+    """Whether the policy takes its most likely action or samples one."""
+    temperature: float = 1.0
+    """Sampling temperature, if actions are sampled."""
+    videos: int = 0
+    """Number of the worst episodes to write as videos, if the world has cameras."""
+
+    def __post_init__(self) -> None:
+        if self.episodes < 1 or self.videos < 0:
+            raise ConfigError(
+                f"evaluation: expected episodes from 1 and videos from 0, got {self.episodes} and {self.videos}"
+            )
+        for name, known in (
+            ("protocol", ("held-out", "benchmark")),
+            ("sampling", ("greedy", "sampled")),
+            ("split", (None, "eval", "train", "all")),
+        ):
+            if getattr(self, name) not in known:
+                raise ConfigError(f"{name}: expected one of {', '.join(map(str, known))}, got {getattr(self, name)!r}")
+        if self.split is not None and (self.protocol == "held-out") != (self.split == "eval"):
+            raise ConfigError(
+                f"split: expected {'eval' if self.protocol == 'held-out' else 'train or all'} with protocol "
+                f"{self.protocol!r}, got {self.split!r}; only eval is held out"
+            )
+        self.to_sampling()  # raises for a bad temperature
+
+    @property
+    def starts(self) -> Literal["eval", "train", "all"]:
+        """The split of start states that is used."""
+        return self.split or ("eval" if self.protocol == "held-out" else "all")
+
+    @property
+    def meaning(self) -> str:
+        """What the success rate measures, in words."""
+        return _MEANING[self.starts]
+
+    def to_sampling(self) -> Sampling:
+        return Sampling(temperature=self.temperature, greedy=self.sampling == "greedy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskEvaluationResult:
+    """The episodes of an evaluation over tasks."""
+
+    config: TaskEvaluationConfig
+    episodes: tuple[EvaluationEpisode, ...]  # in the order of their tickets
+    videos: tuple[str, ...] = field(default=())  # file names
+
+    @property
+    def success_rate(self) -> SuccessRate:
+        return success_rate_of(self.episodes)
+
+    @property
+    def tasks(self) -> dict[str, SuccessRate]:
+        """The success rate of each task."""
+        names = dict.fromkeys(episode.task for episode in self.episodes)
+        return {name: success_rate_of(self._of(name)) for name in names}
+
+    @property
+    def failures(self) -> tuple[EvaluationEpisode, ...]:
+        """The episodes whose workers failed for good."""
+        return tuple(episode for episode in self.episodes if episode.failure is not None)
+
+    def to_json(self) -> dict[str, Any]:
+        """The keys of an EvaluationResult, and the numbers of each task below "tasks"."""
+        return {
+            **_numbers(self.episodes),
+            "tasks": {name: _numbers(self._of(name)) for name in self.tasks},
+            "protocol": self.config.protocol,
+            "split": self.config.starts,
+            "meaning": self.config.meaning,
+            "sampling": self.config.sampling,
+            "temperature": self.config.temperature,
+            "failed_workers": len(self.failures),
+            "videos": list(self.videos),
+            "episode_results": [asdict(episode) for episode in self.episodes],
+        }
+
+    def __str__(self) -> str:
+        lost = f"; {len(self.failures)} lost to failed workers, counted as failures" if self.failures else ""
+        return f"{self.success_rate} succeed, {self.config.sampling} ({self.config.meaning}){lost}"
+
+    def _of(self, task: str) -> list[EvaluationEpisode]:
+        return [episode for episode in self.episodes if episode.task == task]
+
+
+def _numbers(episodes: Sequence[EvaluationEpisode]) -> dict[str, Any]:
+    rate = success_rate_of(episodes)
+    low, high = rate.interval
+    return {
+        "success": rate.rate,
+        "low": low,
+        "high": high,
+        "episodes": rate.num_episodes,
+        "starts": len({(episode.task, episode.start) for episode in episodes}),
+        "mean_steps": float(np.mean([one.num_steps for one in episodes if one.failure is None] or [0])),
+    }
+
+
+def evaluate_tasks(
+    runner: TicketRunner,
+    policy: BlockPolicy,
+    config: TaskEvaluationConfig,
+    *,
+    seed: int,
+    videos: Path | None = None,
+    progress: Callable[[EvaluationEpisode], None] | None = None,
+) -> TaskEvaluationResult:
+    """Run all tasks of the runner's world.
+
+    Videos of the worst episodes, failures and then long ones first, go to the directory `videos`.
+    """
+    tickets = evaluation_tickets(runner.suite, runner.tasks, config, seed=seed)
+    worst: list[tuple[tuple[bool, int, int], Rollout]] = []
+    found: dict[int, EvaluationEpisode] = {}
+    for rollout in runner.stream(tickets, policy, config.to_sampling()):
+        episode = found[rollout.ticket.number] = evaluation_episode(rollout)
+        if videos is not None and config.videos and _has_cameras(rollout.episode):
+            heapq.heappush(worst, ((not episode.success, episode.num_steps, rollout.ticket.number), rollout))
+            if len(worst) > config.videos:
+                heapq.heappop(worst)
+        if progress is not None:
+            progress(episode)
+    written = [] if videos is None else _write_videos(videos, (rollout for _, rollout in sorted(worst, reverse=True)))
+    episodes = tuple(found[ticket.number] for ticket in tickets)
+    return TaskEvaluationResult(config=config, episodes=episodes, videos=tuple(written))
+
+
+def evaluation_tickets(suite: Suite, tasks: Sequence[Task], config: TaskEvaluationConfig, *, seed: int) -> list[Ticket]:
+    """The tickets of an evaluation: as many for each task, or one fewer for the last tasks; starts repeat if needed."""
+    tickets: list[Ticket] = []
+    for index, task in enumerate(tasks):
+        if config.starts == "all":
+            starts: Sequence[int] = range(task.num_starts)
+        else:
+            starts = suite.starts(task, config.starts)
+        if not starts:
+            raise ConfigError(
+                f"split: task {task.name!r} has no starts in {config.starts!r}; use protocol='benchmark', and say so"
+            )
+        share = config.episodes // len(tasks) + (index < config.episodes % len(tasks))
+        for turn in range(share):
+            number = len(tickets)
+            own = derived_seed(seed, number)
+            tickets.append(
+                Ticket(
+                    number=number,
+                    iteration=0,
+                    task=task.name,
+                    start=starts[turn % len(starts)],
+                    seed=own,
+                    group=number,
+                    slot=0,
+                    world_seed=own,
+                )
+            )
+    return tickets
+
+
+def evaluation_episode(rollout: Rollout) -> EvaluationEpisode:
+    return EvaluationEpisode(
+        task=rollout.ticket.task,
+        start=rollout.ticket.start,
+        success=rollout.success,
+        num_steps=rollout.num_steps,
+        total_reward=rollout.total_reward,
+        failure=rollout.failure,
+    )
+
+
+def _has_cameras(episode: Episode | None) -> bool:
+    return episode is not None and bool(cameras_of(episode.last_observation))
+
+
+def _write_videos(directory: Path, rollouts: Iterable[Rollout]) -> list[str]:
+    names = []
+    for rollout in rollouts:
+        assert rollout.episode is not None
+        ticket, outcome = rollout.ticket, "success" if rollout.success else "failure"
+        directory.mkdir(parents=True, exist_ok=True)
+        names.append(f"{ticket.task}-start-{ticket.start}-{ticket.number}-{outcome}.gif".replace("/", "-"))
+        write_video(directory / names[-1], draw_episode(rollout.episode), fps=VIDEO_FPS)
+    return names

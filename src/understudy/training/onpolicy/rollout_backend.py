@@ -1,0 +1,118 @@
+"""Rollout backend: runs and stores the episodes of a rank, in this process's workers and store or on a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+
+from understudy.policies import BlockPolicy, Sampling
+from understudy.replay import Store
+from understudy.replay.write.writer import Writer
+from understudy.training.collection import Collector, Rollout, Ticket, block_spec, write_rollouts
+from understudy.training.collection.collector import TicketRunner
+from understudy.training.distributed.ranks import Ranks
+from understudy.training.onpolicy.config import OnPolicyConfig
+from understudy.training.runs.rollback_to_checkpoint import rollback
+from understudy.training.runs.run import Run, RunError
+
+Array = np.ndarray[Any, Any]
+
+
+class RolloutBackend(Protocol):
+    """What a rank needs to run and store its episodes."""
+
+    @property
+    def runner(self) -> TicketRunner: ...
+
+    @property
+    def uses_local_policy(self) -> bool:
+        """Whether this process's policy acts, so that it must hold all its weights."""
+        ...
+
+    def open(self, policy: BlockPolicy) -> None:
+        """Get ready to store the episodes of a policy."""
+        ...
+
+    def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
+        """Run episodes with this version from now on. All ranks call this, and either all or none call `weights`."""
+        ...
+
+    def prefetch(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
+        """Optionally start with the tickets of the next iteration, with the published policy."""
+        ...
+
+    def store(self, rollouts: Sequence[Rollout]) -> None:
+        """Store episodes; when this returns, they are durable."""
+        ...
+
+    def commits(self) -> dict[str, int]:
+        """The last commit of each store that this rank is responsible for, by name."""
+        ...
+
+    def rollback(self, commits: Mapping[str, int]) -> list[str]:
+        """Soft-delete the episodes begun after these commits; returns sentences for the user."""
+        ...
+
+    def close(self) -> None: ...
+
+
+# Creates the backend of a rank.
+RolloutBackendFactory: TypeAlias = Callable[[Run, OnPolicyConfig, Ranks], RolloutBackend]
+
+
+class LocalRolloutBackend:
+    """Workers and a store of this rank's own.
+
+    run/store/            the episodes of rank 0, rejected ones included
+    run/stores/rank-1/    those of the other ranks
+    """
+
+    uses_local_policy = True
+
+    def __init__(self, run: Run, config: OnPolicyConfig, ranks: Ranks):
+        self._name = f"rank-{ranks.rank}"
+        self._path = run.store if ranks.first else run.path / "stores" / self._name
+        self._opened: tuple[Store, Writer] | None = None
+        self._undo = ExitStack()
+        self.runner = self._undo.enter_context(
+            Collector(
+                config.env,
+                num_parallel_envs=max(config.workers.num_parallel_envs // ranks.size, 1),
+                max_attempts=config.workers.max_attempts,
+                max_steps=config.max_steps,
+                task_affinity=config.workers.task_affinity,
+                clip_actions=config.clip_actions,
+            )
+        )
+
+    def open(self, policy: BlockPolicy) -> None:
+        store = self._undo.enter_context(Store.open(self._path))
+        self._opened = store, store.writer(self._name, block_spec(self.runner.step_spec, policy))
+
+    def _store_and_writer(self) -> tuple[Store, Writer]:
+        assert self._opened is not None, "call open first"
+        return self._opened
+
+    def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
+        """Nothing to do: the policy that acts is the one that is trained."""
+
+    def prefetch(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
+        """Nothing to do: the only thread is about to learn."""
+
+    def store(self, rollouts: Sequence[Rollout]) -> None:
+        write_rollouts(rollouts, self._store_and_writer()[1])
+
+    def commits(self) -> dict[str, int]:
+        return {self._name: self._store_and_writer()[0].last_commit}
+
+    def rollback(self, commits: Mapping[str, int]) -> list[str]:
+        if strange := sorted(name for name in commits if not name.startswith("rank-")):
+            raise RunError(f"this run stores its episodes in {', '.join(strange)}; resume it with --cluster")
+        store, _ = self._store_and_writer()
+        return rollback(store, store.path, commits.get(self._name, 0), self._name)
+
+    def close(self) -> None:
+        self._undo.close()

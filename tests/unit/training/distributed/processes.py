@@ -1,0 +1,237 @@
+"""What the ranks of the tests do; each function joins, and writes what came of it into a directory."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from tests.unit.training.distributed.small import Net, Sometimes, lora, rows, train
+
+from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.fsdp import local_shard
+from understudy.training.distributed.ranks import Ranks, join, single_rank
+from understudy.training.distributed.row_exchange import exchange_rows
+
+TIMEOUT_S = 120.0
+
+
+def make(ranks: Ranks, module: torch.nn.Module | None = None, **options: Any) -> Engine:
+    """Each rank with other weights: those of rank 0 must count. What no loss reaches must not decay either."""
+    module = Net(seed=ranks.rank) if module is None else module
+    return Engine(module, EngineConfig(learning_rate=1e-2, weight_decay=0.1, **options), ranks)
+
+
+def write(ranks: Ranks, path: Path, said: Any, engine: Engine) -> None:
+    weights = engine.parameters(everywhere=False)
+    assert bool(weights) == ranks.first
+    if ranks.first:
+        np.savez(path, said=np.array(said), **weights)
+
+
+def refused(call: Callable[[], Any]) -> str:
+    """What it was refused with."""
+    try:
+        call()
+    except RanksError as error:
+        return str(error)
+    return "was not refused"
+
+
+def two(place: str) -> None:
+    """All that is to be seen with two ranks, in one go, because each process takes seconds to start."""
+    torch.set_num_threads(1)
+    out = Path(place)
+    with join(timeout_s=TIMEOUT_S) as ranks:
+        for parallel in ("ddp", "fsdp"):
+            equality(ranks, out, parallel)
+            engine = make(ranks, parallel=parallel, precision="bfloat16")
+            write(ranks, out / f"{parallel}-bfloat16.npz", train(engine, ranks), engine)
+            assert engine.forward(rows(2)[0])["out"].dtype == torch.float32
+            engine = make(ranks, parallel=parallel, gradient_checkpointing=True)
+            write(ranks, out / f"{parallel}-again.npz", train(engine, ranks), engine)
+            if importlib.util.find_spec("peft"):
+                engine = make(ranks, lora(Net(seed=ranks.rank)), parallel=parallel)
+                write(ranks, out / f"{parallel}-lora.npz", train(engine, ranks), engine)
+                engine.save(out / f"{parallel}-lora")
+            saves(ranks, out, parallel)
+            sometimes(ranks, parallel)
+        engine = make(ranks, parallel="fsdp", offload_parameters=True)
+        groups = engine.module._get_fsdp_state()._fsdp_param_group.fsdp_params  # type: ignore[operator, union-attr]
+        assert all(one.offload_to_cpu for one in groups)
+        write(ranks, out / "offload.npz", train(engine, ranks), engine)
+        pace(ranks, out)
+        make(ranks, torch.nn.Linear(4, 1), parallel="fsdp").save(out / "line")
+        said = refused(lambda: make(ranks))
+        assert said == "parallel: 'none' would train 2 policies, one a rank; use 'ddp' or 'fsdp'", said
+        assert "state: is for one process, and there are 2" in refused(engine.state)
+
+
+def four(place: str) -> None:
+    torch.set_num_threads(1)
+    with join(timeout_s=TIMEOUT_S) as ranks:
+        for parallel in ("ddp", "fsdp"):
+            equality(ranks, Path(place), parallel)
+        trouble(ranks, Path(place), "raised", "fsdp")
+
+
+def equality(ranks: Ranks, out: Path, parallel: str) -> None:
+    """Uneven rows, and fewer rows than ranks, which leaves one with nothing but padding."""
+    for dtype in (torch.float32, torch.float64):
+        for num_rows in (7, ranks.size - 1):
+            engine = make(ranks, Net(seed=ranks.rank).to(dtype), parallel=parallel)
+            said = train(engine, ranks, dtype=dtype, num_rows=num_rows)
+            write(ranks, out / f"{parallel}-{str(dtype)[6:]}-{num_rows}.npz", said, engine)
+
+
+def pace(ranks: Ranks, out: Path) -> None:
+    """Acting at one's own pace, and weights that come from elsewhere."""
+    engine = make(ranks, parallel="fsdp")
+    inputs = rows(2)[0]
+    with engine.unsharded(), torch.no_grad():
+        acted = [engine.forward(inputs)["out"].tolist() for _ in range(1 + 2 * ranks.rank)]  # as often as it likes
+        assert all(one == acted[0] for one in acted)
+        assert "weights: within unsharded() there is only forward" in refused(engine.parameters)
+        assert "backward: within unsharded()" in refused(lambda: engine.backward(torch.zeros(()), last=True))
+    said = train(engine, ranks)
+    with engine.unsharded(), torch.no_grad():
+        acted.append(engine.forward(inputs)["out"].tolist())
+    write(ranks, out / "pace.npz", said, engine)
+    with torch.no_grad():
+        assert engine.forward(inputs)["out"].tolist() == acted[-1]  # together again
+    weights = Net(seed=77).state_dict()
+    engine.load_parameters({name: value.numpy() for name, value in weights.items()})
+    loaded = engine.parameters()
+    assert all(np.array_equal(loaded[name], weights[name].numpy()) for name in weights)
+    with torch.no_grad():  # what was gathered before is not used again
+        torch.testing.assert_close(engine.forward(inputs)["out"], Net(seed=77)(inputs)["out"])
+    whole = sum(value.numel() for value in Net().parameters())
+    mine = sum(local_shard(value).numel() for name, value in engine.tensors().items() if name.startswith("module/"))
+    assert mine <= 0.6 * whole, (mine, whole)
+
+
+def sometimes(ranks: Ranks, parallel: str) -> None:
+    """A head in only one of two micro batches, or in only some updates."""
+    inputs = rows(8, torch.float64)[0]
+    for asked in (lambda update, micro: micro == 0, lambda update, micro: micro == 1, lambda update, micro: update % 2):
+        engine, single = make(ranks, Sometimes().double(), parallel=parallel), make(single_rank(), Sometimes().double())
+        for update in range(4):
+            for micro in range(2):
+                part = inputs[4 * micro : 4 * micro + 4]
+                for one in (engine, single):
+                    mine = part[one.ranks.rank :: one.ranks.size]
+                    one.backward(one.forward(mine, bool(asked(update, micro))).square().sum(), last=micro == 1)
+            np.testing.assert_allclose(engine.step(), single.step(), rtol=1e-12)
+        for name, value in single.parameters().items():
+            np.testing.assert_allclose(engine.parameters()[name], value, atol=1e-12)
+
+
+def saves(ranks: Ranks, out: Path, parallel: str) -> None:
+    engine = make(ranks, Net(seed=ranks.rank).double(), parallel=parallel)
+    engine.save(out / parallel)  # of which nothing is left in the end
+    train(engine, ranks, dtype=torch.float64)
+    engine.save(out / parallel)
+    np.save(out / f"saved-{parallel}-{ranks.rank}.npy", np.array(train(engine, ranks, dtype=torch.float64)))
+
+
+def three(place: str) -> None:
+    """What two have saved goes on with three; what ranks say to each other, and rows that move; an end by force."""
+    torch.set_num_threads(1)
+    out = Path(place)
+    with join(timeout_s=TIMEOUT_S) as ranks:
+        for source in ("ddp", "fsdp"):
+            for parallel in ("ddp", "fsdp"):
+                engine = make(ranks, Net(seed=40 + ranks.rank).double(), parallel=parallel)
+                engine.load(out / source)
+                assert engine.num_updates == 5
+                said = train(engine, ranks, dtype=torch.float64)
+                if ranks.first:
+                    np.save(out / f"{source}-{parallel}-3.npy", np.array(said))
+        engine = make(ranks, parallel="fsdp")
+        before = engine.parameters()
+        problem = refused(lambda: engine.load(out / "nowhere"))
+        assert problem.startswith(f"rank 0: {out}/nowhere: holds no whole checkpoint"), problem
+        assert "are only on one side" in refused(lambda: engine.load(out / "line"))
+        assert all(np.array_equal(before[name], value) for name, value in engine.parameters().items())
+        words(ranks, out)
+        trouble(ranks, out, "killed", "ddp")
+
+
+def words(ranks: Ranks, out: Path) -> None:
+    source = ranks.size - 1
+    given = {"x": np.arange(6.0).reshape(2, 3)[:, ::2], "t": np.array(["a", "bc"]), "n": np.array(7), "e": np.zeros(0)}
+    got = ranks.broadcast_arrays(given if ranks.rank == source else None, source=source)
+    assert got.keys() == given.keys()
+    assert all(np.array_equal(got[name], given[name]) and got[name].dtype == given[name].dtype for name in given)
+    ids, wide = np.array([ranks.rank]), {"c": np.zeros((1, 1 + ranks.rank))}
+    heard = {
+        "gathered": ranks.gather_json({"rank": ranks.rank, "text": "ü" * ranks.rank}),
+        "sum": ranks.sum({"a": 0.1 * (ranks.rank + 1), "b": -1.0}),
+        "errors": [
+            refused(lambda: ranks.sum({"a": 1.0} if ranks.rank else {"b": 1.0})),
+            refused(lambda: ranks.barrier("left" if ranks.rank else "right")),
+            refused(lambda: exchange_rows(ranks, ids, {}, np.array([99] if ranks.rank == 1 else []))),
+            refused(lambda: exchange_rows(ranks, ids, wide, np.array([0]))),
+            refused(lambda: exchange_rows(ranks, np.array([5, 5]), {}, np.array([]))),
+        ],
+        "moved": _exchange(ranks),
+    }
+    (out / f"words-{ranks.rank}.json").write_text(json.dumps(heard))
+    ranks.barrier("written")
+
+
+def _exchange(ranks: Ranks) -> list[int]:
+    """Rank 0 has 5 rows, rank 1 none, the others 2 each; the last one also has row 0."""
+    first = 5 + 2 * (ranks.rank - 2)
+    have = [0, 1, 2, 3, 4] if ranks.rank == 0 else [] if ranks.rank == 1 else [first + 1, first]
+    have += [0] if ranks.rank == ranks.size - 1 else []
+    ids = np.array(have, np.int64)
+    columns = {
+        "picture": ids[:, None, None].astype(np.uint8) + np.arange(6, dtype=np.uint8).reshape(2, 3),
+        "words": np.array([f"task {'x' * one}" for one in have]),
+        "flag": ids % 2 == 0,
+        "value": ids * 0.5,
+    }
+    need = np.array([4, 0, 4, ranks.rank])
+    done = exchange_rows(ranks, ids, columns if have else {}, need)
+    assert done.columns["value"].tolist() == (need * 0.5).tolist()
+    assert done.columns["flag"].tolist() == (need % 2 == 0).tolist()
+    assert done.columns["words"].tolist() == [f"task {'x' * one}" for one in need]
+    assert done.columns["picture"].dtype == np.uint8
+    assert done.columns["picture"][:, 1, 2].tolist() == (need + 5).tolist()
+    return [done.num_rows_moved, done.num_bytes_sent, done.num_bytes_received]
+
+
+def hung(place: str, timeout_s: float) -> None:
+    torch.set_num_threads(1)
+    with join(timeout_s=timeout_s) as ranks:
+        trouble(ranks, Path(place), "hung", "fsdp")
+
+
+def trouble(ranks: Ranks, out: Path, what: str, parallel: str) -> None:
+    """Rank 1 makes trouble in the third update; the others write what they were told, and when."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # that the launcher ends us is another test
+    engine = make(ranks, parallel=parallel)
+    train(engine, ranks, updates=2)
+    ranks.barrier("before")
+    began = time.monotonic()
+    try:
+        if ranks.rank == 1:
+            if what == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if what == "hung":
+                time.sleep(3600)
+            raise ValueError("the world fell off the table")
+        train(engine, ranks, updates=1)
+    except RanksError as error:
+        said = {"said": str(error), "after_s": time.monotonic() - began}
+        (out / f"{what}-{ranks.rank}.json").write_text(json.dumps(said))
+        raise

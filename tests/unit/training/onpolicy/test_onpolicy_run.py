@@ -1,0 +1,380 @@
+"""On-policy runs in one process: they learn, they come to the same bits again, and every option changes something."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.sides import SidesWorld
+from tests.unit.policies.openvla.make_checkpoint import KEY, make_checkpoint
+from tests.unit.training.onpolicy.making import make_config, save_policy
+
+from understudy.cli import main
+from understudy.core import UnderstudyError
+from understudy.core import tree as trees
+from understudy.policies import Sampling
+from understudy.policies.openvla import OpenVLAPolicy
+from understudy.policies.vla import VLAPolicy
+from understudy.replay import Reader
+from understudy.training.onpolicy.config import OnPolicyConfig
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
+from understudy.training.runs.fingerprint import digest_of_arrays
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
+
+TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s"}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("policy") / "policy.safetensors")
+
+
+def train(path: Path, config: OnPolicyConfig) -> OnPolicyRun:
+    with OnPolicyRun(Run.create(path, "grpo", config)) as run:
+        run.run()
+    return run
+
+
+def weights(run: OnPolicyRun) -> str:
+    return digest_of_arrays(run.policy.parameters())
+
+
+def lines(run: OnPolicyRun, kind: str | None = None) -> list[dict[str, Any]]:
+    """Of the metrics, without what a clock says."""
+    found = read_metrics(run.directory.metrics, kind)
+    return [{name: value for name, value in line.items() if name not in TIMES} for line in found]
+
+
+def test_it_learns_to_do_what_it_is_told(tmp_path: Path, policy: Path) -> None:
+    """From success alone: a policy that knows nothing comes to use the instruction."""
+    config = make_config(
+        policy,
+        iterations=12,
+        plan={"n_samples": 8, "data_batch_size": 64},
+        engine={"learning_rate": 3e-3},
+        algorithm={"ppo_mini_batch_size": 64, "ppo_micro_batch_size": 64},
+        evaluation={"episodes": 64},
+    )
+    run = train(tmp_path / "run", config)
+    first, *_, last = lines(run, "evaluation")
+    assert first["success"] < 0.6
+    assert last["low"] > first["high"]
+    assert min(task["success"] for task in last["tasks"].values()) > 0.8  # either side
+
+
+def test_the_same_run_comes_to_the_same_bits_with_other_workers(tmp_path: Path, policy: Path) -> None:
+    config = make_config(policy)
+    one = train(tmp_path / "one", config)
+    two = train(tmp_path / "two", make_config(policy, workers={"num_parallel_envs": 3}))
+    assert weights(one) == weights(two)
+    assert lines(one) != []
+    skip = {"fingerprint"}
+    assert [{k: v for k, v in line.items() if k not in skip} for line in lines(one)] == [
+        {k: v for k, v in line.items() if k not in skip} for line in lines(two)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kind", "algorithm"),
+    [("grpo", {}), ("gae", {}), ("rloo", {"kl_in": "loss", "kl_controller": "adaptive"})],
+)
+def test_a_run_that_is_broken_off_goes_on_to_the_same_bits(
+    kind: str, algorithm: dict[str, Any], tmp_path: Path, policy: Path
+) -> None:
+    """In the middle of its third iteration, with groups carried over from the second."""
+    config = make_config(
+        policy,
+        iterations=4,
+        checkpoint_every=2,
+        plan={"wave_groups": 5},
+        filters={"max_age": 3},
+        algorithm={"adv_estimator": kind, **algorithm},
+    )
+    whole = train(tmp_path / "whole", config)
+    run = Run.create(tmp_path / "broken", "grpo", config)
+
+    def stop(news: OnPolicyProgress) -> None:
+        if news.iteration == 2 and news.episodes == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), OnPolicyRun(run, stop) as broken:
+        broken.run()
+    with OnPolicyRun(Run(run.path)) as resumed:
+        assert resumed.iteration == 2
+        assert "2 groups carried over" in " ".join(resumed.restored)
+        resumed.run()
+    assert weights(resumed) == weights(whole)
+    drop = {"fingerprint"}
+    assert [{k: v for k, v in line.items() if k not in drop} for line in lines(resumed)] == [
+        {k: v for k, v in line.items() if k not in drop} for line in lines(whole)
+    ]
+
+
+def test_all_that_was_lived_is_in_the_store(tmp_path: Path, policy: Path) -> None:
+    run = train(tmp_path / "run", make_config(policy, plan={"wave_groups": 5}))
+    told = lines(run, "episode")
+    with Reader(run.directory.store) as reader:
+        records = list(reader.episodes())
+        episode = reader.read(records[0].id)
+    assert [int(record.info.labels["ticket"]) for record in records] == [line["episode"] for line in told]
+    assert [record.info.success for record in records] == [line["success"] for line in told]
+    assert {record.info.group for record in records} == {str(line["group"]) for line in told}
+    assert episode.extras["replay"]["tokens"].shape[1:] == (3, 1)
+    assert episode.policy_version.tolist() == [0] * len(episode)
+
+
+@pytest.mark.parametrize(
+    ("max_steps", "bounds", "reason"), [(1, (0.99, 1.0), "8 too hard"), (100, (0.0, 0.01), "8 too easy")]
+)
+def test_a_policy_that_teaches_nothing_ends_the_run_with_what_to_do(
+    max_steps: int, bounds: tuple[float, float], reason: str, tmp_path: Path, policy: Path
+) -> None:
+    """Hardly anybody gets there within one step, and hardly anybody does not within a hundred."""
+    config = make_config(
+        policy,
+        env=f"tests.sides:SidesWorld?tasks=2&max_steps={max_steps}",
+        plan={"max_waves": 2},
+        iterations=5,
+        filters={"accuracy_lower_bound": bounds[0], "accuracy_upper_bound": bounds[1]},
+        max_empty=2,
+    )
+    said = rf"0 of 4 groups after 2 waves.*{reason}.*2 iterations in a row had no group.*understudy sft"
+    with pytest.raises(UnderstudyError, match=said):
+        train(tmp_path / "run", config)
+    found = [line["kind"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert (found.count("collection"), found.count("train")) == (2, 0)
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "env": {"env": "tests.sides:SidesWorld?tasks=1"},
+    "max_steps": {"max_steps": 2},
+    "sampling": {"sampling": {"temperature": 2.0}},
+    "plan": {"plan": {"n_samples": 2}},
+    "filters": {"filters": {"accuracy_lower_bound": 0.3, "accuracy_upper_bound": 0.7}},
+    "algorithm": {"algorithm": {"adv_estimator": "rloo"}},
+    "engine": {"engine": {"learning_rate": 1e-4}},
+    "seed": {"seed": 1},
+    "plan.seed": {"plan": {"seed": 1}},
+    "sampling.greedy": {"sampling": {"greedy": True}},
+    "iterations": {"iterations": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def usual(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> OnPolicyRun:
+    return train(tmp_path_factory.mktemp("usual") / "run", make_config(policy))
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_each_option_changes_what_is_learned(name: str, tmp_path: Path, policy: Path, usual: OnPolicyRun) -> None:
+    assert weights(train(tmp_path / "run", make_config(policy, **CHANGES[name]))) != weights(usual)
+
+
+def test_another_policy_is_another_start(tmp_path: Path, usual: OnPolicyRun) -> None:
+    other = save_policy(tmp_path / "policy.safetensors", seed=1)
+    assert weights(train(tmp_path / "run", make_config(other))) != weights(usual)
+
+
+def test_evaluations_and_checkpoints_are_as_often_as_asked(tmp_path: Path, policy: Path) -> None:
+    config = make_config(
+        policy,
+        iterations=5,
+        eval_every=2,
+        checkpoint_every=2,
+        keep_checkpoints=2,
+        evaluation={"episodes": 6, "sampling": "greedy"},
+        sinks=("tensorboard",),
+    )
+    run = train(tmp_path / "run", config)
+    evaluations = lines(run, "evaluation")
+    assert [line["update"] > 0 for line in evaluations] == [False, True, True, True]  # before, 2, 4 and the end
+    assert {(line["episodes"], line["sampling"]) for line in evaluations} == {(6, "greedy")}
+    assert sorted(path.name for path in run.directory.checkpoints.iterdir()) == ["000000000004-0", "000000000005-0"]
+    assert any((run.directory.path / "tensorboard").iterdir())
+
+
+def test_the_reference_is_the_policy_that_it_began_with(tmp_path: Path, policy: Path) -> None:
+    config = make_config(policy, algorithm={"kl_in": "loss", "kl_coef": 1.0}, iterations=3)
+    run = train(tmp_path / "run", config)
+    kl = [line["kl"] for line in lines(run, "train")]
+    assert kl[0] == pytest.approx(0.0, abs=1e-10)
+    assert kl[2] > kl[0]
+    assert (run.directory.path / "reference.safetensors").exists()
+
+
+def test_a_value_head_is_added_where_it_is_needed(tmp_path: Path, policy: Path) -> None:
+    run = train(tmp_path / "run", make_config(policy, algorithm={"adv_estimator": "gae"}))
+    assert run.policy.has_value
+    assert {"value_loss", "explained_variance"} <= lines(run, "train")[0].keys()
+    names = [path for path, _ in trees.leaves(run.policy.parameters())]
+    assert any("value" in name for name in names)
+
+
+def test_log_probs_are_those_of_the_policy_that_acted(tmp_path: Path, policy: Path) -> None:
+    """Before the first update of a batch every ratio is one."""
+    config = make_config(policy, iterations=1, algorithm={"ppo_epochs": 1, "ppo_mini_batch_size": 1000})
+    (line,) = lines(train(tmp_path / "run", config), "train")
+    assert line["ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert line["approx_kl"] == pytest.approx(0.0, abs=1e-10)
+
+
+def test_it_acts_in_the_precision_that_it_is_trained_in(tmp_path: Path, policy: Path) -> None:
+    config = make_config(
+        policy, iterations=1, engine={"precision": "bfloat16"}, algorithm={"ppo_epochs": 1, "ppo_mini_batch_size": 1000}
+    )
+    (line,) = lines(train(tmp_path / "run", config), "train")
+    assert line["ratio"] == pytest.approx(1.0, abs=1e-6)
+    assert line["ratio_spread"] < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"iterations": 0}, "iterations: expected a number from 1"),
+        ({"seed": -1}, "seed: expected 0 or more"),
+        ({"workers": {"num_parallel_envs": 0}}, "num_parallel_envs: expected a number from 1"),
+    ],
+)
+def test_nonsense_is_refused(change: dict[str, Any], said: str, policy: Path) -> None:
+    with pytest.raises(UnderstudyError, match=said):
+        make_config(policy, **change)
+
+
+def test_workers_are_those_that_were_asked_for(tmp_path: Path, policy: Path) -> None:
+    """What they do with it, the collector's own tests say."""
+    workers = {"num_parallel_envs": 3, "max_attempts": 7, "task_affinity": 0}
+    config = make_config(policy, workers=workers, clip_actions=True)
+    with OnPolicyRun(Run.create(tmp_path / "run", "grpo", config)) as run:
+        collector = run.backend.runner
+        assert (len(collector.pids), collector.max_attempts, collector.task_affinity) == (3, 7, 0)
+        assert collector.clip_actions
+
+
+def test_a_device_that_is_not_there(tmp_path: Path, policy: Path) -> None:
+    with pytest.raises(UnderstudyError, match="device: torch cannot use 'nonsense' here"):
+        train(tmp_path / "run", make_config(policy, device="nonsense"))
+
+
+def test_a_start_that_is_another_now_is_refused(tmp_path: Path) -> None:
+    """What was frozen, or is only in the file, would be another's."""
+    path = save_policy(tmp_path / "policy.safetensors")
+    run = train(tmp_path / "run", make_config(path, iterations=1))
+    save_policy(path, seed=1)
+    with pytest.raises(UnderstudyError, match=r"policy: .* is not the policy any more that this run began with"):
+        OnPolicyRun(Run(run.directory.path))
+
+
+def test_every_option_of_evaluate_changes_something(tmp_path: Path, usual: OnPolicyRun) -> None:
+    def score(*options: str) -> dict[str, Any]:
+        out = tmp_path / "-".join(options or ("none",)).replace("/", "")
+        assert main(["evaluate", str(usual.run.path), "--episodes", "8", "--out", str(out), *options]) == 0
+        found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())["score"]
+        return found
+
+    drawn = score("--sampled")
+    assert score()["sampling"] == "greedy"
+    assert (
+        score("--sampled")["episode_results"]
+        == drawn["episode_results"]
+        == score("--sampled", "--workers", "1")["episode_results"]
+    )
+    assert score("--sampled", "--seed", "5")["episode_results"] != drawn["episode_results"]
+    assert score("--sampled", "--temperature", "9")["episode_results"] != drawn["episode_results"]
+    assert {trial["start"] for trial in drawn["episode_results"]}.isdisjoint(
+        trial["start"] for trial in score("--split", "train")["episode_results"]
+    )
+    assert len(score("--videos", "2")["videos"]) == 2
+
+
+def test_a_policy_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UnderstudyError, match=r"policy: expected a policy file or a run with one, got .*nowhere"):
+        train(tmp_path / "run", make_config(tmp_path / "nowhere"))
+
+
+def test_numbers_of_tickets_go_on(usual: OnPolicyRun) -> None:
+    numbers = [line["episode"] for line in lines(usual, "episode")]
+    assert numbers == list(range(32))
+    assert np.bincount([line["group"] for line in lines(usual, "episode")]).tolist() == [4] * 8
+
+
+# ---- adapters, and checkpoints of OpenVLA
+
+
+def test_an_adapter_is_all_that_is_trained(tmp_path: Path, policy: Path) -> None:
+    """And the policy that is kept has it merged in; the adapter lies beside, in peft's files."""
+    run = train(tmp_path / "run", make_config(policy, lora={"rank": 2}, engine={"learning_rate": 1e-2}))
+    frozen = {name for name, weight in run.policy.model.named_parameters() if not weight.requires_grad}
+    assert frozen
+    assert {path.name for path in (run.directory.path / "adapter").iterdir()} == {
+        "adapter_config.json",
+        "adapter_model.safetensors",
+    }
+    before, after = (trees.flatten(VLAPolicy.load(path).parameters()) for path in (policy, run.directory.policy))
+    assert before.keys() == after.keys()
+    changed = {name for name in before if not np.array_equal(before[name], after[name])}
+    assert changed
+    assert all("proj" in name or "fc" in name or "connector" in name for name in changed)
+
+
+@pytest.mark.parametrize("change", [{"rank": 3}, {"rank": 2, "alpha": 1.0}, {"rank": 2, "targets": ("q_proj",)}])
+def test_each_option_of_an_adapter_changes_something(change: dict[str, Any], tmp_path: Path, policy: Path) -> None:
+    usual, other = (
+        train(tmp_path / str(index), make_config(policy, iterations=1, lora=lora))
+        for index, lora in enumerate([{"rank": 2}, change])
+    )
+    one, two = (trees.flatten(VLAPolicy.load(run.directory.policy).parameters()) for run in (usual, other))
+    assert any(not np.array_equal(one[name], two[name]) for name in one)
+
+
+def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> None:
+    make_checkpoint(tmp_path / "openvla")
+    config = make_config(
+        tmp_path / "openvla",
+        env="tests.sides:SidesWorld?numbers=7",
+        clip_actions=True,
+        iterations=2,
+        openvla={"unnorm_key": KEY, "block_steps": 3},
+        lora={"rank": 2},
+        engine={"learning_rate": 1e-3},
+        algorithm={"kl_in": "loss"},
+        evaluation={"episodes": 2},
+    )
+    run = train(tmp_path / "run", config)
+    losses = [line["loss"] for line in lines(run, "train")]
+    assert losses[0] != 0.0
+    assert (run.directory.path / "adapter" / "adapter_model.safetensors").exists()
+    with OnPolicyRun(Run(run.directory.path)) as again:  # from its checkpoint
+        assert digest_of_arrays(again.policy.parameters()) == weights(run)
+    spec = SidesWorld(numbers=7).step_spec
+    merged = OpenVLAPolicy.load(run.directory.path / "policy", spec, unnorm_key=KEY, block_steps=3)
+    seen = {"camera": np.zeros((1, 16, 16, 3), np.uint8)}
+    tokens = {"tokens": np.zeros((1, 3, 7), np.int32)}
+    found = [
+        one.evaluate(seen, ["go left"], tokens, sampling=Sampling()).log_prob.detach().numpy()
+        for one in (merged, run.policy)
+    ]
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+    assert main(["evaluate", str(run.directory.path), "--episodes", "2", "--workers", "1", "--split", "all"]) == 0
+    said = json.loads((run.directory.path / "evaluations" / "evaluation.json").read_text())["score"]
+    assert said["meaning"].startswith("benchmark: all starts")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"lora": {"alpha": 2.0}}, "lora.rank: is 0, so that alpha and targets would do nothing"),
+        ({"lora": {"rank": -1}}, "lora.rank: expected 0 for none, or more, got -1"),
+    ],
+)
+def test_adapters_that_make_no_sense(change: dict[str, Any], said: str, policy: Path) -> None:
+    with pytest.raises(UnderstudyError, match=said):
+        make_config(policy, **change)
+
+
+def test_options_of_openvla_are_refused_where_they_do_nothing(tmp_path: Path, policy: Path) -> None:
+    with pytest.raises(UnderstudyError, match=r"openvla: .* is a small VLA, which these options do not concern"):
+        train(tmp_path / "run", make_config(policy, openvla={"mirror": True}))
