@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
+
+Layer = TypeVar("Layer", bound=nn.Module)
 
 
 class MLP(nn.ModuleList):
@@ -36,8 +39,13 @@ class MLP(nn.ModuleList):
 
 
 def new_linear(num_in: int, num_out: int) -> nn.Linear:
-    """A linear layer whose weights are undefined: no time and no global random numbers are spent on them."""
-    layer: nn.Linear = skip_init(nn.Linear, num_in, num_out)
+    """A linear layer whose weights are undefined."""
+    return uninitialized(nn.Linear, num_in, num_out)
+
+
+def uninitialized(kind: type[Layer], *sizes: int, **options: Any) -> Layer:
+    """A layer of torch whose weights are undefined: no time and no global random numbers are spent on them."""
+    layer: Layer = skip_init(kind, *sizes, **options)  # type: ignore[no-untyped-call]
     return layer
 
 

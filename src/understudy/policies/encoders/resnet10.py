@@ -5,10 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.utils import skip_init
 
 from understudy.policies.encoders.image_encoder import SpatialHead
-from understudy.policies.mlp import init_conv
+from understudy.policies.mlp import init_conv, uninitialized
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 FILTERS = (64, 128, 256, 512)  # of the four blocks; all but the first halve the image
@@ -25,7 +24,7 @@ class ResNet10(nn.Module):
         mean, std = (IMAGENET_MEAN, IMAGENET_STD) if colour else ((0.5,) * channels, (0.25,) * channels)
         self.register_buffer("_mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("_std", torch.tensor(std).view(-1, 1, 1), persistent=False)
-        self.conv = skip_init(nn.Conv2d, channels, FILTERS[0], 7, stride=2, padding=3, bias=False)
+        self.conv = uninitialized(nn.Conv2d, channels, FILTERS[0], 7, stride=2, padding=3, bias=False)
         self.norm = nn.GroupNorm(NUM_GROUPS, FILTERS[0])
         sizes = (FILTERS[0], *FILTERS)
         self.blocks = nn.ModuleList(
@@ -63,13 +62,13 @@ class ResidualBlock(nn.Module):
 
     def __init__(self, num_in: int, num_out: int, *, stride: int):
         super().__init__()
-        self.conv_0 = skip_init(nn.Conv2d, num_in, num_out, 3, stride=stride, padding=1, bias=False)
+        self.conv_0 = uninitialized(nn.Conv2d, num_in, num_out, 3, stride=stride, padding=1, bias=False)
         self.norm_0 = nn.GroupNorm(NUM_GROUPS, num_out)
-        self.conv_1 = skip_init(nn.Conv2d, num_out, num_out, 3, padding=1, bias=False)
+        self.conv_1 = uninitialized(nn.Conv2d, num_out, num_out, 3, padding=1, bias=False)
         self.norm_1 = nn.GroupNorm(NUM_GROUPS, num_out)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or num_in != num_out:
-            projection = skip_init(nn.Conv2d, num_in, num_out, 1, stride=stride, bias=False)
+            projection = uninitialized(nn.Conv2d, num_in, num_out, 1, stride=stride, bias=False)
             self.shortcut = nn.Sequential(projection, nn.GroupNorm(NUM_GROUPS, num_out))
 
     def forward(self, x: Tensor) -> Tensor:

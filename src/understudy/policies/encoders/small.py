@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from understudy.policies.encoders.image_encoder import bottleneck
-from understudy.policies.mlp import init_conv, init_linear, new_linear
+from understudy.policies.mlp import init_conv, init_linear, new_linear, uninitialized
 
 
 class SmallCNN(nn.Module):
@@ -19,7 +18,7 @@ class SmallCNN(nn.Module):
         super().__init__()
         height, width, channels = shape
         for number, num_filters in enumerate(filters):
-            self.add_module(f"conv_{number}", skip_init(nn.Conv2d, channels, num_filters, 3, stride=2, padding=1))
+            self.add_module(f"conv_{number}", uninitialized(nn.Conv2d, channels, num_filters, 3, stride=2, padding=1))
             height, width, channels = (height + 1) // 2, (width + 1) // 2, num_filters
         self.add_module("latent", new_linear(height * width * channels, latent))
 
