@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -11,37 +10,36 @@ from pathlib import Path
 
 import tyro
 
-from understudy.cli.commands import GROUPS, module_of
-from understudy.cli.options import REGISTRY
+from understudy.cli.commands import GROUPS, Command
+from understudy.cli.options import MARKERS, REGISTRY
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 HEAD = """# Commands
 
-Made from the commands' own help by `python -m tests.docs.cli_reference`, which a test repeats and compares. In a
-terminal, `understudy COMMAND --help` says the same.
+`understudy COMMAND --help` prints the same in a terminal. This page is generated from the commands themselves by
+`python -m tests.docs.cli_reference`, and a test checks that it is up to date.
 
-Exit codes: 0 done, 1 it failed or found something wrong, 2 the command line makes no sense, 130 interrupted.
+Exit codes: 0 success, 1 the command failed or found a problem, 2 the command line is not valid, 130 interrupted.
 """
-DEFAULTS = {"": "", "None": "", "False": ""}  # that go without saying
-MACHINE = {"--workers.num-parallel-envs": "as many as there are cores, at least 2"}  # defaults that are of the machine
-MARKERS = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)  # those of cli/main.py
+DEFAULTS = {"": "", "None": "", "False": ""}  # not worth a word
+MACHINE = {"--workers.num-parallel-envs": "the number of CPU cores, at least 2"}  # defaults that depend on the machine
 
 
 def page() -> str:
     parts = [HEAD]
     for group, commands in GROUPS.items():
         parts.append(f"\n## {group.capitalize()}\n")
-        parts += [_command(name, line) for name, line in commands.items()]
+        parts += [_command(name, command) for name, command in commands.items()]
     return "".join(parts)
 
 
-def _command(name: str, line: str) -> str:
-    module = importlib.import_module(module_of(name))
-    functions: dict[str, Callable[..., int]] | None = getattr(module, "COMMANDS", None)
-    if functions is None:
-        return _function(f"understudy {name}", module.command)
-    whole = "".join(_function(f"understudy {name} {inner}", function) for inner, function in functions.items())
-    return f"\n### understudy {name}\n\n{line}\n{whole.replace(chr(10) + '### ', chr(10) + '#### ')}"
+def _command(name: str, command: Command) -> str:
+    if not command.subcommands:
+        return _function(f"understudy {name}", command.load())
+    sections = [_function(f"understudy {name} {inner}", one.load()) for inner, one in command.subcommands.items()]
+    return f"\n### understudy {name}\n\n{command.help}\n" + "".join(
+        section.replace("\n### ", "\n#### ") for section in sections
+    )
 
 
 def _function(title: str, function: Callable[..., int]) -> str:
@@ -49,10 +47,10 @@ def _function(title: str, function: Callable[..., int]) -> str:
         warnings.simplefilter("ignore", DeprecationWarning)  # there is no other way to ask tyro
         parser = tyro.extras.get_parser(function, prog=title, config=MARKERS, registry=REGISTRY)
     text = (function.__doc__ or "").partition("Args:")[0]
-    said = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip())
+    about = "\n\n".join(" ".join(paragraph.split()) for paragraph in text.split("\n\n") if paragraph.strip())
     rows = list(_rows(parser))
-    table = "\n| | value | |\n|---|---|---|\n" + "".join(rows) if rows else ""
-    return f"\n### {title}\n\n{_plain(said)}\n{table}"
+    table = "\n| Option | Value | Meaning |\n|---|---|---|\n" + "".join(rows) if rows else ""
+    return f"\n### {title}\n\n{_plain(about)}\n{table}"
 
 
 def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
@@ -71,7 +69,7 @@ def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Words like RUN/store and <name> must not become Markdown."""
+    """Text in which < and * are not Markdown."""
     return text.replace("<", "&lt;").replace("*", "\\*")
 
 

@@ -125,10 +125,9 @@ def _choose(prog: str, args: list[str], table: Mapping[str, Command]) -> str:
 def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
     import tyro
 
-    from understudy.cli.options import REGISTRY
+    from understudy.cli.options import MARKERS, REGISTRY
 
-    config = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
-    return tyro.cli(function, prog=prog, args=args, config=config, registry=REGISTRY)
+    return tyro.cli(function, prog=prog, args=args, config=MARKERS, registry=REGISTRY)
 
 
 def _help(prog: str, table: Mapping[str, Command]) -> str:

@@ -9,6 +9,7 @@ from typing import Any, get_args
 import tyro
 
 REGISTRY = tyro.constructors.ConstructorRegistry()
+MARKERS = (tyro.conf.FlagCreatePairsOff, tyro.conf.AvoidSubcommands)
 
 
 @REGISTRY.primitive_rule

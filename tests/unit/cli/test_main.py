@@ -1,5 +1,4 @@
 import errno
-import importlib
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import understudy
-from understudy.cli.commands import COMMANDS, GROUPS, module_of
+from understudy.cli.commands import COMMANDS, GROUPS, Command, all_functions
 from understudy.cli.main import INTERRUPTED, main
 from understudy.core.errors import SpecError, UnderstudyError
 
@@ -24,13 +23,18 @@ def plain_terminal(monkeypatch):
 
 @pytest.fixture
 def add(monkeypatch):
-    """Adds a subcommand, with what its module defines, for the time of one test."""
+    """Adds a command, or one with subcommands, for the time of one test."""
 
-    def add(name, **content):
-        module = types.ModuleType(f"understudy.cli.{name.replace('-', '_')}")
-        vars(module).update(content)
+    def add(name, **functions):
+        module = types.ModuleType("understudy.cli.throw_away")
+        vars(module).update(functions)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-        monkeypatch.setitem(COMMANDS, name, f"What {name} does.")
+        found = {
+            inner: Command(help=(function.__doc__ or "").partition("\n")[0], function=f"throw_away:{inner}")
+            for inner, function in functions.items()
+        }
+        command = found.get("command") or Command(help=f"What {name} does.", subcommands=found)
+        monkeypatch.setitem(COMMANDS, name, command)
 
     return add
 
@@ -50,24 +54,26 @@ def test_help_lists_every_command(option, capsys):
     assert exit_code(option) == 0
     out, err = capsys.readouterr()
     assert err == ""
-    options = {"--help": "Show this text, or that of a command.", "--version": "Show the version."}
+    options = {"--help": "Show this help, or that of a command.", "--version": "Show the version of Understudy."}
     width = max(map(len, [*COMMANDS, *options]))
     wanted = ["usage: understudy <command> [options]"]
-    for title, group in [*GROUPS.items(), ("options", options)]:
+    texts = {title: {name: command.help for name, command in group.items()} for title, group in GROUPS.items()}
+    for title, group in [*texts.items(), ("options", options)]:
         wanted += ["", f"{title}:", *(f"  {name:<{width}}  {text}" for name, text in group.items())]
     assert out.splitlines() == wanted
     assert [name for group in GROUPS.values() for name in group] == list(COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_a_module_of_its_name(name):
-    module = importlib.import_module(module_of(name))
-    assert hasattr(module, "command") != hasattr(module, "COMMANDS")
+@pytest.mark.parametrize(("words", "command"), list(all_functions()))
+def test_every_command_has_a_function_in_a_folder(words, command):
+    assert callable(command.load())
+    folder, module = command.function.partition(":")[0].split(".")
+    assert (Path(understudy.__file__).parent / "cli" / folder / f"{module}.py").exists()
 
 
-def test_a_command_may_be_named_like_a_word_of_python():
-    assert module_of("import") == "understudy.cli.store.import_"
-    assert module_of("crash-test") == "understudy.cli.tools.crash_test"
+def test_a_command_has_a_function_or_subcommands():
+    assert all(bool(command.function) != bool(command.subcommands) for command in COMMANDS.values())
+    assert "train rlpd" in dict(all_functions())
 
 
 def test_no_command_shows_the_help_as_a_mistake(capsys):
@@ -83,7 +89,7 @@ def test_version(capsys):
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "text"),
     [
         ("verfy", "unknown command 'verfy'; did you mean 'verify'?"),
         ("crash_test", "unknown command 'crash_test'; did you mean 'crash-test'?"),
@@ -94,9 +100,9 @@ def test_version(capsys):
         ("", "unknown command ''; `understudy --help` lists them all"),
     ],
 )
-def test_an_unknown_command_is_answered_with_the_nearest(given, said, capsys):
+def test_an_unknown_command_is_answered_with_the_nearest(given, text, capsys):
     assert exit_code(given) == 2
-    assert capsys.readouterr() == ("", said + "\n")
+    assert capsys.readouterr() == ("", text + "\n")
 
 
 def test_the_command_line_of_the_process_is_the_default(monkeypatch, capsys):
@@ -148,7 +154,7 @@ def test_a_command_may_have_commands(add, capsys):
         """
         return size
 
-    add("throw-away", COMMANDS={"store": store, "bare": lambda: 0})
+    add("throw-away", store=store, bare=lambda: 0)
     assert main(["throw-away", "store", "--size", "7"]) == 7
     assert exit_code("throw-away") == 2
     capsys.readouterr()
@@ -156,7 +162,7 @@ def test_a_command_may_have_commands(add, capsys):
     assert capsys.readouterr().out == (
         "usage: understudy throw-away <command> [options]\n\n"
         "commands:\n  store   Measure a store.\n  bare    \n\n"
-        "options:\n  --help  Show this text, or that of a command.\n"
+        "options:\n  --help  Show this help, or that of a command.\n"
     )
     assert exit_code("throw-away", "stoer") == 2
     assert exit_code("throw-away", "--version") == 2
@@ -218,15 +224,15 @@ def test_an_interrupt_is_130(failing, capsys, monkeypatch, debug):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "text"),
     [
-        (["record", "x"], "interrupted; what was recorded is kept, and the same command goes on"),
-        (["train", "rlpd", "here"], "interrupted; `understudy resume here` goes on as if nothing had happened"),
-        (["train", "rlpd", "nowhere"], "interrupted; nothing was begun"),
-        (["train", "clone", "here"], "interrupted; nothing is left of it; it is short, so run it again"),
+        (["record", "x"], "interrupted; what was recorded is kept; the same command continues"),
+        (["train", "rlpd", "here"], "interrupted; `understudy resume here` continues the run"),
+        (["train", "rlpd", "nowhere"], "interrupted; the run was not created"),
+        (["train", "clone", "here"], "interrupted; nothing was saved; run it again"),
     ],
 )
-def test_an_interrupt_says_what_becomes_of_it(words, said, monkeypatch, tmp_path, capsys):
+def test_an_interrupt_says_how_to_continue(words, text, monkeypatch, tmp_path, capsys):
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "config.json").touch()
     monkeypatch.chdir(tmp_path)
@@ -236,30 +242,27 @@ def test_an_interrupt_says_what_becomes_of_it(words, said, monkeypatch, tmp_path
 
     monkeypatch.setattr(sys.modules["understudy.cli.main"], "_call", interrupted)
     assert main(words) == 130
-    assert capsys.readouterr() == ("", f"{said}\n")
+    assert capsys.readouterr() == ("", f"{text}\n")
 
 
 def test_every_advice_is_for_a_command_that_exists():
-    for path in INTERRUPTED:
-        name, _, inner = path.partition(" ")
-        module = importlib.import_module(module_of(name))
-        assert not inner or inner in module.COMMANDS
+    assert INTERRUPTED.keys() <= dict(all_functions()).keys()
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "text"),
     [
         (errno.ENOSPC, "error: store/x: No space left on device; free some space and run it again\n"),
         (
             errno.EACCES,
-            "error: store/x: Permission denied; give this user the right to do that, or choose another place\n",
+            "error: store/x: Permission denied; give this user the permission, or choose another directory\n",
         ),
     ],
 )
-def test_what_the_system_refuses_is_one_line(failing, capsys, monkeypatch, number, said):
+def test_what_the_system_refuses_is_one_line(failing, capsys, monkeypatch, number, text):
     failing(OSError(number, os.strerror(number), "store/x"))
     assert main(["throw-away"]) == 1
-    assert capsys.readouterr() == ("", said)
+    assert capsys.readouterr() == ("", text)
     monkeypatch.setenv("UNDERSTUDY_DEBUG", "1")
     with pytest.raises(OSError, match="store/x"):
         main(["throw-away"])
@@ -286,14 +289,14 @@ def run(code):
     )
 
 
-@pytest.mark.parametrize("option", ["--help", "--version"])
-def test_help_and_version_import_nothing_heavy(option):
-    """A person who only asks what there is should not wait for numpy."""
+@pytest.mark.parametrize("words", [["--help"], ["--version"], ["train", "--help"], ["bench", "--help"]])
+def test_help_and_version_import_nothing_heavy(words):
+    """Lists of commands do not wait for numpy."""
     done = run(f"""
 import sys
 from understudy.cli import main
 try:
-    main([{option!r}])
+    main({words!r})
 finally:
     heavy = [name for name in ("numpy", "tyro", "rich", "understudy.core") if name in sys.modules]
     sys.stderr.write(f"heavy: {{heavy}}")

@@ -1,6 +1,6 @@
-"""Connection: one server as a client sees it: name, address, token, certificate, and calls whose errors are ours.
+"""Connection: calls to one server. gRPC's errors become errors of understudy.core.
 
-The name is the shard's and stays; the address is where it is served now, and may change while streams are open.
+A shard keeps its name. Its address is where it is served now, and may change while streams are open.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from understudy.service.wire.protocol import STATUS, TOKEN_KEY, error_of, from_j
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
-GLANCE_S = 1.0  # for an answer of a server that may be away
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0  # before another attempt, each twice as long as the one before
+PROBE_TIMEOUT_S = 1.0  # for the status of a server that may be unreachable
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0  # before another attempt; each pause is twice the one before
 
 _OPTIONS = [
-    ("grpc.max_send_message_length", -1),  # the server says what it takes, and the writer keeps to it
+    ("grpc.max_send_message_length", -1),  # the server announces its limit, and the writer keeps to it
     ("grpc.max_receive_message_length", 16 * 2**20),
-    ("grpc.keepalive_time_ms", 10_000),  # a link that is silently gone is noticed
+    ("grpc.keepalive_time_ms", 10_000),  # notices a link that broke without a word
     ("grpc.keepalive_timeout_ms", 15_000),
-    ("grpc.http2.ping_timeout_ms", 15_000),  # this is the one that counts, and is a minute if not set
+    ("grpc.http2.ping_timeout_ms", 15_000),  # the effective one; its default is a minute
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 10_000),  # how long one attempt may take: a far or slow link needs seconds
+    ("grpc.min_reconnect_backoff_ms", 10_000),  # the length of one attempt: a slow link needs seconds
     ("grpc.max_reconnect_backoff_ms", 1_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]
@@ -39,7 +39,7 @@ _OPTIONS = [
 
 @dataclass(frozen=True, kw_only=True)
 class Credentials:
-    """What a client shows and what it trusts. `tls_cert` is the server's certificate, or its issuer's."""
+    """The token that a client sends, and the certificate that it trusts: the server's own, or its issuer's."""
 
     token: str | None = field(default=None, repr=False)
     tls_cert: Path | None = None
@@ -59,7 +59,7 @@ class Credentials:
 
 
 class Connection:
-    """Calls to one server. Opens when first used, and again by itself; any thread may call."""
+    """Calls to one server. It connects when first used, and reconnects by itself; any thread may call."""
 
     def __init__(self, address: str, credentials: Credentials, *, name: str | None = None):
         self.name = address if name is None else name
@@ -67,31 +67,33 @@ class Connection:
         self._credentials = credentials
         self._channel = credentials.channel(address)
         self._closed = self._abandoned = False
-        self._moving = threading.Lock()
+        self._address_lock = threading.Lock()
 
-    def move(self, address: str) -> None:
-        """The server is at another address now. Streams to the old one end as if it had died, and go on here."""
-        with self._moving:
+    def update_address(self, address: str) -> None:
+        """Use another address from now on. Streams to the old address break, and their owners open them again here."""
+        with self._address_lock:
             if self._closed or address == self.address:
                 return
             old, self._channel, self.address = self._channel, self._credentials.channel(address), address
         old.close()
 
     def close(self) -> None:
-        with self._moving:
+        with self._address_lock:
             self._closed = True
         self._channel.close()
 
     def abandon(self) -> None:
-        """The server is gone for good: all calls fail, as to one that is away."""
+        """The server is lost for good: all calls fail with UnavailableError."""
         self._abandoned = True
         self.close()
 
     def call(
         self, name: str, request: dict[str, Any], *, timeout_s: float = CONNECT_TIMEOUT_S, wait: bool = True
     ) -> dict[str, Any]:
-        """A small question and its answer; with `wait`, a server that is not there yet has until the time-out. A STATUS
-        changes nothing, so one that was cut off is asked again."""
+        """Send a small request and return the response. With `wait`, a server that is not up yet has until the timeout.
+
+        A STATUS request changes nothing on the server, so it is repeated if the connection broke.
+        """
         deadline = time.monotonic() + timeout_s
         while True:
             channel = self._channel
@@ -112,10 +114,10 @@ class Connection:
                 if not (moved or cut_off) or time.monotonic() > deadline:
                     raise error_of(error, self.address) from None
                 if cut_off:
-                    time.sleep(FIRST_PAUSE_S)
+                    time.sleep(MIN_BACKOFF_S)
 
-    def problem(self, *, timeout_s: float = GLANCE_S) -> str | None:
-        """Why it does not answer now; None if it does."""
+    def problem(self, *, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+        """Why the server does not answer now; None if it does."""
         try:
             self.call(STATUS, {"views": []}, timeout_s=timeout_s, wait=False)
         except UnavailableError as error:
@@ -125,7 +127,7 @@ class Connection:
     def upload(
         self, name: str, messages: Iterable[bytes], *, timeout_s: float | None, wait: bool = True
     ) -> dict[str, Any]:
-        """Many messages and one answer."""
+        """Send many messages and return the one response."""
         try:
             answer = self._begin(
                 lambda channel: channel.stream_unary(method(name))(
@@ -136,22 +138,22 @@ class Connection:
             raise error_of(error, self.address) from None
         return from_json(answer)
 
-    def exchange(self, name: str, messages: Iterator[bytes]) -> Exchange:
-        """Many messages each way. gRPC takes `messages` from a thread of its own."""
+    def exchange(self, name: str, messages: Iterator[bytes]) -> ResponseStream:
+        """Send many messages and read many responses. gRPC iterates over `messages` in a thread of its own."""
         call = self._begin(
             lambda channel: channel.stream_stream(method(name))(messages, metadata=self._credentials.metadata)
         )
-        return Exchange(call, self.address)
+        return ResponseStream(call, self.address)
 
-    def listen(self, name: str, request: dict[str, Any]) -> Exchange:
-        """One question and many answers."""
+    def listen(self, name: str, request: dict[str, Any]) -> ResponseStream:
+        """Send one request and read many responses."""
         call = self._begin(
             lambda channel: channel.unary_stream(method(name))(to_json(request), metadata=self._credentials.metadata)
         )
-        return Exchange(call, self.address)
+        return ResponseStream(call, self.address)
 
     def _begin(self, call: Callable[[grpc.Channel], T]) -> T:
-        """Begin a call on the channel there is; if that is closed because the server moved, on the new one."""
+        """Begin a call on the current channel; if that was closed because the address changed, on the new one."""
         while True:
             channel = self._channel
             try:
@@ -160,14 +162,14 @@ class Connection:
                 if channel is not self._channel:
                     continue
                 if self._abandoned:
-                    raise UnavailableError(f"{self.name}: is gone for good; use the other shards") from None
+                    raise UnavailableError(f"{self.name}: was removed; use the other shards") from None
                 raise StoreClosedError(
                     f"{self.address}: the connection is closed; close its writers before it"
                 ) from None
 
 
-class Exchange:
-    """The answers of a call that goes on, until it ends or is cancelled."""
+class ResponseStream:
+    """The responses of a stream, until it ends or is cancelled."""
 
     def __init__(self, call: Any, address: str):
         self._call = call

@@ -1,15 +1,15 @@
-"""Outbox: what stands between a control loop and a server that may be slow, dead or far away.
+"""Outbox: delivers a writer's chunks to a server that may be slow or unreachable, without blocking the control loop.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| `commit`, in the control loop | - | a full queue, if told to block | the recording thread |
+| `commit`, in the control loop | - | a full queue, with overflow="block" | the recording thread |
 | recording thread | the queue of chunks | the queue, a full spool, the disk | `commit`, the sending thread |
 | sending thread | the spool | the server's answers; a pause after an error | the server; the recording thread |
-| gRPC's own thread (session.py) | the spool | the window of unanswered chunks | the sending thread |
+| gRPC's own thread (write_stream.py) | the spool | the window of unacknowledged chunks | the sending thread |
 
-A chunk is *recorded* when the spool has it and *delivered* when the server has it on disk. What was recorded is never
-dropped. If the queue is full, what is not yet recorded waits or is dropped, as `Overflow` says, and is counted.
-No clock is read: time-outs are measured on the monotonic one.
+A chunk is *recorded* when the spool has it and *delivered* when the server has it on disk. A recorded chunk is never
+dropped. If the queue is full, `append` waits or drops chunks, as `OutboxConfig.overflow` says; drops are counted.
+Timeouts are measured on the monotonic clock; the wall clock is never read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from understudy.core import (
     BacklogError,
@@ -32,10 +32,10 @@ from understudy.core import (
     WireError,
 )
 from understudy.replay.format.chunk import Chunk
-from understudy.service.client.connection import FIRST_PAUSE_S, LONGEST_PAUSE_S, Connection
+from understudy.service.client.connection import MAX_BACKOFF_S, MIN_BACKOFF_S, Connection
 from understudy.service.client.splice import Splicer
-from understudy.service.client.spool import Spool, Stretch
-from understudy.service.client.write_stream import Session
+from understudy.service.client.spool import Spool, SpoolLog
+from understudy.service.client.write_stream import WriteStream
 from understudy.service.wire.chunks import encode_chunk
 
 logger = logging.getLogger(__name__)
@@ -45,20 +45,20 @@ Overflow: TypeAlias = Literal["block", "drop_newest", "drop_oldest"]
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxConfig:
-    """What happens to steps on their way."""
+    """How much a writer buffers, and what it does when the server cannot be reached."""
 
-    queue_steps: int = 1000  # in memory, not yet recorded
+    queue_steps: int = 1000  # capacity of the queue in memory, of steps not yet recorded
     overflow: Overflow = "block"
-    block_s: float = 1.0  # how long `append` waits for room, with overflow="block"
-    spool_bytes: int = 10 * 2**30  # recorded and not yet delivered; beyond this the queue fills
-    move_after_s: float | None = None  # to another shard, when this one has been away for so long; None: never
-    any_store: bool = False  # go on with whatever store answers at its address, not only with that of the beginning
+    block_timeout_s: float = 1.0  # how long `append` waits for a full queue, with overflow="block"
+    spool_bytes: int = 10 * 2**30  # recorded and not yet delivered; when the spool is this large, the queue fills
+    failover_after_s: float | None = None  # use another shard if this one is unreachable for so long; None: wait
+    accept_any_store: bool = False  # continue with any store that is served at the address, not only the first
 
     def __post_init__(self) -> None:
-        if self.queue_steps < 1 or self.block_s < 0 or self.spool_bytes < 1:
+        if self.queue_steps < 1 or self.block_timeout_s < 0 or self.spool_bytes < 1:
             raise BacklogError(
-                f"outbox: expected queue_steps and spool_bytes from 1 and block_s from 0, got {self.queue_steps}, "
-                f"{self.spool_bytes} and {self.block_s}"
+                f"outbox: expected queue_steps and spool_bytes from 1 and block_timeout_s from 0, got "
+                f"{self.queue_steps}, {self.spool_bytes} and {self.block_timeout_s}"
             )
         if self.overflow not in ("block", "drop_newest", "drop_oldest"):
             raise BacklogError(f"overflow: expected block, drop_newest or drop_oldest, got {self.overflow!r}")
@@ -66,22 +66,30 @@ class OutboxConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """Where the rows of a writer are. They are counted from the beginning of this process."""
+    """Where the rows of a writer are, counted from the start of this process."""
 
-    queued: int  # in memory
-    recorded: int  # in the spool now, those of earlier processes included
-    spool_bytes: int  # that these take
+    queued: int  # in memory now
+    recorded: int  # in the spool now, with those of earlier processes
+    spool_bytes: int  # size of the spool
     delivered: int  # acknowledged by the server
     dropped: int  # by the overflow policy
-    refused: int  # times that `append` waited in vain
+    refused: int  # times that `append` raised BacklogError
     connected: bool
     address: str
-    last_commit: int  # of the server's store, as far as it has answered
+    last_commit: int  # the last commit of the store that the server acknowledged
     problem: str | None  # why it is not connected
 
 
+class ChooseShard(Protocol):
+    """Chooses the connection over which a log is sent."""
+
+    def __call__(self, log: SpoolLog, *, skip_current: bool = False) -> Connection:
+        """The shard that the log went to last, or with `skip_current` the next one in the writer's order."""
+        ...
+
+
 class Outbox:
-    """Takes a writer's chunks. `choose` gives the connection to a shard; see shards.py."""
+    """Takes a writer's chunks, records them in the spool and delivers them."""
 
     keeps_columns = True
 
@@ -89,30 +97,30 @@ class Outbox:
         self,
         name: str,
         spool: Spool,
-        stretch: Stretch,
-        choose: Callable[[Stretch, bool], Connection],
+        log: SpoolLog,
+        choose_shard: ChooseShard,
         config: OutboxConfig,
     ):
         self._name = name
         self._spool = spool
-        self._stretch = stretch  # of this process
-        self._choose = choose
+        self._log = log  # of this process
+        self._choose_shard = choose_shard
         self._config = config
         self._changed = threading.Condition()  # guards all below
         self._queue: deque[Chunk] = deque()
         self._queued_rows = 0
         self._recording: Chunk | None = None  # taken from the queue and not yet in the spool
-        self._answering = False  # an answer is taken in: the spool knows it, and the counters do not yet
+        self._acknowledging = False  # the spool has removed acknowledged chunks that the counters do not show yet
         self._delivered = self._dropped = self._refused = self._last_commit = 0
         self._next_seq = 0
         self._connected, self._address = False, ""
         self._problem: str | None = None
-        self._stores: dict[str, tuple[str, str]] = {}  # where each shard was found, and which store; sending thread
+        self._stores: dict[str, tuple[str, str]] = {}  # of each shard: its last address and store; sending thread only
         self._failure: UnderstudyError | None = None  # for good
         self._closing = False
         self._stopping = False
         self._splicer = Splicer()
-        self._told_of_drops = 0
+        self._drops_logged = 0
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=f"{loop.__name__[1:]}:{name}", daemon=True)
             for loop in (self._record, self._send)
@@ -123,11 +131,11 @@ class Outbox:
     # ---- the control loop's side
 
     def commit(self, chunk: Chunk) -> int:
-        """Put a chunk into the queue; returns the last commit that the server has told of."""
+        """Put a chunk into the queue; returns the last commit that the server acknowledged."""
         with self._changed:
             self._check_usable()
             if not self._fits(chunk):
-                self._make_room(chunk)
+                self._handle_overflow(chunk)
             if self._fits(chunk):
                 self._queue.append(chunk)
                 self._queued_rows += chunk.num_rows
@@ -140,27 +148,27 @@ class Outbox:
         """An empty queue takes a chunk of any size."""
         return not self._queue or self._queued_rows + chunk.num_rows <= self._config.queue_steps
 
-    def _make_room(self, chunk: Chunk) -> None:
+    def _handle_overflow(self, chunk: Chunk) -> None:
         if self._config.overflow == "drop_oldest":
             while not self._fits(chunk):
                 oldest = self._queue.popleft()
                 self._queued_rows -= oldest.num_rows
                 self._drop(oldest)
         elif self._config.overflow == "block":
-            room = self._changed.wait_for(lambda: self._fits(chunk) or self._failure, self._config.block_s)
+            fits = self._changed.wait_for(lambda: self._fits(chunk) or self._failure, self._config.block_timeout_s)
             self._check_usable()
-            if not room:
+            if not fits:
                 self._refused += 1
                 raise BacklogError(
-                    f"writer {self._name!r}: {self._queued_rows} steps wait to be recorded, and {self._config.block_s} "
-                    f"s brought no room ({self._problem or 'the disk is slow'}); "
+                    f"writer {self._name!r}: the queue is full with {self._queued_rows} steps after "
+                    f"{self._config.block_timeout_s} s of waiting ({self._problem or 'the disk is slow'}); "
                     f"{self._spool.num_rows} are in the spool. Wait for the server, or choose another overflow"
                 )
 
     def _drop(self, chunk: Chunk) -> None:
         self._dropped += chunk.num_rows
-        if self._dropped >= 2 * self._told_of_drops:  # at 1, 2, 4, ... chunks, so that a log can be read
-            self._told_of_drops = self._dropped
+        if self._dropped >= 2 * self._drops_logged:  # at 1, 2, 4, ... rows, so that the log stays readable
+            self._drops_logged = self._dropped
             logger.warning(
                 "writer %r: the queue is full; %d rows dropped so far (overflow=%s)",
                 self._name,
@@ -169,14 +177,14 @@ class Outbox:
             )
 
     def wait_recorded(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was committed is in the spool."""
+        """Wait until the spool has all committed chunks."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or not (self._queue or self._recording), timeout_s)
             self._check_usable()
             return not (self._queue or self._recording)
 
     def wait_delivered(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was committed is on the server's disk."""
+        """Wait until the server has all committed chunks on disk."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._all_delivered, timeout_s)
             self._check_usable()
@@ -184,11 +192,11 @@ class Outbox:
 
     @property
     def _all_delivered(self) -> bool:
-        return not (self._queue or self._recording or self._spool.num_chunks or self._answering)
+        return not (self._queue or self._recording or self._spool.num_chunks or self._acknowledging)
 
     @property
     def num_unrecorded(self) -> int:
-        with self._changed:  # a chunk on its way from one to the other is in one of them
+        with self._changed:  # a chunk that moves from one to the other is counted once
             return self._queued_rows + (self._recording.num_rows if self._recording else 0)
 
     @property
@@ -212,9 +220,9 @@ class Outbox:
             )
 
     def close(self, timeout_s: float | None) -> None:
-        """Record all that is queued, try to deliver it until the time-out, and end the threads.
+        """Record what is queued, try to deliver it until the timeout, and end the threads.
 
-        What has failed for good is told once more: somebody may have caught it, or not appended since.
+        Raises the error that stopped the outbox for good, even if `append` raised it before.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         with self._changed:
@@ -235,10 +243,10 @@ class Outbox:
         if self._failure is not None:
             raise self._failure.with_traceback(None) from None
         if self._closing:
-            raise StoreClosedError(f"writer {self._name!r} is closed; begin a new one")
+            raise StoreClosedError(f"writer {self._name!r} is closed; make a new one")
 
     def _guard(self, loop: Callable[[], None]) -> None:
-        """The outermost of both threads: what ends one reaches the control loop."""
+        """Run the loop of a thread; the control loop gets the error that ends it."""
         try:
             loop()
         except UnderstudyError as error:
@@ -253,16 +261,16 @@ class Outbox:
         while (chunk := self._next_chunk()) is not None:
             parts = self._splicer.splice(chunk.parts)
             if parts:
-                self._stretch.put(self._next_seq, encode_chunk(self._next_seq, chunk.columns, parts), chunk.num_rows)
+                self._log.put(self._next_seq, encode_chunk(self._next_seq, chunk.columns, parts), chunk.num_rows)
                 self._next_seq += 1
-            if chunk.done is not None:
-                chunk.done()
+            if chunk.release is not None:
+                chunk.release()
             with self._changed:
                 self._recording = None
                 self._changed.notify_all()
 
     def _next_chunk(self) -> Chunk | None:
-        """The next chunk, when there is room in the spool for it; None at the end."""
+        """The next chunk, once the spool has space for it; None at the end."""
         with self._changed:
             self._changed.wait_for(
                 lambda: (
@@ -273,7 +281,7 @@ class Outbox:
                 )
             )
             if not self._queue or ((self._stopping or self._failure) and not self.durable):
-                return None  # what is queued when sending has failed is still recorded, if that is of use
+                return None  # after a failure, queued chunks are still recorded if the spool survives this process
             chunk = self._queue.popleft()
             self._queued_rows -= chunk.num_rows
             self._recording = chunk
@@ -283,97 +291,97 @@ class Outbox:
     # ---- sending
 
     def _send(self) -> None:
-        pause_s, since = FIRST_PAUSE_S, time.monotonic()
-        while (stretch := self._next_stretch()) is not None:
+        pause_s, last_connected = MIN_BACKOFF_S, time.monotonic()
+        while (log := self._next_log()) is not None:
             before = self._delivered
-            connection = self._choose(stretch, False)
-            if stretch.route.shard != connection.name:
-                stretch.assign(connection.name)
-            session = Session(self, stretch, connection)
+            connection = self._choose_shard(log)
+            if log.route.shard != connection.name:
+                log.assign(connection.name)
+            stream = WriteStream(self, log, connection)
             try:
-                session.run()
-                pause_s, since = FIRST_PAUSE_S, time.monotonic()
+                stream.run()
+                pause_s, last_connected = MIN_BACKOFF_S, time.monotonic()
                 continue
             except (UnavailableError, WireError) as error:
-                if isinstance(error, WireError) and stretch.first is not None:
-                    stretch.check(stretch.first)
-                self._lost(error)
+                if isinstance(error, WireError) and log.first is not None:
+                    log.check(log.first)
+                self._on_disconnect(error)
             except FencedError as error:
-                if session.greeted and stretch is not self._stretch:
-                    continue  # what the server has of it, only the next hello tells
-                self._step_aside(stretch, error)
+                if stream.connected and log is not self._log:
+                    continue  # only the next hello tells how much of it the server has
+                self._reroute_fenced(log, error)
                 continue
             if self._delivered > before:
-                pause_s = FIRST_PAUSE_S
-            if session.greeted:
-                since = time.monotonic()
-            limit_s = self._config.move_after_s
-            if limit_s is not None and time.monotonic() - since > limit_s:
-                self._move(stretch)
-                since = time.monotonic()
+                pause_s = MIN_BACKOFF_S
+            if stream.connected:
+                last_connected = time.monotonic()
+            limit_s = self._config.failover_after_s
+            if limit_s is not None and time.monotonic() - last_connected > limit_s:
+                self._fail_over(log)
+                last_connected = time.monotonic()
             with self._changed:
                 self._changed.wait_for(lambda: self._stopping, pause_s)
-            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+            pause_s = min(pause_s * 2, MAX_BACKOFF_S)
 
-    def _next_stretch(self) -> Stretch | None:
-        """The oldest stretch; those of earlier processes go away when they are empty. None at the end."""
+    def _next_log(self) -> SpoolLog | None:
+        """The oldest log, after removing empty logs of earlier processes; None at the end."""
         while True:
             with self._changed:
                 if self._stopping or self._failure:
                     return None
-                stretch = self._spool.stretches[0]
-                if stretch is not self._stretch and not len(stretch):
-                    self._spool.stretches.pop(0)
+                log = self._spool.logs[0]
+                if log is not self._log and not len(log):
+                    self._spool.logs.pop(0)
                 else:
-                    return stretch
-            stretch.remove()
+                    return log
+            log.remove()
 
-    def _lost(self, error: UnderstudyError) -> None:
+    def _on_disconnect(self, error: UnderstudyError) -> None:
         if self._connected or self._problem is None:
-            logger.warning("writer %r: %s; %d rows wait", self._name, error, self._spool.num_rows)
+            logger.warning("writer %r: %s; %d rows wait in the spool", self._name, error, self._spool.num_rows)
         with self._changed:
             self._connected, self._problem = False, str(error)
 
-    def _step_aside(self, stretch: Stretch, error: FencedError) -> None:
-        """What an earlier process left goes under a name of its own; a process that lives is told to stop."""
-        if stretch is self._stretch:
+    def _reroute_fenced(self, log: SpoolLog, error: FencedError) -> None:
+        """Another process took the writer's name: stop, or send the log of an earlier process under another name."""
+        if log is self._log:
             raise FencedError(
-                f"{error} ({stretch.num_rows} rows that were recorded and not delivered stay in "
-                f"{stretch.directory or 'memory'}; the next writer with this spool delivers them)"
+                f"{error} ({log.num_rows} rows that were recorded and not delivered stay in "
+                f"{log.directory or 'memory'}; the next writer with this spool delivers them)"
             )
-        stretch.acknowledge(stretch.route.base + error.last_seq)
-        stretch.reroute(writer=f"{self._name}~{stretch.incarnation[:8]}", shard=stretch.route.shard)
+        log.acknowledge(log.route.base + error.last_seq)
+        log.reroute(writer=f"{self._name}~{log.incarnation[:8]}", shard=log.route.shard)
 
-    def _move(self, stretch: Stretch) -> None:
-        new = self._choose(stretch, True).name
+    def _fail_over(self, log: SpoolLog) -> None:
+        """Send the rest of a log to the next shard."""
+        new = self._choose_shard(log, skip_current=True).name
         logger.warning(
-            "writer %r: %s has been away for %.0f s; moving to %s",
+            "writer %r: %s could not be reached for %.0f s; continuing with %s",
             self._name,
-            stretch.route.shard,
-            self._config.move_after_s,
+            log.route.shard,
+            self._config.failover_after_s,
             new,
         )
-        stretch.reroute(writer=stretch.route.writer, shard=new)
+        log.reroute(writer=log.route.writer, shard=new)
 
-    # ---- for a session
+    # ---- callbacks of a WriteStream
 
-    def found(self, stretch: Stretch, connection: Connection, last_seq: int, stores: Sequence[str]) -> bool:
-        """The server has said what it has: of this stretch, and which store, with those that it takes the place of.
-        False if what is left goes another way from now on; UnavailableError if it is not the store to send to."""
+    def on_hello(self, log: SpoolLog, connection: Connection, last_seq: int, stores: Sequence[str]) -> bool:
+        """Drop what the server already has; False if later chunks had to be rerouted because some are missing."""
         address = connection.address
         self._check_store(connection.name, address, stores)
-        self.answered(stretch, last_seq, self._last_commit)
-        first = stretch.first
+        self.on_acknowledged(log, last_seq, self._last_commit)
+        first = log.first
         if first is not None and first > last_seq + 1:
             logger.error(
                 "writer %r: the store at %s lacks chunks %d to %d, and they are not in the spool; is it "
-                "another store, or was a file moved away? Going on with what is left",
+                "another store, or was a file moved away? Continuing with the chunks that are left",
                 self._name,
                 address,
                 last_seq + 1,
                 first - 1,
             )
-            stretch.reroute(writer=stretch.route.writer, shard=stretch.route.shard)
+            log.reroute(writer=log.route.writer, shard=log.route.shard)
             return False
         with self._changed:
             if not self._connected:
@@ -382,14 +390,15 @@ class Outbox:
         return True
 
     def _check_store(self, shard: str, address: str, stores: Sequence[str]) -> None:
-        """Another store than before, at the same address, is somebody else's: its server took a port that was free."""
-        known_address, known = self._stores.get(shard, (address, stores[0]))
-        if self._config.any_store or address != known_address or known in stores:
+        """Refuse another store at the same address: it may be somebody else's server that took a free port."""
+        last_address, last_store = self._stores.get(shard, (address, stores[0]))
+        if self._config.accept_any_store or address != last_address or last_store in stores:
             self._stores[shard] = address, stores[0]
             return
         text = (
-            f"{address} serves the store {stores[0]} now, and this writer's rows go to {known}; serve that one there "
-            f"again. If it is gone for good, serve this one with `--replaces {known}`, or start this process again"
+            f"{address} serves the store {stores[0]} now, and this writer's rows go to {last_store}; serve that one "
+            f"there again. If it is lost for good, serve this one with `--replaces {last_store}`, or start this "
+            f"process again"
         )
         if text != self._problem:
             logger.error("writer %r: %s", self._name, text)
@@ -397,32 +406,32 @@ class Outbox:
             self._connected, self._problem = False, text
         raise UnavailableError(text)
 
-    def answered(self, stretch: Stretch, seq: int, commit: int) -> None:
+    def on_acknowledged(self, log: SpoolLog, seq: int, commit: int) -> None:
         with self._changed:
-            self._answering = True
-        num_rows = stretch.acknowledge(seq)  # removes files, so it is not done under the lock
+            self._acknowledging = True
+        num_rows = log.acknowledge(seq)  # removes files, so the lock is not held
         with self._changed:
-            self._answering = False
+            self._acknowledging = False
             self._delivered += num_rows
             self._last_commit = max(self._last_commit, commit)
             self._changed.notify_all()
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
-        """Wait until something that a session waits for has come about; False at the end, or after the time-out."""
+        """Wait until `ready()`; False if the outbox stops first, or after the timeout."""
         with self._changed:
-            self._changed.wait_for(lambda: self.ending or ready(), timeout_s)
-            return not self.ending and ready()
+            self._changed.wait_for(lambda: self.should_stop or ready(), timeout_s)
+            return not self.should_stop and ready()
 
-    def wake(self) -> None:
+    def notify(self) -> None:
         with self._changed:
             self._changed.notify_all()
 
-    def is_finished(self, stretch: Stretch) -> bool:
-        """Whether nothing of a stretch is left and nothing will come."""
-        return stretch is not self._stretch and not len(stretch)
+    def is_finished(self, log: SpoolLog) -> bool:
+        """Whether the log is empty and nothing will be added to it."""
+        return log is not self._log and not len(log)
 
     def fail(self, error: UnderstudyError) -> None:
-        """Stop for good: the control loop gets the error."""
+        """Stop for good; the control loop gets the error."""
         logger.error("writer %r: %s", self._name, error)
         with self._changed:
             self._failure = self._failure or error
@@ -430,5 +439,5 @@ class Outbox:
             self._changed.notify_all()
 
     @property
-    def ending(self) -> bool:
+    def should_stop(self) -> bool:
         return self._stopping or self._failure is not None

@@ -19,10 +19,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from understudy.core import StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.view import View
-from understudy.replay.sample.sampler import BatchRecord, Shape, part_of
+from understudy.replay.sample.sampler import BatchRecord, BatchShape, part_of
 from understudy.replay.sample.selectors import Selector, Uniform
 from understudy.service.client.connection import Connection
 from understudy.service.wire.batches import MAX_MESSAGE_BYTES, fill_batch, selector_to_json, shape_to_json, view_to_json
@@ -34,7 +34,7 @@ T = TypeVar("T")
 PAUSE_S = 0.1
 
 
-class RemoteSampler(Closes):
+class RemoteSampler(Closeable):
     """Batches of one view, one shape and one spec, from one server. Not for several threads at once.
 
     `depth` batches are asked for ahead; with 0, `sample` takes any `size`, as a Mixture wants it.
@@ -47,7 +47,7 @@ class RemoteSampler(Closes):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: Shape | None = None,
+        shape: BatchShape | None = None,
         selector: Selector | None = None,
         spec: int | None = None,
         rank: int = 0,

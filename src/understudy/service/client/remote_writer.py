@@ -1,4 +1,4 @@
-"""RemoteWriter: a Writer whose store is elsewhere. `append` copies the step into memory and returns.
+"""RemoteWriter: a Writer whose store is behind a server. `append` copies the step into memory and returns.
 
     with connect("127.0.0.1:7447").writer("arm-1", spec, spool="spool/arm-1") as writer:
         writer.begin(task="pick")
@@ -6,23 +6,23 @@
         ...
         writer.end(last_observation)
 
-Steps are recorded on the robot's own disk (`flush` waits for that) and delivered when the server can be reached
-(`wait_delivered` waits for that). Without a spool they are in memory until the server has them.
+Steps are recorded in the spool on the robot's own disk (`flush` waits for that) and delivered when the server can be
+reached (`wait_delivered` waits for that). Without a spool they stay in memory until the server has them.
 """
 
 from __future__ import annotations
 
 from understudy.core import DeliveryError, StepSpec
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.replay.format.layout import row_bytes_of
 from understudy.replay.write.writer import Writer
 from understudy.service.client.outbox import Delivery, Outbox
 
-CHUNK_BYTES = 8 * 2**20
+MAX_CHUNK_BYTES = 8 * 2**20
 CLOSE_TIMEOUT_S = 10.0
 
 
-class RemoteWriter(Writer, Closes):
+class RemoteWriter(Writer, Closeable):
     """One stream of episodes to a server. Not for several threads at once."""
 
     def __init__(
@@ -36,9 +36,14 @@ class RemoteWriter(Writer, Closes):
         flush_each_episode: bool = True,
     ):
         self._outbox = outbox
-        most = max(CHUNK_BYTES // row_bytes_of(spec), 1)
+        max_steps = max(MAX_CHUNK_BYTES // row_bytes_of(spec), 1)
         super().__init__(
-            outbox, name, incarnation, spec, commit_steps=min(commit_steps, most), flush_each_episode=flush_each_episode
+            outbox,
+            name,
+            incarnation,
+            spec,
+            commit_steps=min(commit_steps, max_steps),
+            flush_each_episode=flush_each_episode,
         )
 
     @property
@@ -48,26 +53,26 @@ class RemoteWriter(Writer, Closes):
 
     @property
     def delivery(self) -> Delivery:
-        """Where the rows are: queued, recorded, delivered, dropped; and whether the server is there."""
+        """How many rows are queued, recorded, delivered and dropped, and whether the server can be reached."""
         return self._outbox.delivery()
 
     def flush(self) -> int:
-        """Record all that was appended; returns when it is in the spool, which survives this process."""
+        """Record all appended steps; returns when the spool, which survives this process, has them."""
         self.wait_recorded()
         return self._last_commit
 
     def wait_recorded(self, timeout_s: float | None = None) -> bool:
-        """As `flush`, but False if the time is over before."""
+        """As `flush`, but returns False after the timeout."""
         self._commit()
         return self._outbox.wait_recorded(timeout_s)
 
     def wait_delivered(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server has on disk all that was appended; False if the time is over before."""
+        """Wait until the server has all appended steps on disk; False after the timeout."""
         self._commit()
         return self._outbox.wait_delivered(timeout_s)
 
     def close(self, timeout_s: float | None = CLOSE_TIMEOUT_S) -> None:
-        """Record what is left and try to deliver it. What a spool still holds, the next writer with it delivers."""
+        """Record what is left and try to deliver it. The next writer with this spool delivers what remains in it."""
         try:
             self._commit()
         finally:

@@ -1,7 +1,7 @@
-"""Splicer: the parts of chunks after some chunks were dropped. Pure.
+"""Splicer: renumbers the episodes of a writer after some of its chunks were dropped. Pure.
 
-A row is never the neighbour of one that it did not follow. So an episode from whose middle rows are missing is cut
-before the gap, and what stands behind the gap is an episode of its own that says how many steps are missing.
+Two rows are stored next to each other only if one followed the other. So an episode that lost rows in its middle is cut
+before the gap, and what follows the gap becomes an episode of its own with a label that counts the missing steps.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import dataclass, replace
 
 from understudy.core import EpisodeInfo
 from understudy.replay.format.chunk import Part
-from understudy.replay.write.writer import behind_gap
+from understudy.replay.write.writer import info_after_gap
 
 
 @dataclass(frozen=True)
 class _Open:
-    """The episode that is open behind the last part that came through."""
+    """The episode that is open after the last part that was not dropped."""
 
-    given: int  # its number as it came in
-    number: int  # and as it went out
-    missing: int  # rows of it that were dropped before its first
-    num_rows: int  # that came in, the missing ones counted
+    given: int  # its number in the writer's chunks
+    number: int  # and in the chunks that are sent
+    missing: int  # rows that were dropped before its first row
+    num_rows: int  # of the writer, the missing ones included
     info: EpisodeInfo
 
 
 class Splicer:
-    """Takes the parts of each chunk that was not dropped, in order, and numbers the episodes anew."""
+    """Takes the parts of each chunk that was not dropped, in order, and renumbers the episodes."""
 
     def __init__(self) -> None:
         self._open: _Open | None = None
@@ -39,7 +39,7 @@ class Splicer:
             if now is None or now.given != part.episode or now.num_rows != part.first_index:
                 if now is not None:
                     out.append(self._cut(now))
-                if part.num_rows == 0:  # the end of an episode of which nothing came through
+                if part.num_rows == 0:  # the end of an episode of which all rows were dropped
                     self._open = None
                     continue
                 before = now.num_rows if now is not None and now.given == part.episode else 0
@@ -49,7 +49,7 @@ class Splicer:
                     self._next_number,
                     part.first_index,
                     part.first_index,
-                    behind_gap(part.info, missing) if missing else part.info,
+                    info_after_gap(part.info, missing) if missing else part.info,
                 )
                 self._next_number += 1
             info = replace(part.info, labels={**now.info.labels, **part.info.labels})

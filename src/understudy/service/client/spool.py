@@ -27,7 +27,7 @@ from understudy.durable.errors import store_errors
 from understudy.durable.files import create_durably, sync_directory, write_durably
 from understudy.durable.lock import WriterLock
 from understudy.replay.format.records import info_from_json, info_to_json
-from understudy.replay.write.writer import behind_gap
+from understudy.replay.write.writer import info_after_gap
 from understudy.service.wire.message import MAX_HEADER_BYTES, Buffer, pack, parse_header, size_of, unpack
 
 _HELLO, _ROUTE, _SUFFIX = "hello.json", "route.json", ".safetensors"
@@ -113,7 +113,7 @@ class SpoolLog:
             if part[0] == self.route.episode:
                 part[1] -= self.route.shift
                 if self.route.shift:
-                    info = behind_gap(info_from_json(part[4]), self.route.shift)
+                    info = info_after_gap(info_from_json(part[4]), self.route.shift)
                     part[4] = info_to_json(info)
         if parts[0][0] == self.route.episode and parts[0][1:4] == [0, 0, "cut"]:
             del parts[0]  # the end of an episode whose rows all went to another shard

@@ -1,4 +1,4 @@
-"""Metrics: what a server counts, in the text that Prometheus reads. docs/delivery.md explains each."""
+"""Metrics: the counters of a server in the text format of Prometheus. docs/delivery.md explains each."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from understudy.replay.format.chunk import Chunk
 
 
 class Metrics:
-    """Counters of one server. `serve` shows them at http://127.0.0.1:PORT/metrics."""
+    """Counters of one server. `serve` publishes them at http://127.0.0.1:PORT/metrics."""
 
     def __init__(self, store: Store):
         self._registry = registry = CollectorRegistry()
         self._rows = Counter("understudy_rows_committed", "Rows made durable.", registry=registry)
-        self._bytes = Counter("understudy_bytes_received", "Bytes of chunks.", registry=registry)
+        self._bytes = Counter("understudy_bytes_received", "Bytes of received chunks.", registry=registry)
         self._chunks = Counter("understudy_chunks_committed", "Chunks made durable.", registry=registry)
-        self._again = Counter("understudy_chunks_repeated", "Chunks that came again; stored once.", registry=registry)
+        self._repeated = Counter(
+            "understudy_chunks_repeated", "Chunks that a writer sent again; stored once.", registry=registry
+        )
         self._seconds = Histogram(
             "understudy_commit_seconds",
             "From a chunk's arrival to its acknowledgement.",
@@ -29,8 +31,10 @@ class Metrics:
         )
         self._errors = Counter("understudy_errors", "Streams that ended in an error.", ["kind"], registry=registry)
         self._streams = Gauge("understudy_streams", "Open streams.", ["kind"], registry=registry)
-        self._batches = Counter("understudy_batches_sent", "Batches sampled by clients.", registry=registry)
-        self.parameters_version = Gauge("understudy_parameters_version", "Newest version.", registry=registry)
+        self._batches = Counter("understudy_batches_sent", "Batches sent to clients.", registry=registry)
+        self.parameters_version = Gauge(
+            "understudy_parameters_version", "Newest published version of parameters.", registry=registry
+        )
         commit = Gauge("understudy_store_commit", "The last durable commit.", registry=registry)
         commit.set_function(lambda: store.last_commit)
 
@@ -44,11 +48,11 @@ class Metrics:
         finally:
             gauge.dec()
 
-    def committed(self, chunk: Chunk, num_bytes: int, seconds: float, *, again: bool) -> None:
+    def committed(self, chunk: Chunk, num_bytes: int, seconds: float, *, repeated: bool) -> None:
         self._seconds.observe(seconds)
         self._bytes.inc(num_bytes)
-        if again:
-            self._again.inc()
+        if repeated:
+            self._repeated.inc()
         else:
             self._chunks.inc()
             self._rows.inc(chunk.num_rows)
@@ -63,7 +67,7 @@ class Metrics:
         return generate_latest(self._registry).decode()
 
     def serve(self, port: int) -> tuple[int, Callable[[], None]]:
-        """Show the text at a port of this machine; returns the port and the call that ends it."""
+        """Serve the text at a port of this machine; returns the port and the function that stops it."""
         server, thread = start_http_server(port, "127.0.0.1", registry=self._registry)
 
         def stop() -> None:

@@ -1,7 +1,6 @@
-"""Sampling for clients: the server's side of a stream of batches.
+"""SampleStream: the server's side of a stream of batches to one client.
 
-A stream has a reader and a sampler of its own. The client asks for as many batches ahead as it likes to have; while one
-is sent, the next is drawn.
+Each stream has its own reader and sampler. The client requests batches ahead; while one is sent, the next is sampled.
 """
 
 from __future__ import annotations
@@ -43,10 +42,10 @@ _HELLO = {
 }
 
 
-class Drawing:
-    """One client's sampler. Its methods run in working threads.
+class SampleStream:
+    """The sampler of one client. Its methods run in the server's reading threads.
 
-    A client that goes away cancels its stream but not the thread that draws for it, so `close` waits for that.
+    A client that disconnects cancels its stream but not the thread that samples for it, so `close` waits for that.
     """
 
     def __init__(self, store: Path, hello: dict[str, Any]):
@@ -66,7 +65,7 @@ class Drawing:
             "spec": spec,
         }
         self._state = hello.get("state")
-        self._at_work = threading.Lock()
+        self._sampling = threading.Lock()
         self._reader = Reader(store)
         self._sampler: Sampler | None = None
         self._closed = False
@@ -75,15 +74,16 @@ class Drawing:
         try:
             if hello.get("store") not in (None, self._store_id):
                 raise ReplacedError(
-                    "there is another store here than the one that was drawn from; begin anew, or bring that one back"
+                    "this server has another store than the one that the sampler began with; make a new sampler, or "
+                    "serve that store here again"
                 )
-            self._try_to_begin()
+            self._make_sampler()
         except BaseException:
             self._reader.close()
             raise
 
-    def _try_to_begin(self) -> None:
-        """Make the sampler. In a store in which nothing was ever written, there is nothing to make it for yet."""
+    def _make_sampler(self) -> None:
+        """Make the sampler, unless the store is still empty: then there is no spec to sample yet."""
         if not self._reader.catalog.spec_ids():
             return
         sampler = Sampler(self._reader, **self._options)
@@ -94,17 +94,17 @@ class Drawing:
         self._sampler = sampler
 
     def close(self) -> None:
-        with self._at_work:
+        with self._sampling:
             self._closed = True
             if self._sampler is not None:
                 self._sampler.close()
             self._reader.close()
 
-    def greeting(self) -> bytes:
-        return to_json(self._said())
+    def hello_reply(self) -> bytes:
+        return to_json(self._status())
 
-    def _said(self) -> dict[str, Any]:
-        """What a client is told with every answer."""
+    def _status(self) -> dict[str, Any]:
+        """What a client gets with every answer."""
         sampler = self._sampler
         if sampler is None:
             return {"spec": None, "available": 0, "state": self._state, "store": self._store_id, "record": None}
@@ -116,41 +116,41 @@ class Drawing:
             "record": None,
         }
 
-    def draw(self, message: bytes) -> list[bytes]:
-        """The messages that answer a request: what is known now, and the pieces of a batch if one was asked for."""
-        with self._at_work:
-            return [] if self._closed else self._drawn(message)
+    def answer(self, message: bytes) -> list[bytes]:
+        """The messages that answer a request: the status, and the pieces of a batch if one was requested."""
+        with self._sampling:
+            return [] if self._closed else self._answer(message)
 
-    def _drawn(self, message: bytes) -> list[bytes]:
+    def _answer(self, message: bytes) -> list[bytes]:
         request = from_json(message)
         refuse_unknown(request, {"size", "part"})
         size = request.get("size")
         if type(size) is not int or size < 0:
             raise WireError(f"size: expected a whole number from 0, got {str(size)[:40]}")
         if self._sampler is None:
-            self._try_to_begin()
+            self._make_sampler()
         sampler = self._sampler
         if sampler is not None:
             sampler.follow()
         if size == 0:
-            return [to_json(self._said())]
+            return [to_json(self._status())]
         if sampler is None:
             raise StoreError("there is nothing to draw: the store is empty; record something, then call follow()")
         self._check_size(sampler, size)
         part = _part(request.get("part"), size)
         num_items = sampler.part(size).stop - sampler.part(size).start if part is None else part.stop - part.start
         if self._batch is None or len(self._batch) != num_items:
-            self._batch = sampler.shape.make(sampler.spec, num_items)  # used again: what is sent is a copy
+            self._batch = sampler.shape.make(sampler.spec, num_items)  # reused: what is sent is a copy
         batch = sampler.sample(self._batch, size=size, part=part)
         record = asdict(sampler.last_record) if sampler.last_record else None
-        return [to_json({**self._said(), "record": record}), *pieces(encode_batch(batch, {}))]
+        return [to_json({**self._status(), "record": record}), *pieces(encode_batch(batch, {}))]
 
     @staticmethod
     def _check_size(sampler: Sampler, size: int) -> None:
-        """Refuse a batch that is too large, without making it."""
+        """Refuse a batch that is too large before it is allocated."""
         one = num_bytes_of(sampler.shape.make(sampler.spec, 1))
         if size * one > MAX_BATCH_BYTES:
-            raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; ask for fewer")
+            raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; request fewer")
 
 
 def _restore(sampler: Sampler, state: Any) -> None:
@@ -172,24 +172,24 @@ def _part(value: Any, size: int) -> slice | None:
 
 
 async def serve_batches(
-    drawing: Drawing,
+    stream: SampleStream,
     requests: AsyncIterator[bytes],
     write: Callable[[bytes], Awaitable[Any]],
     in_thread: Callable[..., Awaitable[Any]],
-    counted: Callable[[], None],
+    on_batch_sent: Callable[[], None],
 ) -> None:
-    """Answer requests in order until the client has no more; one batch is drawn ahead of the one on the wire."""
+    """Answer requests in order until the client ends its side; one batch is sampled while another is sent."""
     ready: asyncio.Queue[list[bytes] | Exception | None] = asyncio.Queue(1)
 
-    async def draw() -> None:
+    async def sample_ahead() -> None:
         try:
             async for message in requests:
-                await ready.put(await in_thread(drawing.draw, message))
+                await ready.put(await in_thread(stream.answer, message))
             await ready.put(None)
-        except Exception as error:  # noqa: BLE001 (raised again by whoever sends)
+        except Exception as error:  # noqa: BLE001 (the sending loop raises it)
             await ready.put(error)
 
-    drawer = asyncio.ensure_future(draw())
+    sampling = asyncio.ensure_future(sample_ahead())
     try:
         while (messages := await ready.get()) is not None:
             if isinstance(messages, Exception):
@@ -197,7 +197,7 @@ async def serve_batches(
             for message in messages:
                 await write(message)
             if len(messages) > 1:
-                counted()
+                on_batch_sent()
     finally:
-        drawer.cancel()
-        await asyncio.wait({drawer})
+        sampling.cancel()
+        await asyncio.wait({sampling})

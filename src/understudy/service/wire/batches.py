@@ -1,7 +1,7 @@
-"""Batches: what a client may ask a server to draw, and a drawn batch as a message. Nothing is taken on trust.
+"""Batches: requests for batches as JSON, and batches as messages. Everything received is checked.
 
 A view's condition is SQL from another machine. It may read an episode's attributes and call a few functions of text
-and number, and nothing else; see `view_from_json`.
+and numbers, and nothing else; see `view_from_json`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from understudy.core.step import StepSpec
 from understudy.replay.format.records import ATTRIBUTE_COLUMNS
 from understudy.replay.read.batch_shapes import Sequences, Transitions
 from understudy.replay.read.view import Clause, View
-from understudy.replay.sample.sampler import Shape
-from understudy.replay.sample.selectors import OldestOnce, Selector, Uniform, UniformEpisodes
+from understudy.replay.sample.sampler import BatchShape
+from understudy.replay.sample.selectors import Fifo, Selector, Uniform, UniformEpisodes
 from understudy.service.wire.chunks import pack_ragged, unpack_ragged
-from understudy.service.wire.message import Assembly, Buffer, pack, typed
+from understudy.service.wire.message import Assembly, Buffer, as_array, pack
 
 Array = np.ndarray[Any, Any]
 Batch: TypeAlias = TransitionBatch | SequenceBatch
 
 MAX_BATCH_BYTES = 2**30
-MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 2**20  # with what a message adds
+MAX_MESSAGE_BYTES = MAX_BATCH_BYTES + 2**20  # with the overhead of a message
 MAX_CLAUSES, MAX_CONDITION_LENGTH = 16, 2000
 
 _SHAPES: dict[str, type[Transitions] | type[Sequences]] = {"transitions": Transitions, "sequences": Sequences}
-_SELECTORS: dict[str, type[Any]] = {"uniform": Uniform, "uniform_episodes": UniformEpisodes, "oldest_once": OldestOnce}
+_SELECTORS: dict[str, type[Any]] = {"uniform": Uniform, "uniform_episodes": UniformEpisodes, "fifo": Fifo}
 _FUNCTIONS = {
     "abs",
     "coalesce",
@@ -57,7 +57,7 @@ _FUNCTIONS = {
 }
 
 
-# ---- what to draw
+# ---- requests
 
 
 def view_to_json(view: View) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def view_to_json(view: View) -> dict[str, Any]:
 
 
 def view_from_json(value: Any) -> View:
-    """A view that a client has sent, if all it does is to ask for attributes of episodes."""
+    """A view that a client sent; refused if its conditions do more than read attributes of episodes."""
     try:
         clauses = tuple(
             Clause(where=str(c["where"]), sources=frozenset(Source(number) for number in c["sources"]))
@@ -77,15 +77,15 @@ def view_from_json(value: Any) -> View:
         raise WireError(f"view: not a view ({type(error).__name__}: {str(error)[:100]})") from None
     if len(clauses) > MAX_CLAUSES or any(len(clause.where) > MAX_CONDITION_LENGTH for clause in clauses):
         raise StoreError(
-            f"view {name!r}: at most {MAX_CLAUSES} clauses of {MAX_CONDITION_LENGTH} characters; ask for less at once"
+            f"view {name!r}: at most {MAX_CLAUSES} clauses of {MAX_CONDITION_LENGTH} characters; use a smaller view"
         )
     for clause in clauses:
-        _refuse_harm(name, clause.where)
+        _check_condition(name, clause.where)
     return View(name=name, clauses=clauses)
 
 
-def _refuse_harm(name: str, where: str) -> None:
-    """Let SQLite itself tell what a condition would touch, on an empty table, before it comes near the catalog."""
+def _check_condition(name: str, where: str) -> None:
+    """Let SQLite prepare a condition against an empty table and refuse whatever it must not touch."""
     touched: list[str] = []
     selects = 0
 
@@ -93,7 +93,7 @@ def _refuse_harm(name: str, where: str) -> None:
         nonlocal selects
         selects += action == sqlite3.SQLITE_SELECT
         harmless = (
-            (action == sqlite3.SQLITE_SELECT and selects == 1)  # ours, and none inside it
+            (action == sqlite3.SQLITE_SELECT and selects == 1)  # our own; a select inside it is refused
             or action == sqlite3.SQLITE_READ
             or (action == sqlite3.SQLITE_FUNCTION and second in _FUNCTIONS)
         )
@@ -115,11 +115,13 @@ def _refuse_harm(name: str, where: str) -> None:
             db.set_authorizer(None)
 
 
-def shape_to_json(shape: Shape) -> dict[str, Any]:
+def shape_to_json(shape: BatchShape) -> dict[str, Any]:
     for kind, cls in _SHAPES.items():
         if type(shape) is cls:
             return {"kind": kind, **asdict(shape)}
-    raise StoreError(f"shape: expected Transitions or Sequences, got {type(shape).__name__}; sample next to the store")
+    raise StoreError(
+        f"shape: expected Transitions or Sequences, got {type(shape).__name__}; sample on the store's machine"
+    )
 
 
 def shape_from_json(value: Any) -> Transitions | Sequences:
@@ -130,7 +132,7 @@ def shape_from_json(value: Any) -> Transitions | Sequences:
     except (TypeError, KeyError, ValueError) as error:
         raise WireError(f"shape: not a shape ({type(error).__name__}: {str(error)[:100]})") from None
     if any(size > 100_000 for size in sizes):
-        raise StoreError(f"shape: {max(sizes)} is more than a server draws at once; ask for shorter ones")
+        raise StoreError(f"shape: {max(sizes)} is more than a server samples at once; request shorter ones")
     return shape
 
 
@@ -140,7 +142,7 @@ def selector_to_json(selector: Selector) -> dict[str, Any]:
             return {"kind": kind, **selector.options}  # type: ignore[attr-defined]
     raise StoreError(
         f"selector: expected one of {', '.join(_SELECTORS)} over the network, got {type(selector).__name__}; "
-        f"run the learner beside the store"
+        f"run the learner on the store's machine"
     )
 
 
@@ -164,28 +166,28 @@ def encode_batch(batch: Batch, metadata: Mapping[str, str]) -> list[Buffer]:
 
 
 def fill_batch(batch: Batch, at: slice, assembly: Assembly, spec: StepSpec) -> None:
-    """Copy what has arrived into a batch that the shape made; large fields straight from the pieces."""
+    """Copy a received message into `batch[at]`; large fields are copied straight from the pieces."""
     targets = dict(_leaves(batch))
     direct: list[Array] = []  # flat bytes of each tensor of the message, in its order
-    aside: dict[str, Array] = {}  # those that cannot be copied in place
+    buffered: dict[str, Array] = {}  # those that cannot be copied into the batch directly
     for tensor in assembly.header.tensors:
         target = targets.get(tensor.name)
-        place = None if target is None or target.dtype == object else target[at]
-        if place is not None and place.flags.c_contiguous:
-            flat = place.reshape(-1).view(np.uint8)
+        rows = None if target is None or target.dtype == object else target[at]
+        if rows is not None and rows.flags.c_contiguous:
+            flat = rows.reshape(-1).view(np.uint8)
         else:
-            flat = aside[tensor.name] = np.empty(tensor.num_bytes, np.uint8)
+            flat = buffered[tensor.name] = np.empty(tensor.num_bytes, np.uint8)
         if flat.size != tensor.num_bytes:
             raise WireError(f"{tensor.name}: expected {flat.size} bytes, got {tensor.num_bytes}; is the server newer?")
         direct.append(flat)
     assembly.scatter(direct)
-    found = {t.name: typed(aside[t.name], t) for t in assembly.header.tensors if t.name in aside}
+    found = {t.name: as_array(buffered[t.name], t) for t in assembly.header.tensors if t.name in buffered}
     for path, target in targets.items():
         if target.dtype == object:
             values = unpack_ragged(path, _leaf(spec, path), found)
-            place = target[at]
-            for number, index in enumerate(np.ndindex(place.shape)):
-                place[index] = values[number]
+            rows = target[at]
+            for number, index in enumerate(np.ndindex(rows.shape)):
+                rows[index] = values[number]
         elif path in found:
             target[at] = found.pop(path)
 

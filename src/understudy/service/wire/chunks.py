@@ -1,4 +1,4 @@
-"""Chunks as messages, and back with nothing taken on trust."""
+"""Chunks as messages, and back. Every value of a received chunk is checked."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from understudy.service.wire.message import Buffer, pack, parse_json, unpack
 
 Array = np.ndarray[Any, Any]
 
-_BYTES, _LENGTHS = "ragged/", "length/"  # of a ragged field: all values end to end, and how long each is
+_BYTES, _LENGTHS = "ragged/", "length/"  # of a ragged field: its values end to end, and their lengths
 
 
 def encode_chunk(seq: int, columns: Mapping[str, Any], parts: Sequence[Part]) -> list[Buffer]:
-    """A chunk as the buffers of a message; who sends it is known from the stream."""
-    said = [[p.episode, p.first_index, p.num_rows, p.state, info_to_json(p.info)] for p in parts]
+    """A chunk as the buffers of a message. Its writer is not in it: the stream's hello names it."""
+    entries = [[p.episode, p.first_index, p.num_rows, p.state, info_to_json(p.info)] for p in parts]
     arrays: dict[str, Array] = {}
     for path, column in columns.items():
         if isinstance(column, list):
             arrays |= pack_ragged(path, column)
         else:
             arrays[path] = column
-    return pack({"seq": str(seq), "parts": json.dumps(said, ensure_ascii=False)}, arrays)
+    return pack({"seq": str(seq), "parts": json.dumps(entries, ensure_ascii=False)}, arrays)
 
 
 def decode_chunk(message: Buffer, *, writer: str, incarnation: str, spec: StepSpec) -> Chunk:
-    """The chunk in a message; an error if any value in it is not one that the spec allows."""
+    """The chunk in a message; raises SpecError or WireError if a value does not fit the spec."""
     metadata, arrays = unpack(message)
     try:
         seq = int(metadata["seq"])
@@ -56,7 +56,7 @@ def decode_chunk(message: Buffer, *, writer: str, incarnation: str, spec: StepSp
         raise SpecError(f"{next(iter(arrays))[:80]}: expected no such field; send what the spec says")
     chunk = Chunk(writer=writer, incarnation=incarnation, seq=seq, spec=spec, columns=columns, parts=parts)
     if chunk.num_rows != len(columns["is_step"]):
-        raise WireError(f"parts of {chunk.num_rows} rows, and {len(columns['is_step'])} rows were sent")
+        raise WireError(f"expected {chunk.num_rows} rows as in its parts, got {len(columns['is_step'])}; send all")
     _check_values(spec, columns)
     return chunk
 
@@ -71,7 +71,7 @@ def _part(episode: Any, first_index: Any, num_rows: Any, state: Any, info: Any) 
 
 
 def _check_values(spec: StepSpec, columns: Mapping[str, Any]) -> None:
-    """What a writer checks step by step, for senders that are not one of ours."""
+    """The checks that our Writer makes for each step, for senders that do not use it."""
     for path, leaf in spec.columns.items():
         column = columns[path]
         if leaf.bounded and not leaf.ragged and len(column):
@@ -97,13 +97,13 @@ def pack_ragged(path: str, values: Sequence[Any]) -> dict[str, Array]:
 
 
 def unpack_ragged(path: str, leaf: ArraySpec, arrays: dict[str, Array]) -> list[Any]:
-    """The values of a ragged field, whose two arrays are taken out of `arrays`."""
+    """The values of a ragged field; removes its two arrays from `arrays`."""
     data, lengths = arrays.pop(_BYTES + path, None), arrays.pop(_LENGTHS + path, None)
     if data is None or lengths is None or data.dtype != np.uint8 or lengths.dtype != np.uint32 or lengths.ndim != 1:
         raise SpecError(f"{path}: expected {leaf}, got something else; send all fields of the spec")
     ends = np.cumsum(lengths, dtype=np.int64)
     if data.ndim != 1 or (int(ends[-1]) if len(ends) else 0) != data.size:
-        raise WireError(f"{path}: values of {int(lengths.sum())} bytes in {data.size}; send them end to end")
+        raise WireError(f"{path}: expected {int(lengths.sum())} bytes of values, got {data.size}; send them end to end")
     everything = data.tobytes()
     try:
         return [

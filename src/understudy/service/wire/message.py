@@ -1,8 +1,8 @@
-"""Wire: named arrays as one message, and a message in pieces. Pure.
+"""Message: named arrays as one message, and a message in pieces. Pure.
 
 A message is the bytes of a safetensors file: the length of the header, a JSON header that names each tensor, the
-tensors. The last tensor, `check`, is xxh3 of all bytes before it, so a message that was changed on its way or on a disk
-is known. A large message travels in pieces, the header alone in the first. docs/formats.md describes both.
+tensors. The last tensor, `check`, is the xxh3 of all bytes before it, which reveals damage on the network or on a disk.
+A large message is sent in pieces, of which the first is the header. docs/formats.md describes both.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ CHECK = "check"
 _CHECK_BYTES = 8
 _DTYPES = {kind: np.dtype(name) for name, kind in SAFETENSORS_DTYPES.items()}
 _BFLOAT16 = "BF16"
-_CHANGED = "the checksum of a message does not hold: it was changed on its way; send it again"
+_BAD_CHECKSUM = "the checksum of a message is wrong: it was damaged on its way; send it again"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """An entry of a header. `start` counts from the first byte behind the header."""
+    """An entry of a header. `start` counts from the first byte after the header."""
 
     name: str
-    kind: str
+    dtype: str  # as safetensors names it
     shape: tuple[int, ...]
     start: int
     num_bytes: int
@@ -55,10 +55,10 @@ class Header:
 
 
 def parse_json(text: bytes | str) -> Any:
-    """The value of a JSON text; a ValueError if it is none, or is deeper than anything that is sent here.
+    """The value of a JSON text; a ValueError if it is not JSON or is nested too deeply.
 
-    Depth is looked at first, because the parser's own limit is the stack: what runs by chance at its end, such as the
-    collection of garbage, fails there too.
+    The depth is checked before parsing, because the parser itself stops only when the stack is full, where unrelated
+    code such as the garbage collector fails too.
     """
     data = text.encode() if isinstance(text, str) else text
     if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH:
@@ -73,7 +73,7 @@ def _refuse_deep(data: bytes) -> None:
         if found.start() == skipped:
             continue
         if mark == b"\\":
-            skipped = found.end()  # what stands behind it is no mark
+            skipped = found.end()  # the next character is escaped
         elif mark == b'"':
             in_text = not in_text
         elif not in_text:
@@ -88,9 +88,9 @@ def _refuse_deep(data: bytes) -> None:
 def pack(
     metadata: Mapping[str, str], arrays: Mapping[str, Array], *, bfloat16: frozenset[str] = frozenset()
 ) -> list[Buffer]:
-    """A message as buffers, the header first; they are views of `arrays` where those are contiguous.
+    """A message as buffers, the header first. They are views of `arrays` where those are contiguous.
 
-    Arrays named in `bfloat16` are uint16 and hold bfloat16 numbers, as `to_bfloat16` makes them.
+    Arrays named in `bfloat16` are uint16 and hold the output of `to_bfloat16`.
     """
     content: dict[str, Any] = {"__metadata__": dict(metadata)}
     buffers: list[Buffer] = []
@@ -100,15 +100,15 @@ def pack(
             raise WireError(f"{name}: cannot be sent as {array.dtype}; rename it, or convert it to another dtype")
         array = array.astype(array.dtype.newbyteorder("<"), copy=False)
         data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-        kind = _BFLOAT16 if name in bfloat16 else SAFETENSORS_DTYPES[array.dtype.name]
-        content[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": [start, start + len(data)]}
+        dtype = _BFLOAT16 if name in bfloat16 else SAFETENSORS_DTYPES[array.dtype.name]
+        content[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [start, start + len(data)]}
         start += len(data)
         buffers.append(data)
     content[CHECK] = {"dtype": "U64", "shape": [], "data_offsets": [start, start + _CHECK_BYTES]}
     body = json.dumps(content, separators=(",", ":")).encode()
     body += b" " * (-len(body) % 8)
     if len(body) > MAX_HEADER_BYTES:
-        raise WireError(f"a header of {len(body)} bytes, and {MAX_HEADER_BYTES} is the most; send fewer arrays")
+        raise WireError(f"expected a header of at most {MAX_HEADER_BYTES} bytes, got {len(body)}; send fewer arrays")
     buffers.insert(0, struct.pack("<Q", len(body)) + body)
     return [*buffers, _checksum(buffers)]
 
@@ -118,48 +118,49 @@ def size_of(buffers: Iterable[Buffer]) -> int:
 
 
 def pieces(buffers: Sequence[Buffer]) -> Iterator[bytes]:
-    """A message cut up: the header, then pieces of PIECE_BYTES, the last one shorter."""
+    """A message in pieces: the header, then pieces of PIECE_BYTES, the last one shorter."""
     yield bytes(buffers[0])
     waiting: list[Buffer] = []
-    room = PIECE_BYTES
+    free = PIECE_BYTES
     for buffer in buffers[1:]:
         view = memoryview(buffer)
         while view:
-            waiting.append(view[:room])
-            view = view[room:]
-            room -= len(waiting[-1])
-            if room == 0:
+            waiting.append(view[:free])
+            view = view[free:]
+            free -= len(waiting[-1])
+            if free == 0:
                 yield b"".join(waiting)
-                waiting, room = [], PIECE_BYTES
+                waiting, free = [], PIECE_BYTES
     if waiting:
         yield b"".join(waiting)
 
 
-# ---- reading one
+# ---- reading a message
 
 
 def unpack(message: Buffer) -> tuple[dict[str, str], dict[str, Array]]:
-    """The metadata and the arrays of a whole message, which are views of it; a WireError if it is not one."""
+    """The metadata and the arrays of a whole message. The arrays are views of it."""
     view = memoryview(message)
     header = parse_header(view)
     if len(view) != header.num_bytes + header.body_bytes:
         raise WireError(
-            f"a message of {len(view)} bytes whose header says {header.num_bytes + header.body_bytes}; send it whole"
+            f"expected a message of {header.num_bytes + header.body_bytes} bytes as its header says, got {len(view)}; "
+            f"send it whole"
         )
     if _checksum([view[:-_CHECK_BYTES]]) != view[-_CHECK_BYTES:]:
-        raise WireError(_CHANGED)
+        raise WireError(_BAD_CHECKSUM)
     return header.metadata, {t.name: _array(view, header, t) for t in header.tensors}
 
 
 def parse_header(message: Buffer) -> Header:
-    """The header at the beginning of a message, with every number in it checked."""
+    """The header at the start of a message; every number in it is checked."""
     view = memoryview(message)
     if len(view) < 8:
         raise WireError(f"expected a message, got {len(view)} bytes")
     (length,) = struct.unpack("<Q", view[:8])
     if length > min(MAX_HEADER_BYTES, len(view) - 8):
         raise WireError(
-            f"a header of {length} bytes in a message of {len(view)}; it is at most {MAX_HEADER_BYTES} and in one piece"
+            f"expected a whole header of at most {MAX_HEADER_BYTES} bytes, got {length} bytes announced in {len(view)}"
         )
     try:
         content = parse_json(bytes(view[8 : 8 + length]))
@@ -176,19 +177,19 @@ def _tensors(content: Mapping[str, Any]) -> tuple[tuple[Tensor, ...], int]:
     found = []
     at = 0
     for name, entry in content.items():
-        kind, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
         sizes = [*shape, start, stop]
         if not all(type(size) is int and 0 <= size < 2**48 for size in sizes) or len(shape) > 16:
-            raise ValueError(f"{name[:80]}: sizes that cannot be")
-        num_bytes = 2 if kind == _BFLOAT16 else _DTYPES[kind].itemsize
-        if num_bytes * math.prod(max(size, 1) for size in shape) >= 2**48:  # numpy has none of it even if it is empty
-            raise ValueError(f"{name[:80]}: sizes that cannot be")
+            raise ValueError(f"{name[:80]}: impossible sizes")
+        num_bytes = 2 if dtype == _BFLOAT16 else _DTYPES[dtype].itemsize
+        if num_bytes * math.prod(max(size, 1) for size in shape) >= 2**48:  # numpy refuses it even if it is empty
+            raise ValueError(f"{name[:80]}: impossible sizes")
         num_bytes *= math.prod(shape)
         if start != at or stop != at + num_bytes:
-            raise ValueError(f"{name[:80]}: does not stand where it should")
-        found.append(Tensor(name, kind, tuple(shape), start, num_bytes))
+            raise ValueError(f"{name[:80]}: wrong offsets")
+        found.append(Tensor(name, dtype, tuple(shape), start, num_bytes))
         at = stop
-    if not found or (found[-1].name, found[-1].kind, found[-1].shape) != (CHECK, "U64", ()):
+    if not found or (found[-1].name, found[-1].dtype, found[-1].shape) != (CHECK, "U64", ()):
         raise ValueError("no checksum at the end")
     return tuple(found[:-1]), at
 
@@ -196,20 +197,20 @@ def _tensors(content: Mapping[str, Any]) -> tuple[tuple[Tensor, ...], int]:
 def _array(view: memoryview, header: Header, tensor: Tensor) -> Array:
     start = header.num_bytes + tensor.start
     data = np.frombuffer(view[start : start + tensor.num_bytes], np.uint8)
-    return typed(data, tensor)
+    return as_array(data, tensor)
 
 
-def typed(data: Array, tensor: Tensor) -> Array:
+def as_array(data: Array, tensor: Tensor) -> Array:
     """The bytes of a tensor as an array; a bool that is neither 0 nor 1 is refused."""
-    if tensor.kind == _BFLOAT16:
+    if tensor.dtype == _BFLOAT16:
         return from_bfloat16(data.view(np.uint16)).reshape(tensor.shape)
-    if tensor.kind == "BOOL" and data.size and data.max() > 1:
+    if tensor.dtype == "BOOL" and data.size and data.max() > 1:
         raise WireError(f"{tensor.name[:80]}: expected flags of 0 or 1, got {data.max()}; check the sender")
-    return data.view(_DTYPES[tensor.kind]).reshape(tensor.shape)
+    return data.view(_DTYPES[tensor.dtype]).reshape(tensor.shape)
 
 
 class Assembly:
-    """The pieces of a message, kept as they came; no more than the header has announced."""
+    """Collects the pieces of a message without copying; refuses more than the header announced."""
 
     def __init__(self, first: bytes, *, max_bytes: int):
         self.header = _whole_header(first, max_bytes)
@@ -226,12 +227,12 @@ class Assembly:
         self._missing -= len(piece)
 
     def pieces(self) -> list[bytes]:
-        """All pieces, when they are complete and their checksum holds."""
+        """All pieces of a complete message, after checking their checksum."""
         body, check = self._pieces[:-1], self._pieces[-1]
         if len(check) < _CHECK_BYTES:  # the checksum itself was cut in two
             body, check = self._pieces[:-2], self._pieces[-2] + check
         if _checksum([*body, memoryview(check)[:-_CHECK_BYTES]]) != check[-_CHECK_BYTES:]:
-            raise WireError(_CHANGED)
+            raise WireError(_BAD_CHECKSUM)
         return self._pieces
 
     def scatter(self, targets: Sequence[Array]) -> None:
@@ -249,8 +250,8 @@ class Assembly:
                 piece = piece[part.size :]
 
 
-def gather(pieces: Iterator[bytes], *, max_bytes: int) -> tuple[dict[str, str], dict[str, Array]]:
-    """The metadata and the arrays of a message that comes in pieces; each piece is copied into place as it comes."""
+def receive(pieces: Iterator[bytes], *, max_bytes: int) -> tuple[dict[str, str], dict[str, Array]]:
+    """The metadata and the arrays of a message in pieces; each piece is copied into place as it arrives."""
     first = next(pieces)
     header = _whole_header(first, max_bytes)
     body = np.empty(header.body_bytes, np.uint8)
@@ -263,17 +264,19 @@ def gather(pieces: Iterator[bytes], *, max_bytes: int) -> tuple[dict[str, str], 
         digest.update(body[at : min(at + len(piece), body.size - _CHECK_BYTES)].data)
         at += len(piece)
     if int(digest.intdigest()).to_bytes(_CHECK_BYTES, "little") != body[-_CHECK_BYTES:].tobytes():
-        raise WireError(_CHANGED)
-    return header.metadata, {t.name: typed(body[t.start : t.start + t.num_bytes], t) for t in header.tensors}
+        raise WireError(_BAD_CHECKSUM)
+    return header.metadata, {t.name: as_array(body[t.start : t.start + t.num_bytes], t) for t in header.tensors}
 
 
 def _whole_header(first: bytes, max_bytes: int) -> Header:
-    """The header that a first piece is; refused if what it announces is too much."""
+    """The header in the first piece; refused if it announces more than `max_bytes`."""
     header = parse_header(first)
     if header.num_bytes != len(first):
-        raise WireError("the first piece of a message is its header and nothing else")
+        raise WireError("expected the header alone in the first piece of a message, got more or less; check the sender")
     if header.body_bytes > max_bytes:
-        raise WireError(f"a message of {header.body_bytes} bytes, and {max_bytes} is the most here")
+        raise WireError(
+            f"expected a message of at most {max_bytes} bytes, got {header.body_bytes}; send less, or raise the limit"
+        )
     return header
 
 
@@ -289,7 +292,7 @@ def _checksum(buffers: Iterable[Buffer]) -> bytes:
     return int(digest.intdigest()).to_bytes(_CHECK_BYTES, "little")
 
 
-# ---- half the bytes for parameters
+# ---- bfloat16
 
 
 def to_bfloat16(array: Array) -> Array:

@@ -1,6 +1,6 @@
-"""Protocol: the names of the calls, the small messages, and how an error travels.
+"""Protocol: the names of the calls, the small messages, and how errors are sent.
 
-Arrays travel as in wire.py; all else is JSON. No pickle, and no code: a message can only say what stands here.
+Arrays are sent as in message.py, everything else as JSON. No pickle: a message cannot carry code.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ MAX_JSON_BYTES = 1 << 20
 
 
 class ReplacedError(StoreError):
-    """A server has another store than the one that was drawn from before."""
+    """A server has another store than the one that a sampler began with."""
 
 
-# Names on the wire; an error that is none of these arrives as a StoreError.
+# Errors that keep their class on the wire; others arrive as the nearest of these, or as a StoreError.
 _ERRORS: dict[str, type[UnderstudyError]] = {
     kind.__name__: kind
     for kind in (
@@ -66,9 +66,9 @@ def to_json(value: Any) -> bytes:
 
 
 def from_json(message: bytes) -> dict[str, Any]:
-    """The object in a small message; a WireError if it is none."""
+    """The JSON object in a small message; a WireError if it is not one."""
     if len(message) > MAX_JSON_BYTES:
-        raise WireError(f"a small message of {len(message)} bytes, and {MAX_JSON_BYTES} is the most; send less at once")
+        raise WireError(f"expected at most {MAX_JSON_BYTES} bytes of JSON, got {len(message)}; send less at once")
     try:
         value = parse_json(message)
     except (ValueError, RecursionError):
@@ -79,7 +79,7 @@ def from_json(message: bytes) -> dict[str, Any]:
 
 
 def status_of(error: UnderstudyError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
-    """How an error leaves the server: status, text, and its name in the trailer."""
+    """An error as the server sends it: gRPC status, text, and its class name in the trailer."""
     name = next((kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _ERRORS), "StoreError")
     if isinstance(error, RefusedError):
         code = grpc.StatusCode.UNAUTHENTICATED
@@ -95,13 +95,17 @@ def status_of(error: UnderstudyError) -> tuple[grpc.StatusCode, str, tuple[tuple
     return code, str(error)[:1000].encode("ascii", "replace").decode(), tuple(trailer)
 
 
-_NAMED = {grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNAUTHENTICATED}
+_OUR_CODES = {
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNAUTHENTICATED,
+}
 
 
 def error_of(error: grpc.RpcError, address: str) -> UnderstudyError:
-    """The error that a failed call means to the client."""
+    """The error that a client raises for a failed call."""
     code, text = error.code(), error.details() or ""
-    if code in _NAMED:
+    if code in _OUR_CODES:
         trailer = dict(error.trailing_metadata() or ())
         kind = _ERRORS.get(str(trailer.get(ERROR_KEY)), RefusedError)
         if kind is FencedError:
@@ -109,17 +113,19 @@ def error_of(error: grpc.RpcError, address: str) -> UnderstudyError:
         return kind(text)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RefusedError(f"{address}: does not know this call ({text}); is it an understudy server of this version?")
-    return UnavailableError(f"{address}: {_plain(code, text)}; is `understudy serve` running there?")
+    return UnavailableError(f"{address}: {_shorten(code, text)}; is `understudy serve` running there?")
 
 
-def _plain(code: grpc.StatusCode, text: str) -> str:
-    """GRPC's own words, shortened to the last and most telling part."""
+def _shorten(code: grpc.StatusCode, text: str) -> str:
+    """GRPC's own text, shortened to its last and most specific part."""
     return f"{code.name.lower().replace('_', ' ')}: {text.rpartition('errors: ')[2][:200]}".rstrip(": ")
 
 
 def check_version(hello: dict[str, Any]) -> None:
     if hello.get("version") != VERSION:
-        raise WireError(f"version: this server speaks {VERSION}, got {hello.get('version')!r}; update the other")
+        raise WireError(
+            f"version: expected {VERSION}, got {hello.get('version')!r}; install the same version of understudy on both"
+        )
 
 
 def refuse_unknown(hello: dict[str, Any], known: set[str]) -> None:

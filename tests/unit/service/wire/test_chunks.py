@@ -165,7 +165,7 @@ WRONG: dict[str, tuple[StepSpec, bytes, type[UnderstudyError], str]] = {
         TEXT,
         altered(TEXT, {"length/action": with_value(2**32 - 1)}),
         WireError,
-        r"^action: values of \d+ bytes in \d+; send them end to end",
+        r"^action: expected \d+ bytes of values, got \d+; send them end to end",
     ),
     "bytes in two dimensions": (TEXT, altered(TEXT, {"ragged/action": lambda a: a[None]}), WireError, r"^action: "),
     "not UTF-8": (
@@ -219,9 +219,14 @@ WRONG: dict[str, tuple[StepSpec, bytes, type[UnderstudyError], str]] = {
         SMALL,
         altered(SMALL, metadata=parts([0, 0, 3, "ended", {}])),
         WireError,
-        r"^parts of 3 rows, and 4 rows were sent",
+        r"^expected 3 rows as in its parts, got 4; send all",
     ),
-    "no parts": (SMALL, altered(SMALL, metadata=parts()), WireError, r"^parts of 0 rows, and 4 rows were sent"),
+    "no parts": (
+        SMALL,
+        altered(SMALL, metadata=parts()),
+        WireError,
+        r"^expected 0 rows as in its parts, got 4; send all",
+    ),
     "unknown attribute": (SMALL, altered(SMALL, metadata=parts([*GOOD[:4], {"tusk": 1}])), WireError, r"^not the"),
     "attribute of another type": (
         SMALL,

@@ -18,8 +18,8 @@ from understudy.replay import (
     EVERYTHING,
     ONLINE,
     Clause,
+    Fifo,
     Mixture,
-    OldestOnce,
     Prefetch,
     Prioritized,
     Reader,
@@ -66,7 +66,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("selector", [Uniform, UniformEpisodes, OldestOnce])
+@pytest.mark.parametrize("selector", [Uniform, UniformEpisodes, Fifo])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("spec", [robot_spec(16), nested_spec()], ids=["images", "nested"])
 def test_batches_are_those_of_a_sampler_beside_the_store(
@@ -102,7 +102,7 @@ def test_options_of_selectors_travel(store: Store, remote: Remote) -> None:
         assert set(there.sample().episode.tolist()) == {5}
     with remote.sampler(EVERYTHING, batch_size=50, selector=UniformEpisodes(from_start=True)) as there:
         assert set(there.sample().index.tolist()) == {0}
-    with remote.sampler(EVERYTHING, batch_size=4, selector=OldestOnce(times=2)) as there:
+    with remote.sampler(EVERYTHING, batch_size=4, selector=Fifo(times=2)) as there:
         assert there.sample().index.tolist() == [0, 0, 1, 1]
 
 
@@ -230,7 +230,7 @@ def test_what_the_server_refuses_reaches_the_caller(store: Store, remote: Remote
 
 def test_a_batch_that_is_too_large_is_refused_without_making_it(store: Store, remote: Remote) -> None:
     fill(store, small_spec())
-    with remote.sampler(EVERYTHING, batch_size=10**12) as there, pytest.raises(StoreError, match="ask for fewer"):
+    with remote.sampler(EVERYTHING, batch_size=10**12) as there, pytest.raises(StoreError, match="request fewer"):
         there.follow()
 
 

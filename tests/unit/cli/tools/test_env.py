@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from understudy.cli import main
-from understudy.envs import registry as known
-from understudy.envs.registry import KNOWN, MARK
+from understudy.envs.registry import MARK, WORLD_REGISTRY
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +21,7 @@ def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_worlds_are_listed_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["env", "list"]) == 0
     out = capsys.readouterr().out
-    for name in KNOWN:
+    for name in WORLD_REGISTRY:
         assert name in out
     assert "`understudy env setup metaworld`" in out
 
@@ -42,17 +41,17 @@ def test_a_world_is_checked_by_its_name(capsys: pytest.CaptureFixture[str]) -> N
 def test_setup_makes_an_environment_tries_it_and_does_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    small = replace(KNOWN["toy"], name="small", packages=("numpy",), example="small:pick_red")
-    monkeypatch.setitem(known.KNOWN, "small", small)
+    small = replace(WORLD_REGISTRY["toy"], name="small", packages=("numpy",), example="small:pick_red")
+    monkeypatch.setitem(WORLD_REGISTRY, "small", small)
     assert main(["env", "setup", "small"]) == 0
     out = capsys.readouterr().out
     assert "ready after" in out
     assert "it showed 'pick_red': front [64, 64, 3]" in out
-    made = (small.place / MARK).stat().st_mtime_ns
+    made = (small.venv / MARK).stat().st_mtime_ns
     assert main(["env", "setup", "small"]) == 0
     assert "nothing to do" in capsys.readouterr().out
-    assert (small.place / MARK).stat().st_mtime_ns == made
-    (small.place / MARK).write_text(json.dumps({"packages": ["older"]}))
+    assert (small.venv / MARK).stat().st_mtime_ns == made
+    (small.venv / MARK).write_text(json.dumps({"packages": ["older"]}))
     assert main(["env", "check", "small:pick_red"]) == 1
     assert "run `understudy env setup small`" in capsys.readouterr().err
     assert main(["env", "setup", "small", "--again"]) == 0

@@ -45,23 +45,23 @@ def rows(server: Server) -> list[tuple[int, int]]:
 
 def test_writers_are_shared_out_and_each_keeps_to_its_shard(shards: list[Server]) -> None:
     with connect([s.address for s in shards]) as remote:
-        homes = Counter(remote.order_for(f"actor-{number}")[0] for number in range(3000))
+        homes = Counter(remote.shard_order(f"actor-{number}")[0] for number in range(3000))
         assert all(800 < count < 1200 for count in homes.values())
         for number in range(6):
             with remote.writer(f"actor-{number}", SPEC) as writer:
                 for seed in range(3):
                     put(writer, seed)
                 assert writer.wait_delivered(20)
-                assert writer.delivery.address == remote.order_for(writer.name)[0]
+                assert writer.delivery.address == remote.shard_order(writer.name)[0]
         assert sum(total["episodes"] for s in remote.status().values() for total in s["totals"]) == 18
 
 
 def test_a_writer_moves_when_its_shard_is_gone_for_good(shards: list[Server], tmp_path: Path) -> None:
     addresses = [s.address for s in shards]
     with connect(addresses) as remote:
-        order = remote.order_for("arm")
+        order = remote.shard_order("arm")
         home, second = (shards[addresses.index(name)] for name in order[:2])
-        config = OutboxConfig(move_after_s=0.5)
+        config = OutboxConfig(failover_after_s=0.5)
         with remote.writer("arm", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
             put(writer, 1)
             writer.begin(seed=2)
@@ -94,7 +94,7 @@ def test_a_writer_moves_when_its_shard_is_gone_for_good(shards: list[Server], tm
 def test_without_move_after_a_writer_waits(shards: list[Server], tmp_path: Path) -> None:
     addresses = [s.address for s in shards]
     with connect(addresses) as remote:
-        home = shards[addresses.index(remote.order_for("arm")[0])]
+        home = shards[addresses.index(remote.shard_order("arm")[0])]
         home.stop()
         writer = remote.writer("arm", SPEC, spool=tmp_path / "spool")
         put(writer, 1)

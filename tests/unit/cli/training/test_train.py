@@ -67,13 +67,13 @@ def test_every_option_of_evaluate_changes_something(run: Path, tmp_path: Path) -
     base = result(run, tmp_path / "base")
     assert base["score"]["episodes"] == 2
     assert base == result(run, tmp_path / "again")
-    assert [trial["start"] for trial in base["score"]["trials"]] == [400, 401]
+    assert [trial["start"] for trial in base["score"]["episode_results"]] == [400, 401]
     more = result(run, tmp_path / "more", "--episodes", "3")
     assert more["score"]["episodes"] == 3
     train = result(run, tmp_path / "train", "--split", "train")
-    assert [trial["start"] for trial in train["score"]["trials"]] == [0, 1]
+    assert [trial["start"] for trial in train["score"]["episode_results"]] == [0, 1]
     other = result(run, tmp_path / "other", "--env", ENV.replace("touch_purple", "pick_red"))
-    assert other["score"]["trials"][0]["task"] == "pick_red"
+    assert other["score"]["episode_results"][0]["task"] == "pick_red"
     assert other["fingerprint"]["env"] != base["fingerprint"]["env"]
     for options in (["--sampled"], ["--seed", "1"]):
         assert result(run, tmp_path / options[0], *options)["fingerprint"]["config"] != base["fingerprint"]["config"]
@@ -107,7 +107,7 @@ def test_videos_are_written_where_there_are_cameras(tmp_path: Path) -> None:
         main(["train", "clone", str(path), "--env", env, "--updates", "3", "--evaluation.episodes", "1", *options]) == 0
     )
     found = result(path, tmp_path / "out", "--videos", "1")
-    (film,) = found["score"]["films"]
+    (film,) = found["score"]["videos"]
     assert (tmp_path / "out" / film).stat().st_size > 1000
 
 

@@ -117,12 +117,12 @@ def wanted(seeds: range, steps: int = 20) -> Counter[tuple[int, bytes]]:
 def first_of(writer: str, names: list[str]) -> str:
     """The shard that a writer chooses of these."""
     with connect([f"{name}=127.0.0.1:1" for name in names]) as remote:
-        return remote.order_for(writer)[0]
+        return remote.shard_order(writer)[0]
 
 
 def writer_at_home(remote: Remote, home: str) -> str:
     """A name whose first shard is `home`."""
-    return next(name for name in map(str, range(1000)) if remote.order_for(name)[0] == home)
+    return next(name for name in map(str, range(1000)) if remote.shard_order(name)[0] == home)
 
 
 # ---- moving
@@ -145,7 +145,7 @@ def test_a_killed_shard_comes_back_elsewhere_and_every_step_is_there_once(
             for seed in range(30, 40):
                 put(writer, seed)
             assert not writer.wait_delivered(0.5)
-            remote.move("shard-0", one.start())
+            remote.update_address("shard-0", one.start())
             assert writer.wait_delivered(PATIENCE_S)
             assert writer.delivery.address == one.address
             put(writer, 40)
@@ -161,7 +161,7 @@ def test_the_same_after_the_writer_died_too(serving: Callable[[str], Serving], t
         return ",".join(f"{name}={shard.address}" for name, shard in shards.items())
 
     with connect(places()) as remote:
-        home = remote.order_for("arm")[0]
+        home = remote.shard_order("arm")[0]
     first = run(WRITER, places(), tmp_path / "spool", 0, 10_000)
     try:
         assert first.stdout is not None
@@ -217,7 +217,7 @@ def test_samplers_and_subscriptions_go_on_at_the_new_address(serving: Callable[[
             assert seen is not None
             assert seen.version == version
             one.kill()
-            remote.move("shard-0", one.start())
+            remote.update_address("shard-0", one.start())
             for reward in expected[1:]:
                 assert np.array_equal(sampler.sample().reward, reward)
             assert remote.publish({"w": np.ones(3, np.float32)}) == version + 1
@@ -234,7 +234,7 @@ def test_a_live_shard_that_is_moved_is_left_by_its_streams(serve: Callable[..., 
     with connect(f"s={server.address}") as remote, remote.writer("w", SPEC, spool=tmp_path / "spool") as writer:
         put(writer, 1)
         assert writer.wait_delivered(PATIENCE_S)
-        remote.move("s", other.address)
+        remote.update_address("s", other.address)
         put(writer, 2)
         assert writer.wait_delivered(PATIENCE_S)
         assert writer.delivery.address == other.address
@@ -256,15 +256,15 @@ def test_writers_of_a_forgotten_shard_move_with_all_that_is_not_delivered(
             assert writer.wait_delivered(PATIENCE_S)
             one.kill()
             put(writer, 2)
-            remote.forget("a")
+            remote.remove_shard("a")
             assert remote.names == ("b",)
             put(writer, 3)
             assert writer.wait_delivered(PATIENCE_S)
         assert stored(two.path) == wanted(range(2, 4))
         with pytest.raises(RefusedError, match="b: is the last shard"):
-            remote.forget("b")
+            remote.remove_shard("b")
         with pytest.raises(RefusedError, match="a: no such shard; there are b"):
-            remote.move("a", "127.0.0.1:1")
+            remote.update_address("a", "127.0.0.1:1")
 
 
 # ---- parameters of several shards
@@ -281,11 +281,11 @@ def test_publishing_survives_a_shard_that_is_away(serving: Callable[[str], Servi
             assert remote.publish({"w": np.zeros(3, np.float32)}) == 2
             assert remote.publish({"w": np.zeros(3, np.float32)}) == 3
             assert remote.unpublished == {"a"}
-            assert list(remote.away()) == ["a"]
+            assert list(remote.unreachable()) == ["a"]
             address = shards["a"].start()
-            remote.move("a", address)
+            remote.update_address("a", address)
             alone.move("a", address)
-            while remote.away():
+            while remote.unreachable():
                 pass
             assert remote.publish({"w": np.ones(3, np.float32)}) == 4
             assert not remote.unpublished
@@ -377,7 +377,7 @@ def test_a_spool_that_knows_an_address_finds_the_shard_that_got_a_name(
     servers = [serve(f"s{number}") for number in range(2)]
     addresses = [server.address for server in servers]
     with connect(addresses) as remote:
-        home = remote.order_for("arm")[0]
+        home = remote.shard_order("arm")[0]
         writer = remote.writer("arm", SPEC, spool=tmp_path / "spool")
         put(writer, 1)
         assert writer.wait_delivered(PATIENCE_S)

@@ -270,7 +270,7 @@ def start_full(writer: RemoteWriter, num_rows: int = 15) -> None:
 
 def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_path: Path) -> None:
     address = free_address()
-    config = OutboxConfig(overflow="block", block_s=0.3, **FULL)
+    config = OutboxConfig(overflow="block", block_timeout_s=0.3, **FULL)
     with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         start_full(writer)
         wait_for(lambda: writer.delivery.problem)
@@ -301,7 +301,7 @@ def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_p
 
 def test_block_goes_on_as_soon_as_there_is_room(serve: Serve, remote_to: To, tmp_path: Path) -> None:
     server = serve()
-    config = OutboxConfig(overflow="block", block_s=20.0, **FULL)
+    config = OutboxConfig(overflow="block", block_timeout_s=20.0, **FULL)
     with remote_to(server).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         writer.begin()
         live(writer, range(300), last=True)
@@ -315,7 +315,7 @@ def test_what_is_dropped_is_counted_and_said(
     serve: Serve, remote_to: To, tmp_path: Path, caplog: pytest.LogCaptureFixture, overflow: Any
 ) -> None:
     address = free_address()
-    config = OutboxConfig(overflow=overflow, block_s=30.0, **FULL)
+    config = OutboxConfig(overflow=overflow, block_timeout_s=30.0, **FULL)
     caplog.set_level(logging.WARNING, "understudy.service")
     with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         start_full(writer)
@@ -359,7 +359,7 @@ def rows_until_backlog(writer: RemoteWriter) -> int:
 
 @pytest.mark.parametrize(("queue_steps", "taken"), [(1, 10), (10, 15), (30, 35)])
 def test_queue_steps(remote_to: To, cleanup: ExitStack, queue_steps: int, taken: int) -> None:
-    config = OutboxConfig(queue_steps=queue_steps, spool_bytes=1, block_s=0.0)
+    config = OutboxConfig(queue_steps=queue_steps, spool_bytes=1, block_timeout_s=0.0)
     writer = remote_to(free_address()).writer("actor", SPEC, commit_steps=5, config=config)
     cleanup.callback(close_quietly, writer)
     assert rows_until_backlog(writer) == taken
@@ -368,7 +368,7 @@ def test_queue_steps(remote_to: To, cleanup: ExitStack, queue_steps: int, taken:
 def test_spool_bytes(remote_to: To, cleanup: ExitStack) -> None:
     recorded = {}
     for spool_bytes in (1, 10_000, 20_000):
-        config = OutboxConfig(queue_steps=5, spool_bytes=spool_bytes, block_s=0.5)
+        config = OutboxConfig(queue_steps=5, spool_bytes=spool_bytes, block_timeout_s=0.5)
         writer = remote_to(free_address()).writer("actor", SPEC, commit_steps=5, config=config)
         cleanup.callback(close_quietly, writer)
         rows_until_backlog(writer)
@@ -377,9 +377,9 @@ def test_spool_bytes(remote_to: To, cleanup: ExitStack) -> None:
     assert 5 < recorded[10_000] < recorded[20_000] < 200
 
 
-@pytest.mark.parametrize("block_s", [0.0, 1.5])
-def test_block_s(remote_to: To, cleanup: ExitStack, block_s: float) -> None:
-    config = OutboxConfig(block_s=block_s, **FULL)
+@pytest.mark.parametrize("block_timeout_s", [0.0, 1.5])
+def test_block_s(remote_to: To, cleanup: ExitStack, block_timeout_s: float) -> None:
+    config = OutboxConfig(block_timeout_s=block_timeout_s, **FULL)
     writer = remote_to(free_address()).writer("actor", SPEC, commit_steps=5, config=config)
     cleanup.callback(close_quietly, writer)
     start_full(writer)
@@ -387,33 +387,33 @@ def test_block_s(remote_to: To, cleanup: ExitStack, block_s: float) -> None:
     started = time.monotonic()
     with pytest.raises(BacklogError):
         writer.append(step(0, 19))
-    assert block_s <= time.monotonic() - started < block_s + 1.4
+    assert block_timeout_s <= time.monotonic() - started < block_timeout_s + 1.4
 
 
-@pytest.mark.parametrize("move_after_s", [0.3, None])
+@pytest.mark.parametrize("failover_after_s", [0.3, None])
 def test_move_after_s(
-    serve: Serve, remote_to: To, tmp_path: Path, cleanup: ExitStack, move_after_s: float | None
+    serve: Serve, remote_to: To, tmp_path: Path, cleanup: ExitStack, failover_after_s: float | None
 ) -> None:
     """To the shard that is there, from one that is not."""
     server = serve()
     dead = free_address()
     remote = remote_to(f"{dead},{server.address}")
-    name = next(name for name in map(str, range(100)) if remote.order_for(name)[0] == dead)
-    writer = remote.writer(name, SPEC, spool=tmp_path / "spool", config=OutboxConfig(move_after_s=move_after_s))
+    name = next(name for name in map(str, range(100)) if remote.shard_order(name)[0] == dead)
+    writer = remote.writer(name, SPEC, spool=tmp_path / "spool", config=OutboxConfig(failover_after_s=failover_after_s))
     cleanup.callback(close_quietly, writer)
     writer.begin()
     live(writer, range(10), last=True)
     writer.end(row(0, 10))
-    assert writer.wait_delivered(10.0 if move_after_s else 1.5) == (move_after_s is not None)
-    if move_after_s is not None:
+    assert writer.wait_delivered(10.0 if failover_after_s else 1.5) == (failover_after_s is not None)
+    if failover_after_s is not None:
         assert writer.delivery.address == server.address
         assert stored_rows(tmp_path / "store") == [(0, index) for index in range(11)]
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    for wrong in ({"queue_steps": 0}, {"spool_bytes": 0}, {"block_s": -1.0}):
+    for wrong in ({"queue_steps": 0}, {"spool_bytes": 0}, {"block_timeout_s": -1.0}):
         with pytest.raises(
-            BacklogError, match="outbox: expected queue_steps and spool_bytes from 1 and block_s from 0"
+            BacklogError, match="outbox: expected queue_steps and spool_bytes from 1 and block_timeout_s from 0"
         ):
             OutboxConfig(**wrong)  # type: ignore[arg-type]
     with pytest.raises(BacklogError, match="overflow: expected block, drop_newest or drop_oldest, got 'drop'"):
@@ -554,7 +554,7 @@ def test_clocks_that_jump_change_nothing(
     jumps = random.Random(1)
     monkeypatch.setattr(time, "time", lambda: jumps.choice([-1e9, 0.0, 1.0, 1e9, 4e9, 1e11]))
     address = free_address()
-    config = OutboxConfig(block_s=0.3, **FULL)
+    config = OutboxConfig(block_timeout_s=0.3, **FULL)
     with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         start_full(writer)
         live(writer, range(15, 19))
@@ -594,7 +594,7 @@ def test_another_store_at_the_same_address_gets_nothing_until_somebody_says_so(
     assert f"`--replaces {store}`" in said
     assert stored_rows(tmp_path / "second") == []
     if then == "another address":
-        remote.move("shard", serve("third").address)
+        remote.update_address("shard", serve("third").address)
     elif then == "another process":
         writer.close(0)
         writer = remote_to(f"shard={second.address}").writer("actor", SPEC, spool=tmp_path / "spool")
@@ -645,8 +645,8 @@ def test_a_writer_that_moves_away_and_back_loses_nothing(serve: Serve, remote_to
     servers = {place: serve(place) for place in ("a", "b")}
     addresses = {place: server.address for place, server in servers.items()}
     remote = remote_to(",".join(addresses.values()))
-    name = next(name for name in map(str, range(100)) if remote.order_for(name)[0] == addresses["a"])
-    config = OutboxConfig(move_after_s=0.2)
+    name = next(name for name in map(str, range(100)) if remote.shard_order(name)[0] == addresses["a"])
+    config = OutboxConfig(failover_after_s=0.2)
     with remote.writer(name, SPEC, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
         writer.begin()
         at = 0

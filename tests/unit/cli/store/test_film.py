@@ -13,7 +13,7 @@ from understudy.cli import main
 from understudy.core import Source
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import Store
-from understudy.training.runs.video import COLOURS, LATER, STRIP, film
+from understudy.training.runs.video import COLOURS, LATER, STRIP, draw_episode
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_film_has_every_observation_and_the_right_speed(
 
 def test_the_strip_shows_who_was_in_control() -> None:
     episode = random_episode(robot_spec(16), 12, 1)
-    frames = film(episode)
+    frames = draw_episode(episode)
     width = frames[0].shape[1]
     for index in (0, 5, 12):
         line = frames[index][-STRIP // 2]

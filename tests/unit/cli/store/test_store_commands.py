@@ -9,8 +9,8 @@ from tests.writing import write_episode
 from understudy.cli import main
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import Reader, Store
-from understudy.replay.format.segment import layout_of
-from understudy.replay.write.store import segment_files
+from understudy.replay.format.paths import segment_files
+from understudy.replay.format.segment import read_layout
 
 
 @pytest.fixture(autouse=True)
@@ -42,7 +42,7 @@ def run(capsys: pytest.CaptureFixture[str], *args: str | Path) -> tuple[int, str
 def damage(path: Path) -> None:
     """Flip one bit of the fourth camera frame."""
     segment = segment_files(path)[0]
-    place = layout_of(segment).columns["observation/wrist_1"].at(3) + 100
+    place = read_layout(segment).columns["observation/wrist_1"].at(3) + 100
     with segment.open("r+b") as file:
         file.seek(place)
         byte = file.read(1)

@@ -21,10 +21,10 @@ from understudy.service.wire.message import (
     PIECE_BYTES,
     Assembly,
     from_bfloat16,
-    gather,
     pack,
     parse_json,
     pieces,
+    receive,
     size_of,
     to_bfloat16,
     unpack,
@@ -109,7 +109,7 @@ def test_the_public_library_opens_a_message() -> None:
 
 
 def test_what_cannot_be_sent_is_refused() -> None:
-    with pytest.raises(WireError, match=rf"a header of \d+ bytes, and {MAX_HEADER_BYTES} is the most; send fewer"):
+    with pytest.raises(WireError, match=rf"expected a header of at most {MAX_HEADER_BYTES} bytes, got \d+; send fewer"):
         pack({"long": "x" * MAX_HEADER_BYTES}, {})
     with pytest.raises(WireError, match="check"):
         pack({}, {"check": np.zeros(3)})
@@ -136,7 +136,7 @@ def test_any_truncation_and_any_surplus_is_refused() -> None:
     for length in range(len(SMALL)):
         with pytest.raises(WireError):
             unpack(SMALL[:length])
-    with pytest.raises(WireError, match=f"a message of {len(SMALL) + 1} bytes whose header says {len(SMALL)}"):
+    with pytest.raises(WireError, match=f"expected a message of {len(SMALL)} bytes as its header says, got {len(SMALL) + 1}"):
         unpack(SMALL + b"\0")
 
 
@@ -269,7 +269,7 @@ def test_pieces_are_put_together_again(num_bytes: int) -> None:
         assert not assembly.complete
         assembly.add(piece)
     assert assembly.complete
-    metadata, found = gather(iter([first, *rest]), max_bytes=num_bytes)
+    metadata, found = receive(iter([first, *rest]), max_bytes=num_bytes)
     assert metadata == {"n": str(num_bytes)}
     assert_same(found, arrays)
     scattered = {name: np.zeros_like(array) for name, array in found.items()}
@@ -288,10 +288,10 @@ def test_a_flipped_byte_in_any_piece_is_refused(num_bytes: int) -> None:
             assembly = Assembly(first, max_bytes=num_bytes)
             for other in [*rest[:number], bytes(damaged), *rest[number + 1 :]]:
                 assembly.add(other)
-            with pytest.raises(WireError, match="checksum of a message does not hold"):
+            with pytest.raises(WireError, match="checksum of a message is wrong"):
                 assembly.pieces()
-            with pytest.raises(WireError, match="checksum of a message does not hold"):
-                gather(iter([first, *rest[:number], bytes(damaged), *rest[number + 1 :]]), max_bytes=num_bytes)
+            with pytest.raises(WireError, match="checksum of a message is wrong"):
+                receive(iter([first, *rest[:number], bytes(damaged), *rest[number + 1 :]]), max_bytes=num_bytes)
 
 
 def test_pieces_of_the_wrong_size_are_refused() -> None:
@@ -308,16 +308,16 @@ def test_pieces_of_the_wrong_size_are_refused() -> None:
         assembly.add(b"x")
     assert len(assembly.pieces()) == 3
     with pytest.raises(WireError, match="expected a piece of"):
-        gather(iter([first, rest[0][:-1]]), max_bytes=2**30)
+        receive(iter([first, rest[0][:-1]]), max_bytes=2**30)
 
 
 def test_the_first_piece_is_the_header_alone_and_says_no_more_than_is_allowed() -> None:
     first, second = pieces(message_with_body(100)[0])
-    with pytest.raises(WireError, match="the first piece of a message is its header and nothing else"):
+    with pytest.raises(WireError, match="expected the header alone in the first piece of a message"):
         Assembly(first + second, max_bytes=1000)
-    with pytest.raises(WireError, match="a message of 100 bytes, and 99 is the most here"):
-        gather(iter([first, second]), max_bytes=99)
-    with pytest.raises(WireError, match="a message of 100 bytes, and 99 is the most here"):
+    with pytest.raises(WireError, match="expected a message of at most 99 bytes, got 100; send less"):
+        receive(iter([first, second]), max_bytes=99)
+    with pytest.raises(WireError, match="expected a message of at most 99 bytes, got 100; send less"):
         Assembly(first, max_bytes=99)
     with pytest.raises(WireError, match="a header of"):
         Assembly(first[:-1], max_bytes=1000)

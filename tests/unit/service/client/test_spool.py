@@ -13,80 +13,80 @@ from understudy.core import DamageError, StepSpec, StoreFormatError, StoreLocked
 from understudy.core.examples import CANONICAL, random_episode, small_spec, text_spec
 from understudy.replay import Reader, Store, Writer
 from understudy.replay.format.chunk import Chunk
-from understudy.service.client.spool import Spool, Stretch
+from understudy.service.client.spool import Spool, SpoolLog
 from understudy.service.wire.chunks import decode_chunk, encode_chunk
 
 SPEC = small_spec()
 
 
 class Into:
-    """Puts a writer's chunks into a stretch."""
+    """Puts a writer's chunks into a log."""
 
     keeps_columns = False
 
-    def __init__(self, stretch: Stretch):
-        self.stretch = stretch
+    def __init__(self, log: SpoolLog):
+        self.log = log
 
     def commit(self, chunk: Chunk) -> int:
-        self.stretch.put(chunk.seq, encode_chunk(chunk.seq, chunk.columns, chunk.parts), chunk.num_rows)
+        self.log.put(chunk.seq, encode_chunk(chunk.seq, chunk.columns, chunk.parts), chunk.num_rows)
         return 0
 
 
-def fill(stretch: Stretch, num_steps: int = 9, *, commit_steps: int = 3, episodes: int = 1) -> None:
-    writer = Writer(Into(stretch), "w", stretch.incarnation, stretch.spec, commit_steps=commit_steps)
+def fill(log: SpoolLog, num_steps: int = 9, *, commit_steps: int = 3, episodes: int = 1) -> None:
+    writer = Writer(Into(log), "w", log.incarnation, log.spec, commit_steps=commit_steps)
     for seed in range(episodes):
-        episode = random_episode(stretch.spec, num_steps, seed)
+        episode = random_episode(log.spec, num_steps, seed)
         write_episode(writer, episode)
 
 
-def new_spool(place: Path, spec: StepSpec = SPEC, **options: int) -> Stretch:
-    """A stretch that an ended process has left."""
+def new_spool(place: Path, spec: StepSpec = SPEC, **options: int) -> SpoolLog:
+    """A log that an ended process has left."""
     spool = Spool(place)
-    stretch = spool.begin("w", "ab" * 16, spec)
-    fill(stretch, **options)
+    log = spool.begin("w", "ab" * 16, spec)
+    fill(log, **options)
     spool.close()
-    return stretch
+    return log
 
 
-def contents(stretch: Stretch) -> dict[int, bytes]:
-    first = stretch.first
+def contents(log: SpoolLog) -> dict[int, bytes]:
+    first = log.first
     assert first is not None
-    return {seq: stretch.read(seq) for seq in range(first, first + len(stretch))}
+    return {seq: log.read(seq) for seq in range(first, first + len(log))}
 
 
 @pytest.mark.parametrize("spec", [SPEC, text_spec()], ids=["fixed", "ragged"])
 def test_it_survives_being_opened_again(tmp_path: Path, spec: StepSpec) -> None:
     before = new_spool(tmp_path / "spool", spec, episodes=2)
     spool = Spool(tmp_path / "spool")
-    (after,) = spool.stretches
+    (after,) = spool.logs
     assert contents(after) == contents(before)
     assert (after.incarnation, after.spec, after.route) == ("ab" * 16, spec, before.route)
     assert (after.num_bytes, after.num_rows) == (before.num_bytes, before.num_rows)
     assert (spool.num_bytes, spool.num_rows) == (before.num_bytes, 20)
     spool.begin("w", "cd" * 16, spec)
-    assert [s.incarnation[:2] for s in spool.stretches] == ["ab", "cd"]
+    assert [s.incarnation[:2] for s in spool.logs] == ["ab", "cd"]
     spool.close()
 
 
 def test_stretches_keep_their_order_and_empty_ones_are_gone(tmp_path: Path) -> None:
     for number in range(12):
         spool = Spool(tmp_path / "spool")
-        stretch = spool.begin("w", f"{99 - number:032d}", SPEC)
+        log = spool.begin("w", f"{99 - number:032d}", SPEC)
         if number % 3:
-            fill(stretch)
+            fill(log)
         spool.close()
     spool = Spool(tmp_path / "spool")
-    assert [99 - int(s.incarnation) for s in spool.stretches] == [1, 2, 4, 5, 7, 8, 10, 11]
+    assert [99 - int(s.incarnation) for s in spool.logs] == [1, 2, 4, 5, 7, 8, 10, 11]
     spool.close()
 
 
 def test_in_memory_it_is_the_same_without_files(tmp_path: Path) -> None:
     spool = Spool(None)
-    stretch = spool.begin("w", "ab" * 16, SPEC)
-    fill(stretch)
-    assert contents(stretch) == contents(new_spool(tmp_path / "spool"))
-    assert stretch.acknowledge(1) == 6
-    stretch.remove()
+    log = spool.begin("w", "ab" * 16, SPEC)
+    fill(log)
+    assert contents(log) == contents(new_spool(tmp_path / "spool"))
+    assert log.acknowledge(1) == 6
+    log.remove()
     spool.close()
 
 
@@ -99,7 +99,7 @@ def test_a_torn_last_file_is_as_if_it_had_never_been(tmp_path: Path, left: int) 
     torn.write_bytes(torn.read_bytes()[:left])
     del kept[3]
     spool = Spool(tmp_path / "spool")
-    assert contents(spool.stretches[0]) == kept
+    assert contents(spool.logs[0]) == kept
     assert not torn.exists()
     spool.close()
 
@@ -109,7 +109,7 @@ def test_a_first_file_that_is_torn_leaves_nothing(tmp_path: Path) -> None:
     assert before.directory is not None
     (before.directory / "00000000.safetensors").write_bytes(b"")
     spool = Spool(tmp_path / "spool")
-    assert spool.stretches == []
+    assert spool.logs == []
     assert not before.directory.exists()
     spool.close()
 
@@ -132,23 +132,23 @@ def test_one_process_at_a_time(tmp_path: Path) -> None:
 
 
 def test_acknowledged_chunks_are_gone(tmp_path: Path) -> None:
-    stretch = new_spool(tmp_path / "spool")
-    assert stretch.directory is not None
-    assert stretch.acknowledge(-1) == 0
-    assert stretch.acknowledge(1) == 6
-    assert (stretch.first, len(stretch), stretch.num_rows, 1 in stretch, 2 in stretch) == (2, 2, 4, False, True)
-    assert sorted(p.name for p in stretch.directory.glob("*.safetensors")) == [
+    log = new_spool(tmp_path / "spool")
+    assert log.directory is not None
+    assert log.acknowledge(-1) == 0
+    assert log.acknowledge(1) == 6
+    assert (log.first, len(log), log.num_rows, 1 in log, 2 in log) == (2, 2, 4, False, True)
+    assert sorted(p.name for p in log.directory.glob("*.safetensors")) == [
         "00000002.safetensors",
         "00000003.safetensors",
     ]
-    assert stretch.acknowledge(1) == 0
+    assert log.acknowledge(1) == 0
     spool = Spool(tmp_path / "spool")
-    (again,) = spool.stretches
+    (again,) = spool.logs
     assert (again.first, len(again), again.num_rows) == (2, 2, 4)
     assert again.acknowledge(3) == 4
     assert (again.first, len(again), again.num_bytes, again.num_rows) == (None, 0, 0, 0)
     again.remove()
-    assert not stretch.directory.exists()
+    assert not log.directory.exists()
     spool.close()
 
 
@@ -158,17 +158,17 @@ def test_what_is_rerouted_begins_anew_elsewhere(tmp_path: Path, spec: StepSpec, 
     """Chunks up to `delivered` went to one store; a fresh one takes the rest from chunk 0 on."""
     new_spool(tmp_path / "spool", spec, episodes=2, num_steps=9, commit_steps=3)
     spool = Spool(tmp_path / "spool")
-    (stretch,) = spool.stretches
-    num_rows = 20 - stretch.acknowledge(delivered)
-    stretch.reroute(writer="w~abababab", shard="there:1")
+    (log,) = spool.logs
+    num_rows = 20 - log.acknowledge(delivered)
+    log.reroute(writer="w~abababab", shard="there:1")
     spool.close()
     spool = Spool(tmp_path / "spool")  # the route is durable
-    (stretch,) = spool.stretches
-    assert (stretch.route.writer, stretch.route.shard, stretch.route.base) == ("w~abababab", "there:1", delivered + 1)
+    (log,) = spool.logs
+    assert (log.route.writer, log.route.shard, log.route.base) == ("w~abababab", "there:1", delivered + 1)
     with Store.open(tmp_path / "store") as store:
         store.begin_writer("w~abababab", "i")
         for seq in range(delivered + 1, 8):
-            chunk = decode_chunk(stretch.read(seq), writer="w~abababab", incarnation="i", spec=spec)
+            chunk = decode_chunk(log.read(seq), writer="w~abababab", incarnation="i", spec=spec)
             assert chunk.seq == seq - delivered - 1
             store.commit(chunk)
     spool.close()
@@ -187,19 +187,19 @@ def test_what_is_rerouted_begins_anew_elsewhere(tmp_path: Path, spec: StepSpec, 
 
 
 def test_what_is_rerouted_says_that_its_first_steps_are_elsewhere(tmp_path: Path) -> None:
-    stretch = new_spool(tmp_path / "spool")
-    stretch.acknowledge(1)
-    stretch.reroute(writer="v", shard="there:1")
+    log = new_spool(tmp_path / "spool")
+    log.acknowledge(1)
+    log.reroute(writer="v", shard="there:1")
     for seq in (2, 3):
-        (part,) = decode_chunk(stretch.read(seq), writer="v", incarnation="i", spec=SPEC).parts
+        (part,) = decode_chunk(log.read(seq), writer="v", incarnation="i", spec=SPEC).parts
         assert part.info.labels == {"colour": "red", "steps_missing_before": "6"}
 
 
 def test_a_cut_of_what_is_elsewhere_makes_no_episode_here(tmp_path: Path) -> None:
     """The first chunk to go elsewhere may begin with the end, without rows, of an episode that is all delivered."""
     spool = Spool(tmp_path / "spool")
-    stretch = spool.begin("w", "ab" * 16, SPEC)
-    writer = Writer(Into(stretch), "w", stretch.incarnation, SPEC, commit_steps=3, flush_each_episode=False)
+    log = spool.begin("w", "ab" * 16, SPEC)
+    writer = Writer(Into(log), "w", log.incarnation, SPEC, commit_steps=3, flush_each_episode=False)
     episode = random_episode(SPEC, 9, 0)
     for length in (3, 3):  # each is committed with its third step, and its end comes with the next chunk
         writer.begin(episode.info)
@@ -207,12 +207,12 @@ def test_a_cut_of_what_is_elsewhere_makes_no_episode_here(tmp_path: Path) -> Non
             writer.append(step)
         writer.cut()
     writer.flush()
-    stretch.acknowledge(0)
-    stretch.reroute(writer="w", shard="there:1")
+    log.acknowledge(0)
+    log.reroute(writer="w", shard="there:1")
     with Store.open(tmp_path / "store") as store:
         store.begin_writer("w", "i")
-        for seq in range(1, 1 + len(stretch)):
-            store.commit(decode_chunk(stretch.read(seq), writer="w", incarnation="i", spec=SPEC))
+        for seq in range(1, 1 + len(log)):
+            store.commit(decode_chunk(log.read(seq), writer="w", incarnation="i", spec=SPEC))
     spool.close()
     with Reader(tmp_path / "store") as reader:
         assert [record.num_rows for record in reader.episodes()] == [3]
@@ -220,9 +220,9 @@ def test_a_cut_of_what_is_elsewhere_makes_no_episode_here(tmp_path: Path) -> Non
 
 def test_rerouting_nothing_changes_the_name_alone(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
-    stretch = spool.begin("w", "ab" * 16, SPEC)
-    stretch.reroute(writer="v", shard="there:1")
-    assert (stretch.route.writer, stretch.route.shard, stretch.route.base) == ("v", "there:1", 0)
+    log = spool.begin("w", "ab" * 16, SPEC)
+    log.reroute(writer="v", shard="there:1")
+    assert (log.route.writer, log.route.shard, log.route.base) == ("v", "there:1", 0)
     spool.close()
 
 
@@ -230,7 +230,10 @@ def test_rerouting_nothing_changes_the_name_alone(tmp_path: Path) -> None:
 def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "sunset.jpg").write_bytes(b"dear")
-    with pytest.raises(StoreFormatError, match=rf"{name}: is not part of a spool; choose a directory of its own"):
+    with pytest.raises(
+        StoreFormatError,
+        match=rf"{name}: is not part of a spool; choose a directory for the spool that holds nothing else",
+    ):
         Spool(tmp_path).close()
     assert (tmp_path / name / "sunset.jpg").read_bytes() == b"dear"
     with pytest.raises(StoreFormatError):  # the first refusal has not kept the lock
@@ -238,29 +241,31 @@ def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path,
 
 
 def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
-    stretch = new_spool(tmp_path / "spool")
-    assert stretch.directory is not None
+    log = new_spool(tmp_path / "spool")
+    assert log.directory is not None
     for seq in range(4):
-        stretch.check(seq)
-    path = stretch.directory / "00000001.safetensors"
+        log.check(seq)
+    path = log.directory / "00000001.safetensors"
     data = bytearray(path.read_bytes())
     data[-30] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamageError, match=r"ab: chunk 1 is not as it was recorded \(.*\); move its file away to go on"):
-        stretch.check(1)
-    stretch.check(2)
+    with pytest.raises(
+        DamageError, match=r"ab: chunk 1 is not as it was recorded \(.*\); move its file away to deliver"
+    ):
+        log.check(1)
+    log.check(2)
     spool = Spool(tmp_path / "spool")  # only what is in the middle; the last would be taken for torn
     with pytest.raises(DamageError, match="chunk 1 is not as it was recorded"):
-        spool.stretches[0].check(1)
+        spool.logs[0].check(1)
     spool.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"writer": "w", "incarnation": "i", "spec": {}}'])
 @pytest.mark.parametrize("name", ["hello.json", "route.json"])
 def test_a_damaged_description_is_named(tmp_path: Path, name: str, content: bytes) -> None:
-    stretch = new_spool(tmp_path / "spool")
-    assert stretch.directory is not None
-    (stretch.directory / name).write_bytes(content)
+    log = new_spool(tmp_path / "spool")
+    assert log.directory is not None
+    (log.directory / name).write_bytes(content)
     with pytest.raises(DamageError, match=r"00000001-(ab)+: not a readable part of a spool \(.*\); move it away"):
         Spool(tmp_path / "spool").close()
 
@@ -269,13 +274,13 @@ def test_a_damaged_description_is_named(tmp_path: Path, name: str, content: byte
 def test_all_canonical_episodes_pass_through(tmp_path: Path, name: str) -> None:
     spec, episode = CANONICAL[name]()
     spool = Spool(tmp_path / "spool")
-    stretch = spool.begin("w", "ab" * 16, spec)
-    writer = Writer(Into(stretch), "w", "i", spec, commit_steps=400)
+    log = spool.begin("w", "ab" * 16, spec)
+    writer = Writer(Into(log), "w", "i", spec, commit_steps=400)
     write_episode(writer, episode)
     with Store.open(tmp_path / "store") as store:
         store.begin_writer("w", "i")
-        for seq in range(len(stretch)):
-            store.commit(decode_chunk(stretch.read(seq), writer="w", incarnation="i", spec=spec))
+        for seq in range(len(log)):
+            store.commit(decode_chunk(log.read(seq), writer="w", incarnation="i", spec=spec))
     spool.close()
     with Reader(tmp_path / "store") as reader:
         assert reader.read(1).equals(episode)

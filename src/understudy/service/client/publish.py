@@ -1,0 +1,82 @@
+"""Publishing weights: a learner sends one version to all servers under one number."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from understudy.core import UnavailableError
+from understudy.service.client.connection import PROBE_TIMEOUT_S, Connection
+from understudy.service.wire.message import Buffer, pieces
+from understudy.service.wire.protocol import PUBLISH, STATUS, to_json
+
+logger = logging.getLogger(__name__)
+
+
+class Publisher:
+    """Numbers the versions that one learner publishes, and knows which shards missed the last one.
+
+    A single server numbers the versions itself. Several servers get the number from here, so that all use the same.
+    """
+
+    def __init__(self) -> None:
+        self._version = 0  # published last
+        self.unpublished: frozenset[str] = frozenset()  # shards that could not be reached then
+
+    def publish(self, connections: Mapping[str, Connection], buffers: Sequence[Buffer], timeout_s: float) -> int:
+        """Send a version; returns its number once at least one server has it on disk, else raises UnavailableError."""
+        if len(connections) == 1:
+            (connection,) = connections.values()
+            self._version = publish(connection, buffers, None, timeout_s)
+            return self._version
+        reachable = self._reachable(connections)
+        with ThreadPoolExecutor(max(len(reachable), 1)) as pool:
+            send = partial(_try_to_publish, buffers=buffers, version=self._version + 1, timeout_s=timeout_s)
+            sent = zip(reachable, pool.map(send, reachable), strict=True)
+            published = {connection.name for connection, succeeded in sent if succeeded}
+        if not published:
+            raise UnavailableError(f"none of {', '.join(connections)} took the parameters; are they running?")
+        missed = frozenset(connections) - published
+        if missed - self.unpublished:
+            logger.warning("not published to %s, which did not answer", ", ".join(sorted(missed)))
+        self._version, self.unpublished = self._version + 1, missed
+        return self._version
+
+    def forget(self, name: str) -> None:
+        """A shard was removed, so it no longer counts as one that missed a version."""
+        self.unpublished -= {name}
+
+    def _reachable(self, connections: Mapping[str, Connection]) -> list[Connection]:
+        """The servers to publish to. One that is new or missed a version tells its own, so that no number is reused."""
+        found = []
+        for name, connection in connections.items():
+            if self._version == 0 or name in self.unpublished:
+                try:
+                    status = connection.call(STATUS, {"views": []}, timeout_s=PROBE_TIMEOUT_S, wait=False)
+                except UnavailableError:
+                    continue
+                self._version = max(self._version, int(status["parameters_version"]))
+            found.append(connection)
+        return found
+
+
+def _try_to_publish(connection: Connection, buffers: Sequence[Buffer], version: int, timeout_s: float) -> bool:
+    try:
+        publish(connection, buffers, version, timeout_s, wait=False)
+    except UnavailableError:
+        return False
+    return True
+
+
+def publish(
+    connection: Connection, buffers: Sequence[Buffer], version: int | None, timeout_s: float, *, wait: bool = True
+) -> int:
+    """Send a version to one server; returns its number when the server has it on disk. None: the server numbers it."""
+
+    def messages() -> Iterator[bytes]:
+        yield to_json({"version": version})
+        yield from pieces(buffers)
+
+    return int(connection.upload(PUBLISH, messages(), timeout_s=timeout_s, wait=wait)["version"])

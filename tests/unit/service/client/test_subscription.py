@@ -1,0 +1,124 @@
+"""Subscription: versions arrive whole, the newest wins, and none is older than the one before; over a real server."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from understudy.core import RefusedError
+from understudy.core import tree as trees
+from understudy.replay import Store
+from understudy.service import Remote, Server, ServerConfig, connect
+
+
+def weights(seed: int, size: int = 1000) -> dict[str, object]:
+    rng = np.random.default_rng(seed)
+    return {"actor": {"w": rng.normal(size=size).astype(np.float32), "b": rng.normal(size=3)}, "step": np.int64(seed)}
+
+
+def port_of(server: Server) -> int:
+    return int(server.address.rpartition(":")[2])
+
+
+def test_a_version_arrives_bit_equal_with_what_was_said_of_it(remote: Remote) -> None:
+    version = remote.publish(weights(1), metadata={"update": "500"})
+    with remote.parameters() as subscription:
+        found = subscription.wait(timeout_s=10)
+    assert found is not None
+    assert found.version == version == 1
+    assert found.metadata == {"update": "500"}
+    assert trees.equal(found.tree, trees.map_leaves(np.asarray, weights(1)))
+
+
+def test_a_late_reader_has_the_latest_within_a_second(remote: Remote) -> None:
+    for seed in range(5):
+        remote.publish(weights(seed))
+    started = time.monotonic()
+    with remote.parameters() as subscription:
+        found = subscription.wait(timeout_s=10)
+    assert found is not None
+    assert found.version == 5
+    assert time.monotonic() - started < 1.0
+
+
+def test_readers_see_whole_versions_in_rising_order(remote: Remote, server: Server) -> None:
+    seen: dict[int, list[int]] = {number: [] for number in range(3)}
+    last = 30
+
+    def read(number: int) -> None:
+        with connect(server.address) as own, own.parameters() as subscription:
+            found = None
+            while found is None or found.version < last:
+                found = subscription.wait(found, timeout_s=20)
+                assert found is not None
+                assert len(set(found.tree["w"].tolist())) == 1, "half of one version and half of another"
+                seen[number].append(found.version)
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in seen]
+    for thread in threads:
+        thread.start()
+    for number in range(last):
+        remote.publish({"w": np.full(1_000_000, number, np.float32)})
+    for thread in threads:
+        thread.join(30)
+    for versions in seen.values():
+        assert versions == sorted(set(versions))
+        assert versions[-1] == last
+
+
+def test_a_subscriber_outlives_the_server(store: Store) -> None:
+    with Server(store, ServerConfig(port=0)) as first:
+        port = port_of(first)
+        remote = connect(first.address)
+        subscription = remote.parameters()
+        remote.publish(weights(1))
+        found = subscription.wait(timeout_s=10)
+    time.sleep(0.2)
+    assert subscription.latest is found
+    with Server(store, ServerConfig(port=port)):
+        remote.publish(weights(2))
+        newer = subscription.wait(found, timeout_s=10)
+        assert newer is not None
+        assert newer.version == 2
+        subscription.close()
+        remote.close()
+
+
+def test_a_subscriber_of_another_store_is_not_left_with_old_parameters(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "a") as store, Server(store, ServerConfig(port=0)) as server:
+        port = port_of(server)
+        remote = connect(server.address)
+        subscription = remote.parameters()
+        for seed in range(3):
+            remote.publish(weights(seed))
+        found = subscription.wait(timeout_s=10)
+        while found is None or found.version < 3:
+            found = subscription.wait(found, timeout_s=10)
+    with Store.open(tmp_path / "b") as store, Server(store, ServerConfig(port=port)):
+        remote.publish(weights(9))  # version 1 of this store
+        newer = subscription.wait(found, timeout_s=10)
+        assert newer is not None
+        assert (newer.version, int(newer.tree["step"])) == (1, 9)
+        subscription.close()
+        remote.close()
+
+
+def test_a_wrong_token_is_told_to_whoever_waits(store: Store) -> None:
+    with (
+        Server(store, ServerConfig(port=0, token="a" * 16)) as server,
+        connect(server.address, token="b") as remote,
+        remote.parameters() as subscription,
+        pytest.raises(RefusedError, match="token is missing or wrong"),
+    ):
+        subscription.wait(timeout_s=10)
+
+
+def test_a_subscriber_takes_no_more_than_it_wants(remote: Remote) -> None:
+    remote.publish({"w": np.zeros(1000)})
+    with remote.parameters(max_bytes=1000) as subscription:
+        assert subscription.wait(timeout_s=1.0) is None
+        assert "expected a message of at most 1000 bytes" in str(subscription.problem)
