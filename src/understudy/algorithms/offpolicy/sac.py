@@ -52,13 +52,13 @@ class SAC(Resumable):
         self.critic.to(self.device)
         # The critics and the gripper's critic have target networks; the encoder has none.
         heads = [self.critic] if self.actor.gripper is None else [self.actor.gripper, self.critic]
-        self._heads = [parameter for head in heads for parameter in head.parameters()]
+        self._heads: list[Tensor] = [parameter for head in heads for parameter in head.parameters()]
         self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
         self.target_gripper = copy.deepcopy(self.actor.gripper)
         targets: list[nn.Module] = [self.target_critic]
         if self.target_gripper is not None:
             targets.insert(0, self.target_gripper.requires_grad_(False))
-        self._targets = [parameter for target in targets for parameter in target.parameters()]
+        self._targets: list[Tensor] = [parameter for target in targets for parameter in target.parameters()]
         log_temperature = torch.tensor(math.log(config.initial_temperature), device=self.device)
         self.log_temperature = nn.Parameter(log_temperature)
         seen = [*self.actor.encoder.parameters(), *self._heads]

@@ -17,28 +17,18 @@ from understudy.algorithms.algorithm import AlgorithmError
 from understudy.algorithms.offpolicy.augment import shifted
 from understudy.algorithms.offpolicy.transitions import numbers
 from understudy.algorithms.optimizers import init_moments
+from understudy.algorithms.sft.blocks import Blocks
 from understudy.algorithms.sft.config import SFTUpdateConfig
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.policies.inputs import to_tensor
-from understudy.policies.protocol import Array
 from understudy.policies.stats import Stats
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.policies.vla.bins import to_position
 from understudy.policies.vla.model import image
 
 KIND = "sft"
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Blocks:
-    """B demonstrated blocks of H actions."""
-
-    observation: Tree  # [B, ...]: before the first action of each block
-    instruction: tuple[str, ...]  # B
-    action: Tree  # [B, H, ...]
-    weight: Array  # [B, H] float32: 0 behind the end of an episode
 
 
 # ---- pure functions
