@@ -147,8 +147,8 @@ def test_a_state_of_something_else_is_refused_and_nothing_changes() -> None:
             "stats/mean/observation/state: expected it in the saved state",
         ),
         (
-            {**before, "modules/target_critic/0/bias": np.zeros(3, np.float32)},
-            r"modules/target_critic/0/bias: expected shape \[2, 1, 16\], got \[3\]; the state is of another network",
+            {**before, "modules/target/critic/0/bias": np.zeros(3, np.float32)},
+            r"modules/target/critic/0/bias: expected shape \[2, 1, 16\], got \[3\]; the state is of another network",
         ),
     ):
         with pytest.raises(AlgorithmError, match=said):

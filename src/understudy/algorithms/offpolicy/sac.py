@@ -50,19 +50,15 @@ class SAC(Resumable):
         self.actor.init_parameters(init)
         self.critic.init_parameters(init)
         self.critic.to(self.device)
-        # The critics and the gripper's critic have target networks; the encoder has none.
-        heads = [self.critic] if self.actor.gripper is None else [self.actor.gripper, self.critic]
-        self._heads: list[Tensor] = [parameter for head in heads for parameter in head.parameters()]
-        self.target_critic = copy.deepcopy(self.critic).requires_grad_(False)
-        self.target_gripper = copy.deepcopy(self.actor.gripper)
-        targets: list[nn.Module] = [self.target_critic]
-        if self.target_gripper is not None:
-            targets.insert(0, self.target_gripper.requires_grad_(False))
-        self._targets: list[Tensor] = [parameter for target in targets for parameter in target.parameters()]
-        log_temperature = torch.tensor(math.log(config.initial_temperature), device=self.device)
-        self.log_temperature = nn.Parameter(log_temperature)
-        seen = [*self.actor.encoder.parameters(), *self._heads]
-        self._critic_adam = new_adam(seen, learning_rate=config.critic_lr)
+        heads: dict[str, nn.Module] = {"critic": self.critic}
+        if self.actor.gripper is not None:
+            heads["gripper"] = self.actor.gripper
+        self.target = nn.ModuleDict(copy.deepcopy(heads)).requires_grad_(False)  # the encoder has no target network
+        self._heads: list[Tensor] = [parameter for head in heads.values() for parameter in head.parameters()]
+        self._targets: list[Tensor] = list(self.target.parameters())
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(config.initial_temperature), device=self.device))
+        learned_from_returns = [*self.actor.encoder.parameters(), *self._heads]
+        self._critic_adam = new_adam(learned_from_returns, learning_rate=config.critic_lr)
         self._actor_adam = new_adam(self.actor.actor.parameters(), learning_rate=config.actor_lr)
         self._temperature_adam = new_adam([self.log_temperature], learning_rate=config.temperature_lr)
         self._generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, (), generator=init)))
@@ -112,7 +108,7 @@ class SAC(Resumable):
         with torch.no_grad():
             next_features = encoder(self._shifted(part.next_observation))
             next_arm, next_log_prob = self._draw(*self.actor.distribution(next_features))
-            next_q = self.target_critic(torch.cat([next_features, next_arm], dim=1), self._target_choice())
+            next_q = self.target["critic"](torch.cat([next_features, next_arm], dim=1), self._target_choice())
             temperature = self.log_temperature.exp() if config.backup_entropy else None
             target = self._target_of(part, part.reward, losses.pessimistic(next_q, temperature, next_log_prob))
         q = self.critic(torch.cat([features, arm], dim=1))
@@ -144,9 +140,10 @@ class SAC(Resumable):
         metrics: dict[str, Tensor] | None,
     ) -> Tensor:
         """Double Q-learning over the gripper's values; the arm counts as a part of the world."""
-        assert self.target_gripper is not None
         with torch.no_grad():
-            next_value = losses.double_q(self.actor.gripper_values(next_features), self.target_gripper(next_features))
+            next_value = losses.double_q(
+                self.actor.gripper_values(next_features), self.target["gripper"](next_features)
+            )
             reward = part.reward if part.penalty is None else part.reward + part.penalty
             target = self._target_of(part, reward, next_value)
         values = self.actor.gripper_values(features)
@@ -214,21 +211,18 @@ class SAC(Resumable):
         return self.policy().description()
 
     def _state_parts(self) -> StateParts:
-        modules: dict[str, nn.Module] = {
-            "actor": self.actor,
-            "critic": self.critic,
-            "target_critic": self.target_critic,
-            "temperature": nn.ParameterDict({"log": self.log_temperature}),
-        }
-        if self.target_gripper is not None:
-            modules["target_gripper"] = self.target_gripper
         return StateParts(
             kind=KIND,
             config=self.config,
             spec=self.spec,
             stats=self.stats,
             generator=self._generator,
-            modules=modules,
+            modules={
+                "actor": self.actor,
+                "critic": self.critic,
+                "target": self.target,
+                "temperature": nn.ParameterDict({"log": self.log_temperature}),
+            },
             optimizers={
                 "critic": self._critic_adam,
                 "actor": self._actor_adam,

@@ -69,7 +69,7 @@ def test_one_update_equals_the_equations_in_numpy(backup_entropy: bool, num_step
     temperature = math.exp(arrays["modules/temperature/log"])
     next_action, next_log_prob = sampled(arrays, batch.next_observation["state"], noise_next)
     x = np.concatenate([batch.next_observation["state"], next_action], axis=1)
-    next_value = critic_values(arrays, "target_critic", x, which).min(axis=0)
+    next_value = critic_values(arrays, "target/critic", x, which).min(axis=0)
     if backup_entropy:
         next_value = next_value - temperature * next_log_prob
     target = batch.reward + 0.97**num_steps * np.where(batch.terminated, 0.0, next_value)
@@ -84,8 +84,8 @@ def test_one_update_equals_the_equations_in_numpy(backup_entropy: bool, num_step
 
     after = {k: v.astype(np.float64) for k, v in sac.state().items() if k.startswith("modules/")}
     for name in ("0/weight", "2/bias"):  # the target follows the critic that was just moved
-        wanted = 0.995 * arrays[f"modules/target_critic/{name}"] + 0.005 * after[f"modules/critic/{name}"]
-        np.testing.assert_allclose(after[f"modules/target_critic/{name}"], wanted, atol=1e-7)
+        wanted = 0.995 * arrays[f"modules/target/critic/{name}"] + 0.005 * after[f"modules/critic/{name}"]
+        np.testing.assert_allclose(after[f"modules/target/critic/{name}"], wanted, atol=1e-7)
 
     action, log_prob = sampled(arrays, batch.observation["state"], noise)
     x = np.concatenate([batch.observation["state"], action], axis=1)
@@ -174,10 +174,10 @@ def test_a_large_tau_makes_targets_the_critics() -> None:
     sac = small_sac(tau=1.0)
     sac.update(random_batch())
     state = sac.state()
-    targets = [name for name in state if name.startswith("modules/target_critic/")]
+    targets = [name for name in state if name.startswith("modules/target/critic/")]
     assert targets
     for name in targets:
-        assert np.array_equal(state[name], state[name.replace("target_critic", "critic")])
+        assert np.array_equal(state[name], state[name.replace("target/", "")])
 
 
 def test_critic_steps_are_many_for_the_critics_and_one_for_the_actor() -> None:
