@@ -1,6 +1,6 @@
-"""Familiar faces of other projects, thin over the store. Numpy in, numpy out.
+"""The buffers and trainers of other projects, with their names and calls, over a store. Numpy in, numpy out.
 
-Those of agentlace need `pip install 'understudy[remote]'`; they are loaded when they are first asked for.
+Those of agentlace need `pip install 'understudy[remote]'`; they are loaded when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any

@@ -1,4 +1,4 @@
-"""Arrays of other libraries as numpy: torch and jax arrays are taken as they come, and neither library is imported."""
+"""Converts arrays of torch, jax and others to numpy without importing those libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = np.ndarray[Any, Any]
 
 
 def to_numpy(value: Any, path: str) -> Any:
-    """The value as a numpy array; numbers, text and lists stay what they are."""
+    """The value as a numpy array; numbers, text and lists are returned unchanged."""
     if isinstance(value, np.ndarray | np.generic | bool | int | float | str | list | tuple):
         return value
     if hasattr(value, "detach") and hasattr(value, "cpu"):  # a torch tensor, maybe on a device, maybe with a gradient
@@ -31,7 +31,7 @@ def tree_to_numpy(tree: Tree, path: str) -> Tree:
 
 
 def conform(spec: Spec, value: Tree, path: str) -> Tree:
-    """The value as the spec wants it. Floats are rounded to the spec's precision; nothing else is converted."""
+    """The value in the dtypes of the spec. Floats are rounded to the spec's precision; nothing else is converted."""
     if _fits(spec.tree, value):
         return value
     given = trees.flatten(tree_to_numpy(value, path), path)
@@ -42,7 +42,7 @@ def conform(spec: Spec, value: Tree, path: str) -> Tree:
 
 
 def _fits(wanted: Tree, value: Tree) -> bool:
-    """Whether there is nothing to do, as most often."""
+    """Whether the value needs no conversion, which is the common case."""
     if isinstance(wanted, ArraySpec):
         return wanted.fits(value)
     return (
@@ -59,7 +59,7 @@ def _round(leaf: ArraySpec, value: Any) -> Any:
 
 
 def number(value: Any, path: str) -> float:
-    """A single number, however it is wrapped."""
+    """The value as one float; it may be an array with one element."""
     array = np.asarray(to_numpy(value, path))
     if array.size != 1 or array.dtype.kind not in "bfiu":
         raise SpecError(f"{path}: expected one number, got {describe(value)}; pass a float")

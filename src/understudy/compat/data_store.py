@@ -1,4 +1,4 @@
-"""QueuedDataStore: transitions on an actor that wait for `TrainerClient.update` to hand them over."""
+"""QueuedDataStore: a queue of transitions on an actor, which `TrainerClient.update` sends."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _READ_INFOS = ("intervene_action", "succeed")
 
 
 class QueuedDataStore:
-    """A queue of at most `capacity` transitions. When it is full the oldest goes; it is counted, and the log says so.
+    """A queue of at most `capacity` transitions. When it is full, the oldest is dropped, counted and logged.
 
-    Any thread may insert; one client takes. Arrays are copied, and an observation that is both what one transition led
-    to and what the next began with is kept once.
+    Any thread may insert; one client takes. Arrays are copied. An observation that ends one transition and begins the
+    next is kept once.
     """
 
     def __init__(self, capacity: int):
@@ -37,20 +37,20 @@ class QueuedDataStore:
         self._lock = threading.Lock()
         self._queue: deque[tuple[int, dict[str, Any], int]] = deque()  # number, transition, policy version
         self._latest = -1
-        self._led_to: Tree = None
+        self._last_next_observation: Tree = None
         self._owner: object = None
         self._check: Callable[[Mapping[str, Any]], object] | None = None
         self._version: Callable[[], int] = lambda: NO_VERSION
 
     def insert(self, data: Mapping[str, Any]) -> None:
-        """Take a transition; one that does not fit the server's buffer is refused, as soon as that is known."""
+        """Add a transition. One that does not fit the server's buffer is refused, once the client knows its spec."""
         if not isinstance(data, Mapping):
             raise SpecError(f"transition: expected a dict, got {describe(data)}; see docs/moving.md for its fields")
         with self._lock:
             kept = self._copy(data)
             if self._check is not None:
                 self._check(kept)
-            self._led_to = kept.get("next_observations")
+            self._last_next_observation = kept.get("next_observations")
             if len(self._queue) == self.capacity:
                 self._queue.popleft()
                 self._count_dropped()
@@ -70,16 +70,16 @@ class QueuedDataStore:
             kept[name] = trees.map_leaves(_copy_leaf, tree_to_numpy(kept[name], name))
         if "observations" in kept:
             now = tree_to_numpy(kept["observations"], "observations")
-            same = self._led_to is not None and trees.equal(now, self._led_to)
-            kept["observations"] = self._led_to if same else trees.map_leaves(_copy_leaf, now)
+            same = self._last_next_observation is not None and trees.equal(now, self._last_next_observation)
+            kept["observations"] = self._last_next_observation if same else trees.map_leaves(_copy_leaf, now)
         return kept
 
     def _count_dropped(self) -> None:
         self.num_dropped += 1
-        if self.num_dropped & (self.num_dropped - 1) == 0:  # at 1, 2, 4, ..., so that a log can be read
+        if self.num_dropped & (self.num_dropped - 1) == 0:  # at 1, 2, 4, ..., so that the log stays readable
             logger.warning(
                 "the queue of %d transitions is full, and the oldest was dropped; %d so far. "
-                "Call update() more often, or see why the server is away",
+                "Call update() more often, or see why the server cannot be reached",
                 self.capacity,
                 self.num_dropped,
             )
@@ -89,25 +89,25 @@ class QueuedDataStore:
         return self._latest
 
     def get_latest_data(self, from_id: int) -> list[dict[str, Any]]:
-        """The transitions behind number `from_id` that still wait."""
+        """The queued transitions after number `from_id`."""
         with self._lock:
             return [data for number, data, _ in self._queue if number > from_id]
 
     def __len__(self) -> int:
-        """How many wait to be handed over."""
+        """How many transitions are queued."""
         return len(self._queue)
 
     # ---- for a client
 
     def attach(self, owner: object, version: Callable[[], int]) -> None:
-        """Belong to a client, which says what policy version a transition that is inserted now was made with."""
+        """Belong to a client; `version` gives the policy version for each transition that is inserted."""
         with self._lock:
             if self._owner is not None:
                 raise StoreError("data store: another client takes from this queue; make one for each client")
             self._owner, self._version = owner, version
 
     def check_with(self, check: Callable[[Mapping[str, Any]], object] | None) -> None:
-        """From now on, `check` may refuse a transition."""
+        """Call `check` with each transition from now on; it raises to refuse one."""
         with self._lock:
             self._check = check
 
@@ -116,7 +116,7 @@ class QueuedDataStore:
             self._owner, self._check, self._version = None, None, lambda: NO_VERSION
 
     def take(self) -> tuple[dict[str, Any], int] | None:
-        """Remove the oldest transition; with it, the version that it was made with."""
+        """Remove and return the oldest transition and its policy version; None if the queue is empty."""
         with self._lock:
             return self._queue.popleft()[1:] if self._queue else None
 

@@ -1,17 +1,17 @@
-"""The replay buffer of HIL-SERL, over a store: the same calls, and every frame beside its true neighbour.
+"""The replay buffer of HIL-SERL over a store: the same calls, and every frame next to its true successor.
 
     buffer = MemoryEfficientReplayBuffer(env.observation_space, env.action_space, 200_000, image_keys=("wrist_1",),
                                          path="runs/pick")
     buffer.insert(transition)
     batch = buffer.sample(256, pack_obs_and_next_obs=True)
 
-Any number of threads may insert and sample; one lock is held by whoever does. An inserted transition is durable after
-50 more, at the end of its episode, and when `sample`, `flush` or `close` returns; the newest one of an episode in
-progress only after `flush` or `close`, or with the next insert, because its next observation is kept back until it is
-known whether the next transition begins there.
+Any number of threads may insert and sample; one lock guards both. An inserted transition is durable after 50 more, at
+the end of its episode, and when `sample`, `flush` or `close` returns. The newest one of an open episode is durable only
+after `flush`, `close` or the next insert, because its next observation is not written until it is known whether the
+next transition begins with it.
 
-A buffer may be served too (`begin_serving`; trainer.py does it): then others write to its store, and what they have
-written is counted and drawn like what was inserted here.
+A buffer may also be served (`begin_serving`; trainer.py does it). Then actors write to its store over the network, and
+their transitions are counted and sampled like those that were inserted here.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from typing import Any
 import numpy as np
 
 from understudy.compat.arrays import conform, number, to_numpy
-from understudy.compat.home import temporary_home
-from understudy.compat.options import refuse
+from understudy.compat.options import refuse_options
 from understudy.compat.spaces import spec_of
 from understudy.compat.stitch import Stitcher
+from understudy.compat.temporary_store import temporary_store_path
 from understudy.core import (
     ArraySpec,
     EpisodeInfo,
@@ -47,6 +47,7 @@ from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
 from understudy.replay import Reader, Store
+from understudy.replay.maintain.compaction import compact
 from understudy.replay.read.view import EVERYTHING
 from understudy.replay.sample.prefetch import Prefetch
 from understudy.replay.sample.sampler import Sampler
@@ -61,7 +62,7 @@ RETIRE_EVERY = 100  # steps, or a tenth of the capacity if that is more
 
 _FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones")
 _OPTIONS = ("observation_space", "action_space", "capacity", "image_keys", "path", "seed", "include_grasp_penalty")
-_THEIRS = {
+_UNSUPPORTED = {
     "pixel_keys": "is called image_keys here; rename it",
     "include_next_actions": "is not there; the next action is the action of the next step of the episode, "
     "which understudy.replay.Sampler reads with Sequences(length=2)",
@@ -85,7 +86,7 @@ class MemoryEfficientReplayBuffer(Closeable):
         include_grasp_penalty: bool = False,
         **others: Any,
     ):
-        refuse(type(self).__name__, others, _THEIRS, _OPTIONS)
+        refuse_options(type(self).__name__, others, _UNSUPPORTED, _OPTIONS)
         if capacity < 1:
             raise StoreError(f"capacity: expected a number from 1, got {capacity}")
         self.capacity = capacity
@@ -100,9 +101,9 @@ class MemoryEfficientReplayBuffer(Closeable):
         self._seed = seed
         self._lock = threading.RLock()
         self._closed = False
-        self._remove_home: Callable[[], Any] = lambda: None
+        self._remove_directory: Callable[[], Any] = lambda: None
         if path is None:
-            path, self._remove_home = temporary_home(self)
+            path, self._remove_directory = temporary_store_path(self)
         self.path = Path(path)
         self._num_since_retired = 0
         self._stop_serving: Callable[[], object] | None = None
@@ -117,11 +118,11 @@ class MemoryEfficientReplayBuffer(Closeable):
             self._num_steps, self._num_ever = self._count(), self._count_ever()
             undo.pop_all()
 
-    # ---- in
+    # ---- inserting
 
     def insert(self, transition: Mapping[str, Any]) -> None:
-        """Take a transition; arrays are copied. `infos` may say `intervene_action` and `succeed`, and only those are
-        read: the one makes the step a human's, the other is the success of the episode that ends here."""
+        """Add a transition; arrays are copied. Only two entries of `infos` are read: `intervene_action` marks a step as
+        a human's, and `succeed` is the success of the episode that ends here."""
         step, next_observation, succeed = step_of(self.spec, transition)
         with self._lock:
             self._check_open()
@@ -136,16 +137,16 @@ class MemoryEfficientReplayBuffer(Closeable):
                 self._retire()
 
     def flush(self) -> None:
-        """Make everything inserted durable. An episode in progress is cut here, so its next frame is stored twice."""
+        """Make everything inserted durable. An open episode is cut here, so its next frame is stored twice."""
         with self._lock:
             self._check_open()
             self._stitcher.cut()
             self._stitcher.flush()
 
-    # ---- in, from elsewhere
+    # ---- serving the store to actors
 
     def begin_serving(self, stop: Callable[[], object]) -> Store:
-        """The store, for a server to write to; `stop` is called before the buffer closes it. Call `retire` at times."""
+        """Give a server the store to write to; `close` calls `stop` first. Call `retire` regularly meanwhile."""
         with self._lock:
             self.flush()
             if self._stop_serving is not None:
@@ -154,14 +155,14 @@ class MemoryEfficientReplayBuffer(Closeable):
             return self._store
 
     def end_serving(self) -> None:
-        """Nobody else writes any more."""
+        """The server has stopped, so only this buffer writes."""
         with self._lock:
             if self._stop_serving is not None and not self._closed:
                 self._num_steps, self._num_ever = self._count(), self._count_ever()
             self._stop_serving = None
 
     def retire(self) -> None:
-        """Give back the space of what lies behind the newest `capacity` steps, once it is worth the work."""
+        """Free the space of steps older than the newest `capacity`, once there are enough of them."""
         with self._lock:
             if not self._closed and self._count() >= self.capacity + self._slack:
                 self._retire()
@@ -171,7 +172,7 @@ class MemoryEfficientReplayBuffer(Closeable):
         return max(self.capacity // 10, RETIRE_EVERY)
 
     def _count(self) -> int:
-        """How many steps are here, whoever wrote them."""
+        """How many steps the store has, whoever wrote them."""
         self._stitcher.flush()
         if self._sampler is None:
             self._sampler = self._open_sampler()
@@ -184,7 +185,7 @@ class MemoryEfficientReplayBuffer(Closeable):
         return int(found)
 
     def _retire(self) -> None:
-        """Delete the episodes that lie wholly behind the newest `capacity` steps, and give their space back."""
+        """Delete the episodes that are entirely older than the newest `capacity` steps, and free their space."""
         self._stitcher.flush()
         with self._store.snapshot() as catalog:
             found = catalog.select(
@@ -196,11 +197,11 @@ class MemoryEfficientReplayBuffer(Closeable):
         if not len(old):
             return
         self._store.delete(old[:, 0].tolist())
-        if self._store.compact(min_dead=0.9).segments_removed:
-            self._forget_removed_segments()
+        if compact(self._store, min_dead=0.9).segments_removed:
+            self._reopen_reader()
 
-    def _forget_removed_segments(self) -> None:
-        """Open the read side anew: a file that is mapped keeps its space on the disk, whether it has a name or not."""
+    def _reopen_reader(self) -> None:
+        """Open the reader again: a mapped file keeps its space on the disk even after it was removed."""
         num_batches = 0
         if self._sampler is not None:
             num_batches = self._sampler.num_batches
@@ -211,7 +212,7 @@ class MemoryEfficientReplayBuffer(Closeable):
         if self._sampler is not None:
             self._sampler.num_batches = num_batches
 
-    # ---- out
+    # ---- sampling
 
     def sample(self, batch_size: int, *, pack_obs_and_next_obs: bool = False) -> dict[str, Any]:
         """Transitions drawn uniformly from the newest `capacity`, as a nested dict of arrays [batch_size, ...].
@@ -226,10 +227,10 @@ class MemoryEfficientReplayBuffer(Closeable):
         frames: dict[str, Array] = {}
         with self._lock:
             self._check_open()
-            sampler = self._ready()
+            sampler = self._updated_sampler()
             batch: TransitionBatch = sampler.make(batch_size)
             if pack_obs_and_next_obs:
-                batch, frames = _side_by_side(batch, self.image_keys)
+                batch, frames = _with_packed_images(batch, self.image_keys)
             sampler.sample(batch, size=batch_size)
         observations, next_observations = batch.observation, batch.next_observation
         if frames:
@@ -247,10 +248,10 @@ class MemoryEfficientReplayBuffer(Closeable):
     def get_iterator(
         self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None
     ) -> Iterator[dict[str, Any]]:
-        """Batches without end, `queue_size` of them made ahead by a thread; it ends when the iterator is closed."""
+        """Endless batches; a thread samples `queue_size` of them ahead until the iterator is closed."""
         if device is not None:
             raise StoreError(
-                "device: batches are numpy arrays and stay where they are; leave it out and move each batch yourself, "
+                "device: batches are numpy arrays in main memory; leave it out and move each batch yourself, "
                 "for example with map(lambda batch: jax.device_put(batch, device), iterator)"
             )
         if queue_size < 1:
@@ -258,7 +259,7 @@ class MemoryEfficientReplayBuffer(Closeable):
         return self._batches(queue_size, dict(sample_args or {}))
 
     def _batches(self, queue_size: int, sample_args: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        with Prefetch(_Ahead(self, sample_args), depth=queue_size) as ahead:
+        with Prefetch(_PrefetchSource(self, sample_args), depth=queue_size) as ahead:
             for (batch,) in ahead:
                 yield batch
 
@@ -278,10 +279,10 @@ class MemoryEfficientReplayBuffer(Closeable):
             f"{self.path} in any process and follow() it"
         )
 
-    # ---- inside
+    # ---- lifecycle and helpers
 
     def close(self) -> None:
-        """Make everything durable and give the store back."""
+        """Make everything durable and close the store."""
         stop = self._stop_serving
         if stop is not None:
             stop()
@@ -297,14 +298,14 @@ class MemoryEfficientReplayBuffer(Closeable):
                     self._sampler.close()
                 self._reader.close()
                 self._store.close()
-                self._remove_home()
+                self._remove_directory()
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError(f"{self.path}: the buffer is closed; make a new one with this path")
 
     def _check_store(self) -> None:
-        """Refuse a store with steps of another shape: a buffer is of one."""
+        """Refuse a store whose steps have another spec: a buffer has only one."""
         if self._reader.catalog.spec_ids() and self._spec_id() is None:
             raise StoreFormatError(
                 f"{self.path}: holds steps of another spec (`understudy info` shows it); "
@@ -328,11 +329,11 @@ class MemoryEfficientReplayBuffer(Closeable):
             spec=spec,
         )
 
-    def _ready(self) -> Sampler:
-        """The sampler, up to date. The newest step waits for the next insert, unless there is nothing else."""
+    def _updated_sampler(self) -> Sampler:
+        """The sampler, up to date. The newest step of an open episode is left out, unless it is the only one."""
         self._stitcher.flush()
         for _ in range(2):
-            if self._sampler is None:  # not `not`: a sampler of nothing is false
+            if self._sampler is None:  # not `not`: an empty sampler is false
                 self._sampler = self._open_sampler()
             if self._sampler is not None and self._sampler.follow():
                 return self._sampler
@@ -344,8 +345,8 @@ class MemoryEfficientReplayBuffer(Closeable):
 MemoryEfficientReplayBufferDataStore = MemoryEfficientReplayBuffer  # the name in HIL-SERL's training script
 
 
-class _Ahead:
-    """A buffer as what Prefetch makes batches from; each batch has arrays of its own."""
+class _PrefetchSource:
+    """The buffer with the interface that Prefetch samples from; each batch has its own arrays."""
 
     def __init__(self, buffer: MemoryEfficientReplayBuffer, sample_args: dict[str, Any]):
         self._buffer = buffer
@@ -365,7 +366,7 @@ class _Ahead:
 
 
 def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[Step, Tree, bool | None]:
-    """A transition as a step, what it led to, and the success of the episode if it is told; `how` is for the step."""
+    """A transition as a step, its next observation, and the success of the episode if given; `how` goes to Step."""
     optional = {"infos"} | spec.extras.flat.keys()
     for name in _FIELDS + tuple(spec.extras.flat):
         if name not in transition:
@@ -392,13 +393,13 @@ def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[
 
 
 def _ends(masks: Any, dones: Any) -> tuple[bool, bool]:
-    """`terminated` and `truncated` of a step, from theirs."""
-    mask, done = number(masks, "masks"), bool(number(dones, "dones"))
+    """`terminated` and `truncated` of a step, from HIL-SERL's `masks` and `dones`."""
+    mask, ended = number(masks, "masks"), bool(number(dones, "dones"))
     if mask not in (0.0, 1.0):
         raise SpecError(f"masks: expected 0 or 1, got {mask}; pass 1 - terminated")
-    if mask == 0 and not done:
-        raise SpecError("masks: expected 1 where dones is False, got 0; a step that terminates the task is also done")
-    return mask == 0, done and mask != 0
+    if mask == 0 and not ended:
+        raise SpecError("masks: expected 1 where dones is False, got 0; set dones where the task terminates")
+    return mask == 0, ended and mask != 0
 
 
 def _check_images(observation: Spec, image_keys: tuple[str, ...]) -> None:
@@ -416,8 +417,10 @@ def _check_images(observation: Spec, image_keys: tuple[str, ...]) -> None:
             )
 
 
-def _side_by_side(batch: TransitionBatch, image_keys: tuple[str, ...]) -> tuple[TransitionBatch, dict[str, Array]]:
-    """The batch with images that are views of arrays [B, 2T, ...], so that a frame is read to where it is packed."""
+def _with_packed_images(
+    batch: TransitionBatch, image_keys: tuple[str, ...]
+) -> tuple[TransitionBatch, dict[str, Array]]:
+    """The batch with images that are views of arrays [B, 2T, ...], so that sampling writes the packed frames."""
     now, then, frames = dict(batch.observation), dict(batch.next_observation), {}
     for key in image_keys:
         size, stack, *shape = now[key].shape
@@ -427,7 +430,7 @@ def _side_by_side(batch: TransitionBatch, image_keys: tuple[str, ...]) -> tuple[
 
 
 def _pack(observation: Tree, next_observation: Tree, frames: dict[str, Array]) -> tuple[Tree, Tree]:
-    """The frames of both observations under the first, each once, and the second without its images."""
+    """The first observation with the frames of both, each once, and the second without images."""
     packed, rest = dict(observation), dict(next_observation)
     for key, both in frames.items():
         before, after = packed[key], rest.pop(key)
@@ -441,6 +444,6 @@ def _pack(observation: Tree, next_observation: Tree, frames: dict[str, Array]) -
 
 
 def _segment_bytes(spec: StepSpec, capacity: int) -> int:
-    """An eighth of what the buffer holds, so that space comes back in small pieces."""
+    """An eighth of the buffer's size, so that space is freed in small pieces."""
     row_bytes = sum(leaf.row_bytes for leaf in spec.columns.values())
     return min(max(capacity * row_bytes // 8, MIN_SEGMENT_BYTES), SEGMENT_BYTES)

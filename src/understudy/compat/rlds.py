@@ -1,4 +1,4 @@
-"""The three functions with which TF-Agents takes RLDS data in, without TensorFlow, and into a store.
+"""The three functions of TF-Agents that read RLDS data, without TensorFlow, and write it to a store.
 
     data = read_rlds("kitchen/1.0.0")                        # or a tf.data.Dataset, or any iterable of episodes
     create_trajectory_data_spec(data)                        # a Trajectory of ArraySpecs
@@ -6,10 +6,10 @@
     push_rlds_to_replay(data, store)                         # a Store, a Remote, or a writer of either
     push_rlds_to_reverb(data, observer)                      # an observer of TF-Agents
 
-An episode is a dict whose "steps" are columns [N, ...] or a sequence of step dicts. What differs from TF-Agents, each
-on purpose: nested observations are taken apart step by step; the discount into a terminal state is 0; a first step that
-is not the last is not followed by another first; policy_info is checked; an episode is pushed whole or not at all; what
-is returned counts pairs, each of which can be sampled; discounts of float64 are taken.
+An episode is a dict whose "steps" are columns [N, ...] or a sequence of step dicts. Deliberate differences from
+TF-Agents: nested observations are split step by step; the discount into a terminal state is 0; a first step that is not
+the last must not be followed by another first; policy_info is checked; an episode is pushed whole or not at all; the
+returned number counts pairs, each of which can be sampled; float64 discounts are accepted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Tree]
 
 
 class Trajectory(NamedTuple):
-    """A step and what its successor is, in the fields and the order of TF-Agents; as a spec, its ArraySpecs."""
+    """A step and its successor's type, with the fields and the order of TF-Agents; as a spec, it holds ArraySpecs."""
 
     step_type: Any
     observation: Tree
@@ -51,7 +51,7 @@ class Trajectory(NamedTuple):
 
 
 def create_trajectory_data_spec(rlds_data: Iterable[Mapping[str, Any]]) -> Trajectory:
-    """What each trajectory of the data is; reads the first episode, unless the data itself says it."""
+    """The spec of each trajectory; reads the first episode unless the data has a spec."""
     spec, _ = open_episodes(rlds_data)
     return _trajectory_spec(spec, ())
 
@@ -59,9 +59,9 @@ def create_trajectory_data_spec(rlds_data: Iterable[Mapping[str, Any]]) -> Traje
 def convert_rlds_to_trajectories(
     rlds_data: Iterable[Mapping[str, Any]], policy_info_fn: PolicyInfoFn | None = None
 ) -> Iterator[Trajectory]:
-    """A trajectory for each step, from overlapping pairs of neighbouring steps; a zero first step is put at the end.
+    """A trajectory for each step, from overlapping pairs of adjacent steps; a zero first step is added at the end.
 
-    `policy_info_fn(step, next_step)` makes each one's policy_info.
+    `policy_info_fn(step, next_step)` returns the policy_info of each.
     """
     spec, episodes = open_episodes(rlds_data)
     return _trajectories(spec, episodes, policy_info_fn)
@@ -70,13 +70,13 @@ def convert_rlds_to_trajectories(
 def push_rlds_to_replay(
     rlds_data: Iterable[Mapping[str, Any]], replay: Store | Remote | Writer, policy_info_fn: PolicyInfoFn | None = None
 ) -> int:
-    """Write the episodes into a store, here or over the network; returns how many pairs of steps went in.
+    """Write the episodes to a local or remote store; returns how many pairs of steps were written.
 
-    An episode is checked before any of it is written; into a Store it goes in one commit. A Writer must have the spec
-    that the data has (`replay_spec`). The discount of each step and its policy_info are in `extras`.
+    Each episode is checked before it is written, and a Store gets it in one commit. A Writer must have the spec of the
+    data (`replay_spec`). The discount and the policy_info of each step are in `extras`.
     """
     spec, episodes = open_episodes(rlds_data)
-    push = _Push(replay)
+    push = _EpisodeWriter(replay)
     pairs = 0
     for number, columns in enumerate(episodes):
         where = f"episode {number}"
@@ -99,7 +99,7 @@ def replay_spec(rlds_data: Iterable[Mapping[str, Any]], policy_info_fn: PolicyIn
 def push_rlds_to_reverb(
     rlds_data: Iterable[Mapping[str, Any]], reverb_observer: Any, policy_info_fn: PolicyInfoFn | None = None
 ) -> int:
-    """Write the data through an observer of TF-Agents, episode by episode; returns how many pairs of steps went in."""
+    """Write the data through an observer of TF-Agents, episode by episode; returns the number of pairs of steps."""
     theirs = importlib.import_module("tf_agents.trajectories.trajectory").Trajectory
     spec, episodes = open_episodes(rlds_data)
     signature = _signature(reverb_observer)
@@ -152,7 +152,7 @@ def _pair(step: dict[str, Any], after: dict[str, Any], policy_info: Tree, where:
     kind, next_kind = _step_type(step), _step_type(after)
     if kind == FIRST and next_kind == FIRST:  # an episode of one step
         kind = next_kind = LAST
-    ends = terminal or (not last and bool(after["is_terminal"]))  # where it leads to, nothing more is to be had
+    ends = terminal or (not last and bool(after["is_terminal"]))  # the next state is terminal
     return Trajectory(
         step_type=kind,
         observation=step["observation"],
@@ -212,7 +212,7 @@ def _step_spec(spec: Spec, policy_info: Tree) -> StepSpec:
 
 
 def _signature(observer: Any) -> dict[str, tuple[tuple[Any, ...], str]]:
-    """What the observer's table takes, by path: shape and dtype."""
+    """The shape and dtype of each field of the observer's table, by path."""
     return _flat_signature(observer.get_table_signature(), lambda leaf: (tuple(leaf.shape)[1:], leaf.dtype.name))
 
 
@@ -221,8 +221,8 @@ def _same_signature(spec: Trajectory, signature: dict[str, tuple[tuple[Any, ...]
     for path in sorted(ours.keys() | signature.keys()):
         if ours.get(path) != signature.get(path):
             raise SpecError(
-                f"{path}: the table takes {signature.get(path)}, and the data has {ours.get(path)}; make "
-                f"the table with create_trajectory_data_spec of this data"
+                f"{path}: expected {signature.get(path)} as in the table, got {ours.get(path)}; make the table with "
+                f"create_trajectory_data_spec of this data"
             )
 
 
@@ -245,8 +245,8 @@ def _flat_signature(nest: Any, of: Callable[[Any], Any], path: str = "") -> dict
 # ---- into a store
 
 
-class _Push:
-    """Writes episodes whole: into a Store or a Remote with a writer whose chunks hold the longest of them."""
+class _EpisodeWriter:
+    """Writes whole episodes, each in one chunk: for a Store or a Remote it makes a writer with large enough chunks."""
 
     def __init__(self, replay: Store | Remote | Writer):
         self._replay = replay
@@ -265,13 +265,13 @@ class _Push:
             last = writer.spec.observation.check(trajectories[-1].observation, "observation")
         except SpecError as error:
             raise SpecError(f"{where}: {error}") from None
-        # Until its last row is there, an episode is in no view to train on.
+        # An episode is in split "eval" until its last row is written, so that no training view sees a part of it.
         info = EpisodeInfo(actor=_WRITER)
         writer.begin(replace(info, split="eval"))
         for step in steps:
             writer.append(step)
         writer.end(trees.unflatten(trees.below(last, "observation")), split=info.split)
-        getattr(writer, "wait_delivered", writer.flush)()  # a server's writer has a queue, which is not to overflow
+        getattr(writer, "wait_delivered", writer.flush)()  # a RemoteWriter has a queue, which must not overflow
 
     def _writer_of(self, spec: StepSpec, num_rows: int, where: str) -> Writer:
         if isinstance(self._replay, Writer):
@@ -285,9 +285,9 @@ class _Push:
         return self._writer
 
     def close(self) -> None:
-        """A writer that was given stays open."""
+        """Close the writer, unless the caller passed it."""
         if self._writer is not self._replay:
-            getattr(self._writer, "close", lambda: None)()  # that of a server has something to close
+            getattr(self._writer, "close", lambda: None)()  # only a RemoteWriter has `close`
 
 
 def _step(trajectory: Trajectory) -> Step:

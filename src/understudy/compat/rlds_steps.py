@@ -1,4 +1,4 @@
-"""RLDS data in whatever form it is given, as flat columns of steps that fit one spec."""
+"""Reads RLDS data in any of its forms as flat columns of steps with one spec."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def open_episodes(rlds_data: Iterable[Mapping[str, Any]]) -> tuple[Spec, Iterato
         first = next(found, None)
         if first is None:
             raise EpisodeError("rlds_data: expected episodes, got none; check where they come from")
-        columns = _columns(first, "episode 0")  # which may be there to be read once
+        columns = _columns(first, "episode 0")  # the steps may be readable only once
         found = itertools.chain([{"steps": columns}], found)
         spec = Spec(trees.map_leaves(_leaf_of_column, columns))
     _check_features(spec)
@@ -84,7 +84,7 @@ def _leaf_of_column(column: Any) -> ArraySpec:
 
 
 def _checked(spec: Spec, episode: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Flat columns of one length, each value of which fits the spec."""
+    """Flat columns of equal length, with values that fit the spec."""
     flat = trees.flatten(_columns(episode, where))
     if flat.keys() != spec.flat.keys():
         odd = sorted(flat.keys() ^ spec.flat.keys())[0]

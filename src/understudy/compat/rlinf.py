@@ -1,11 +1,11 @@
-"""The trajectory replay buffer of RLinf, over a store: the same calls, and what was added survives a kill.
+"""The trajectory replay buffer of RLinf over a store: the same calls, and added trajectories survive a kill.
 
     buffer = TrajectoryReplayBuffer(seed=1234, sample_window_size=100, auto_save_path="runs/pick/replay")
     buffer.add_trajectories(trajectories)  # durable when it returns
     batch = buffer.sample(256)  # {"actions": [256, ...], "curr_obs": {...}, "next_obs": {...}, ...}
 
-Any number of threads may add and sample; one lock is held by whoever does. A trajectory that was only partly written
-when the process died is not there when the buffer is opened again.
+Any number of threads may add and sample; one lock guards both. A trajectory that was only partly written when the
+process died is deleted when the buffer is opened again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from understudy.compat.home import temporary_home
-from understudy.compat.options import refuse
+from understudy.compat.options import refuse_options
 from understudy.compat.stitch import Stitcher
-from understudy.compat.trajectory import Trajectory, same_fields, take
+from understudy.compat.temporary_store import temporary_store_path
+from understudy.compat.trajectory import Trajectory, check_same_fields, parse_trajectory
 from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError, TransitionBatch
 from understudy.core.closeable import Closeable
 from understudy.durable import files
@@ -38,10 +38,10 @@ WRITER = "rlinf"
 VIEW = View(name="trajectories", clauses=(Clause(where=f"actor = '{WRITER}'"),))
 CHECKPOINT_FILE = "checkpoint.json"
 COMMIT_BYTES = 32 * 2**20
-COMPLETE = {"complete": "yes"}  # the label of a trajectory's last episode: where it is, all of the trajectory is
+COMPLETE = {"complete": "yes"}  # label of a trajectory's last episode: the trajectory is whole if it is there
 
 _OPTIONS = ("seed", "sample_window_size", "auto_save", "auto_save_path")
-_THEIRS = {
+_UNSUPPORTED = {
     "enable_cache": "there is nothing to turn on: batches are read from mapped files, which the system caches; "
     "leave it out",
     "cache_size": "there is no cache to size: batches are read from mapped files, which the system caches; "
@@ -55,8 +55,8 @@ _THEIRS = {
 
 
 @dataclass(kw_only=True)
-class _Held:
-    """A trajectory in the store. `key` stays the same where it is copied to other stores."""
+class _StoredTrajectory:
+    """A trajectory in the store. Its copies in other stores have the same `key`."""
 
     key: str
     episodes: list[int] = field(default_factory=list)
@@ -68,8 +68,7 @@ class _Held:
 class TrajectoryReplayBuffer(Closeable):
     """Trajectories in the store at `auto_save_path`; with `auto_save=False`, in a temporary directory.
 
-    A store that is there already is gone on with. Samples come from the newest `sample_window_size` trajectories, 0
-    being all.
+    An existing store is continued. Samples come from the newest `sample_window_size` trajectories; 0 means all.
     """
 
     def __init__(
@@ -81,64 +80,68 @@ class TrajectoryReplayBuffer(Closeable):
         auto_save_path: str | Path | None = None,
         **others: Any,
     ):
-        refuse(type(self).__name__, others, _THEIRS, _OPTIONS)
+        refuse_options(type(self).__name__, others, _UNSUPPORTED, _OPTIONS)
         if sample_window_size < 0:
             raise StoreError(f"sample_window_size: expected a number from 0 (all), got {sample_window_size}")
         self.sample_window_size = sample_window_size
-        self._remove_home: Callable[[], Any] = lambda: None
-        self.path = self._home(auto_save, auto_save_path)
+        self._remove_directory: Callable[[], Any] = lambda: None
+        self.path = self._choose_path(auto_save, auto_save_path)
         self._lock = threading.RLock()
         self._closed = False
         self._seed = seed
         self._num_batches = 0
         self._spec: StepSpec | None = None
-        self._writer: Writer | None = None  # None as long as it is not known what fields there are
+        self._writer: Writer | None = None  # None until the first trajectory tells the fields
         self._sampler: Sampler | None = None
-        self._held: list[_Held] = []
-        self._last_episode = 0  # the newest that is known
+        self._trajectories: list[_StoredTrajectory] = []
+        self._last_episode = 0  # the newest that was read
         with ExitStack() as undo:
             self._store = undo.enter_context(Store.open(self.path))
             self._reader = undo.enter_context(Reader(self.path))
-            torn = [held for held in _held(self._reader) if not held.complete and not held.deleted]
-            self._store.delete(episode for held in torn for episode in held.episodes)
-            self._take_stock()
+            incomplete = [
+                trajectory
+                for trajectory in _read_trajectories(self._reader)
+                if not trajectory.complete and not trajectory.deleted
+            ]
+            self._store.delete(episode for trajectory in incomplete for episode in trajectory.episodes)
+            self._refresh()
             undo.pop_all()
 
-    def _home(self, auto_save: bool, auto_save_path: str | Path | None) -> Path:
+    def _choose_path(self, auto_save: bool, auto_save_path: str | Path | None) -> Path:
         if auto_save and auto_save_path is None:
             raise StoreError(
                 "auto_save_path: expected a directory, since auto_save is True; pass one, or auto_save=False for a "
-                "buffer that is gone when it is closed"
+                "buffer that is removed when it is closed"
             )
         if not auto_save and auto_save_path is not None:
             raise StoreError("auto_save_path: given, but auto_save is False; drop one of the two")
         if auto_save_path is not None:
             return Path(auto_save_path)
-        path, self._remove_home = temporary_home(self)
+        path, self._remove_directory = temporary_store_path(self)
         return path
 
-    # ---- in
+    # ---- adding
 
     def add_trajectories(self, trajectories: Sequence[Any]) -> None:
         """Store trajectories durably; if one does not fit, none is stored.
 
         Each is a mapping or an object with fields [T, B, ...]: actions, rewards, curr_obs, next_obs, and others, which
-        come back as they are. A column is cut into episodes where it says so, and where a `next_obs` is not the
-        `curr_obs` after it.
+        are returned unchanged. A column is cut into episodes at terminations and truncations, and where a `next_obs` is
+        not the following `curr_obs`.
         """
-        taken = [take(trajectory, f"trajectories[{n}]") for n, trajectory in enumerate(trajectories)]
+        parsed = [parse_trajectory(trajectory, f"trajectories[{n}]") for n, trajectory in enumerate(trajectories)]
         with self._lock:
             self._check_open()
-            specs = [trajectory.spec() for trajectory in taken]
+            specs = [trajectory.spec() for trajectory in parsed]
             for n, spec in enumerate(specs):
-                same_fields(spec, self._spec or specs[0], f"trajectories[{n}]")
-            for trajectory, spec in zip(taken, specs, strict=True):
+                check_same_fields(spec, self._spec or specs[0], f"trajectories[{n}]")
+            for trajectory, spec in zip(parsed, specs, strict=True):
                 self._write(trajectory, self._writer_of(spec))
             if self._writer is not None:
                 self._writer.flush()
-            new = _held(self._reader, after=self._last_episode)
+            new = _read_trajectories(self._reader, after=self._last_episode)
             if new:
-                self._held += new
+                self._trajectories += new
                 self._last_episode = new[-1].episodes[-1]
 
     def _write(self, trajectory: Trajectory, writer: Writer) -> None:
@@ -157,9 +160,9 @@ class TrajectoryReplayBuffer(Closeable):
             stitcher.cut(**at_end)  # unless the last step ended it
 
     def _writer_of(self, spec: StepSpec) -> Writer:
-        """The writer of steps of this spec, which the buffer then is of."""
+        """The writer for steps of this spec, which becomes the buffer's spec."""
         if self._writer is None or spec != self._spec:
-            self._forget_sampler()
+            self._close_sampler()
             row_bytes = sum(leaf.row_bytes for leaf in spec.columns.values())
             self._writer = self._store.writer(
                 WRITER, spec, commit_steps=min(max(COMMIT_BYTES // row_bytes, 1), 1000), flush_each_episode=False
@@ -168,26 +171,26 @@ class TrajectoryReplayBuffer(Closeable):
         return self._writer
 
     def clear(self) -> None:
-        """Take all trajectories out of the buffer; `understudy compact` then gives back their space."""
+        """Remove all trajectories from the buffer; `understudy compact` then frees their space."""
         with self._lock:
             self._check_open()
-            self._store.delete(episode for held in self._held for episode in held.episodes)
-            self._take_stock()
+            self._store.delete(episode for trajectory in self._trajectories for episode in trajectory.episodes)
+            self._refresh()
 
-    # ---- out
+    # ---- sampling
 
     def sample(self, num_chunks: int) -> dict[str, Any]:
-        """Transitions [num_chunks, ...] under the names they were added with, every one in the window alike."""
+        """Transitions [num_chunks, ...] with the field names they were added with, uniformly from the window."""
         if num_chunks < 1:
             raise StoreError(f"num_chunks: expected a number from 1, got {num_chunks}")
         with self._lock:
             self._check_open()
-            if not self._held:
+            if not self._trajectories:
                 raise StoreError(f"{self.path}: there is nothing to sample; add a trajectory first")
-            sampler = self._ready()
+            sampler = self._updated_sampler()
             sampler.follow()
-            # Steps stand in the order in which they were written, so the last ones are those of the last trajectories.
-            sampler.selector = Uniform(last_steps=sum(held.num_steps for held in self._window()))
+            # Steps are in the order in which they were written, so the last ones belong to the last trajectories.
+            sampler.selector = Uniform(last_steps=sum(trajectory.num_steps for trajectory in self._window()))
             sampler.seed, sampler.num_batches = self._seed, self._num_batches
             batch: TransitionBatch = sampler.sample(size=num_chunks)
             self._num_batches += 1
@@ -199,25 +202,25 @@ class TrajectoryReplayBuffer(Closeable):
             "next_obs": batch.next_observation,
         }
 
-    def _ready(self) -> Sampler:
+    def _updated_sampler(self) -> Sampler:
         if self._sampler is None:
             catalog = self._reader.catalog
             (spec,) = (number for number in catalog.spec_ids() if catalog.spec(number) == self._spec)
             self._sampler = Sampler(self._reader, VIEW, batch_size=1, spec=spec)
         return self._sampler
 
-    def _window(self) -> list[_Held]:
-        return self._held[-self.sample_window_size :]  # all of them if it is 0
+    def _window(self) -> list[_StoredTrajectory]:
+        return self._trajectories[-self.sample_window_size :]  # all of them if it is 0
 
     @property
     def size(self) -> int:
         """How many trajectories there are."""
-        return len(self._held)
+        return len(self._trajectories)
 
     @property
     def total_samples(self) -> int:
         """How many transitions there are."""
-        return sum(held.num_steps for held in self._held)
+        return sum(trajectory.num_steps for trajectory in self._trajectories)
 
     def is_ready(self, min_size: int) -> bool:
         """Whether there are that many trajectories."""
@@ -230,7 +233,7 @@ class TrajectoryReplayBuffer(Closeable):
                 "num_trajectories": self.size,
                 "total_samples": self.total_samples,
                 "window_trajectories": len(window),
-                "window_samples": sum(held.num_steps for held in window),
+                "window_samples": sum(trajectory.num_steps for trajectory in window),
             }
 
     # ---- checkpoints
@@ -238,8 +241,8 @@ class TrajectoryReplayBuffer(Closeable):
     def save_checkpoint(self, path: str | Path) -> None:
         """Save the trajectories and the state of sampling in a directory; one that holds a checkpoint is replaced.
 
-        Takes moments where the directory is on the file system of the store: the data is linked, not copied. A crash
-        leaves the old checkpoint or the new one.
+        Fast if the directory is on the store's file system: the data is linked, not copied. A crash leaves the old
+        checkpoint or the new one.
         """
         path = Path(path)
         with self._lock:
@@ -250,7 +253,7 @@ class TrajectoryReplayBuffer(Closeable):
             backup(self._store, path / name)
             state = {
                 "store": name,
-                "trajectories": [held.key for held in self._held],
+                "trajectories": [trajectory.key for trajectory in self._trajectories],
                 "seed": self._seed,
                 "num_batches": self._num_batches,
             }
@@ -263,10 +266,10 @@ class TrajectoryReplayBuffer(Closeable):
     def load_checkpoint(
         self, path: str | Path, is_distributed: bool = False, local_rank: int = 0, world_size: int = 1
     ) -> None:
-        """Have the trajectories of a checkpoint and no others, and draw the batches that would have come next.
+        """Restore the trajectories of a checkpoint, and no others, and continue with the batches that came next.
 
-        With `is_distributed` they are trajectories r, r + w, r + 2w ... of the checkpoint for rank r of w, and the seed
-        stays that of this buffer. What is here already is kept, what is missing is copied.
+        With `is_distributed`, rank r of w gets trajectories r, r + w, r + 2w ... of the checkpoint, and this buffer
+        keeps its own seed. Trajectories that the store already has are kept, missing ones are copied.
         """
         if not is_distributed and (local_rank, world_size) != (0, 1):
             raise StoreError("local_rank, world_size: are for is_distributed=True; set it, or leave them out")
@@ -276,17 +279,19 @@ class TrajectoryReplayBuffer(Closeable):
         keys = state["trajectories"][local_rank::world_size]
         with self._lock:
             self._check_open()
-            here = {held.key: held for held in _held(self._reader) if held.complete}
-            places = [here[key].episodes[0] for key in keys if key in here]
-            if len(places) == len(keys) and places == sorted(places):
+            here = {
+                trajectory.key: trajectory for trajectory in _read_trajectories(self._reader) if trajectory.complete
+            }
+            first_episodes = [here[key].episodes[0] for key in keys if key in here]
+            if len(first_episodes) == len(keys) and first_episodes == sorted(first_episodes):
                 wanted = {episode for key in keys for episode in here[key].episodes}
                 self._store.restore(wanted)
             else:
                 wanted = set()
                 self._copy(Path(path) / state["store"], keys)
-            before = {episode for held in self._held for episode in held.episodes}
+            before = {episode for trajectory in self._trajectories for episode in trajectory.episodes}
             self._store.delete(before - wanted)
-            self._take_stock()
+            self._refresh()
             self._num_batches = int(state["num_batches"])
             if not is_distributed:
                 self._seed = int(state["seed"])
@@ -294,7 +299,7 @@ class TrajectoryReplayBuffer(Closeable):
     def _copy(self, store: Path, keys: Sequence[str]) -> None:
         """Write trajectories of another store at the end of this one, in the order of `keys`."""
         with Reader(store) as source:
-            there = {held.key: held for held in _held(source) if not held.deleted}
+            there = {trajectory.key: trajectory for trajectory in _read_trajectories(source) if not trajectory.deleted}
             for key in keys:
                 group = uuid.uuid4().hex
                 for episode_id in there[key].episodes:
@@ -303,48 +308,54 @@ class TrajectoryReplayBuffer(Closeable):
         if self._writer is not None:
             self._writer.flush()
 
-    # ---- inside
+    # ---- lifecycle and helpers
 
     def close(self) -> None:
-        """Give the store back. Everything added is safe whether or not this is called."""
+        """Close the store. Everything added is durable whether or not this is called."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
-            self._forget_sampler()
+            self._close_sampler()
             self._reader.close()
             self._store.close()
-            self._remove_home()
+            self._remove_directory()
 
     def _check_open(self) -> None:
         if self._closed:
             raise StoreClosedError(f"{self.path}: the buffer is closed; make a new one with this path")
 
-    def _take_stock(self) -> None:
-        """Know what is there; without trajectories the next one says what fields there are."""
-        found = _held(self._reader)
-        self._last_episode = max((held.episodes[-1] for held in found), default=0)
-        self._held = [held for held in found if held.complete and not held.deleted]
-        spec = self._reader.spec(self._reader.record(self._held[-1].episodes[0]).spec) if self._held else None
+    def _refresh(self) -> None:
+        """Read which trajectories the store has. If there are none, the next one added decides the fields."""
+        found = _read_trajectories(self._reader)
+        self._last_episode = max((trajectory.episodes[-1] for trajectory in found), default=0)
+        self._trajectories = [trajectory for trajectory in found if trajectory.complete and not trajectory.deleted]
+        spec = (
+            self._reader.spec(self._reader.record(self._trajectories[-1].episodes[0]).spec)
+            if self._trajectories
+            else None
+        )
         if spec != self._spec:
-            self._forget_sampler()
+            self._close_sampler()
             self._spec, self._writer = spec, None
 
-    def _forget_sampler(self) -> None:
+    def _close_sampler(self) -> None:
         if self._sampler is not None:
             self._sampler.close()
             self._sampler = None
 
 
-def _held(reader: Reader, after: int = 0) -> list[_Held]:
-    """The trajectories of a store behind an episode, the oldest first; those whose rows are gone left out."""
-    found: dict[str, _Held] = {}
+def _read_trajectories(reader: Reader, after: int = 0) -> list[_StoredTrajectory]:
+    """The trajectories after an episode, the oldest first, without those whose rows were purged."""
+    found: dict[str, _StoredTrajectory] = {}
     for record in reader.episodes("id > ? and actor = ? and not purged", (after, WRITER)):
-        held = found.setdefault(str(record.info.group), _Held(key=record.info.labels.get("trajectory", "")))
-        held.episodes.append(record.id)
-        held.num_steps += record.num_rows - 1
-        held.complete |= COMPLETE.items() <= record.info.labels.items()
-        held.deleted |= record.deleted is not None
+        trajectory = found.setdefault(
+            str(record.info.group), _StoredTrajectory(key=record.info.labels.get("trajectory", ""))
+        )
+        trajectory.episodes.append(record.id)
+        trajectory.num_steps += record.num_rows - 1
+        trajectory.complete |= COMPLETE.items() <= record.info.labels.items()
+        trajectory.deleted |= record.deleted is not None
     return list(found.values())
 
 

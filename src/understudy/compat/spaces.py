@@ -1,4 +1,4 @@
-"""Gymnasium spaces as specs, known by what they have (`spaces`, `shape`, `dtype`) and not by their class."""
+"""Gymnasium spaces as specs, recognized by their attributes (`spaces`, `shape`, `dtype`) and not by their class."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from understudy.core.tree import Tree, join
 
 
 def spec_of(space: Any, path: str) -> Spec:
-    """The spec of a space; a Spec, an ArraySpec or a dict of either is taken too. Bounds of spaces are not checked."""
+    """The spec of a space; a Spec, an ArraySpec or a dict of them works too. Bounds of spaces are not checked."""
     return space if isinstance(space, Spec) else Spec(_tree(space, path))
 
 

@@ -1,4 +1,4 @@
-"""Stitcher: transitions in, episodes out. Two are neighbours only if the one led to where the other began."""
+"""Stitcher: joins transitions into episodes where the next observation of one is the observation of the next."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from understudy.replay import Writer
 
 
 class Stitcher:
-    """Writes transitions that come one by one. Where one does not follow the last, the episode is cut before it.
+    """Writes transitions one by one. If one does not continue the last, the episode is cut before it.
 
-    An observation that is both what one step led to and what the next was made on is stored once.
+    An observation that is the next observation of one step and the observation of the following is stored once.
     """
 
     def __init__(self, writer: Writer, *, max_steps: int | None = None):
         self._writer = writer
         self._max_steps = max_steps  # an episode longer than this is stored in pieces
         self._num_steps = 0  # of the open episode
-        self._led_to: dict[str, Any] | None = None  # by the last step of the open episode; None between episodes
+        self._next_observation: dict[str, Any] | None = None  # of the last step; None between episodes
 
     @property
     def open(self) -> bool:
-        """Whether the outcome of the last step is still only in memory."""
-        return self._led_to is not None
+        """Whether the next observation of the last step is still only in memory."""
+        return self._next_observation is not None
 
     def add(self, step: Step, next_observation: Tree, info: EpisodeInfo, **attributes: Any) -> None:
-        """Take a step and what it led to; `attributes` are set if the episode ends with it."""
+        """Write a step with its next observation; `attributes` are set if the episode ends with it."""
         spec = self._writer.spec.observation
-        led_to = {
+        next_flat = {
             path: np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
             for path, leaf in spec.check(next_observation, "next_observation").items()
         }
-        if self._led_to is not None and not self._follows(step.observation):
+        if self._next_observation is not None and not self._follows(step.observation):
             self.cut()
-        begins = self._led_to is None
+        begins = self._next_observation is None
         if begins:
             self._writer.begin(info)
             self._num_steps = 0
@@ -49,28 +49,28 @@ class Stitcher:
                 self._writer.cut()  # nothing was written
             raise
         self._num_steps += 1
-        self._led_to = led_to
+        self._next_observation = next_flat
         if step.last:
-            self._led_to = None
-            self._writer.end(_tree(led_to), **attributes)
+            self._next_observation = None
+            self._writer.end(_tree(next_flat), **attributes)
         elif self._num_steps == self._max_steps:
             self.cut()
 
     def cut(self, **attributes: Any) -> None:
-        """End the open episode, if there is one, with what its last step led to."""
-        if self._led_to is not None:
-            last, self._led_to = _tree(self._led_to), None
+        """End the open episode, if there is one, with the next observation of its last step."""
+        if self._next_observation is not None:
+            last, self._next_observation = _tree(self._next_observation), None
             self._writer.cut(last, **attributes)
 
     def flush(self) -> None:
-        """Make durable what was taken, all but the outcome of the last step of an open episode."""
+        """Make all steps durable, except the next observation of the last step of an open episode."""
         if self._writer.num_uncommitted:
             self._writer.flush()
 
     def _follows(self, observation: Tree) -> bool:
         found = self._writer.spec.observation.check(observation, "next_observation")
-        return self._led_to is not None and all(
-            trees.equal_leaf(leaf, found[path]) for path, leaf in self._led_to.items()
+        return self._next_observation is not None and all(
+            trees.equal_leaf(leaf, found[path]) for path, leaf in self._next_observation.items()
         )
 
 

@@ -1,4 +1,4 @@
-"""The actor's side of the trainer: transitions to the learner, and weights back.
+"""The actor's side of agentlace's trainer: sends transitions to the learner and receives weights.
 
     client = TrainerClient("actor_env", ip, make_trainer_config(), data_stores={"actor_env": queue}, timeout_ms=3000)
     client.recv_network_callback(update_params)
@@ -10,7 +10,7 @@
 | `update` | the queues | the server's acknowledgement, `timeout_ms` | the outbox's threads |
 | periodic update | as `update` | its interval | `stop` |
 | network thread | the Subscription | a newer version | the Subscription's thread; `stop` |
-| the threads of each outbox, of the Subscription | - | see service/client/outbox.py, parameters.py | - |
+| the threads of each outbox, of the Subscription | - | see outbox.py, subscription.py in service/client | - |
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from urllib.parse import quote
 
 from understudy.compat.data_store import QueuedDataStore
 from understudy.compat.hil_serl import step_of
-from understudy.compat.options import refuse
+from understudy.compat.options import refuse_options
 from understudy.compat.stitch import Stitcher
-from understudy.compat.trainer import LOGGING, STORES, TrainerConfig, plain
+from understudy.compat.trainer import LOGGING, STORES, TrainerConfig, to_json_value
 from understudy.core import (
     BacklogError,
     EpisodeInfo,
@@ -49,10 +49,10 @@ from understudy.web.tokens import read_token
 logger = logging.getLogger(__name__)
 
 COMMIT_STEPS = 50
-QUEUE_STEPS = 8 * COMMIT_STEPS  # handed over and not yet recorded
-MEMORY_BYTES = 128 * 2**20  # handed over and not yet delivered, without a spool; the rest waits in the QueuedDataStore
-LOOK_AGAIN_S = 0.002
-TELL_AGAIN_S = 10.0
+QUEUE_STEPS = 8 * COMMIT_STEPS  # in the writer and not yet recorded
+MEMORY_BYTES = 128 * 2**20  # in the writer and not yet delivered, without a spool; the rest stays queued
+POLL_S = 0.002
+LOG_EVERY_S = 10.0
 JOIN_TIMEOUT_S = 10.0  # for a callback that does not return
 
 _OPTIONS = (
@@ -67,14 +67,14 @@ _OPTIONS = (
     "token_file",
     "spool",
 )
-_THEIRS = {"log_level": LOGGING}
+_UNSUPPORTED = {"log_level": LOGGING}
 
 
 class TrainerClient:
-    """Brings the transitions of an actor to a TrainerServer, and its weights back.
+    """Sends the transitions of an actor to a TrainerServer and receives its weights.
 
-    Any number of clients may have one name. With `spool`, a directory of this client's own, what `update` has handed
-    over survives a crash of this process too, and the next client with it delivers it.
+    Several clients may have the same name. With `spool`, a directory for this client alone, what `update` took over
+    survives a crash of this process, and the next client with this spool delivers it.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class TrainerClient:
         spool: str | Path | None = None,
         **others: Any,
     ):
-        refuse("TrainerClient", others, _THEIRS, _OPTIONS)
+        refuse_options("TrainerClient", others, _UNSUPPORTED, _OPTIONS)
         self.name = name
-        self.config = TrainerConfig.of(config)
-        self.policy_version = NO_VERSION  # of the weights that the callback has taken last
+        self.config = TrainerConfig.parse(config)
+        self.policy_version = NO_VERSION  # of the last weights that the callback received without an error
         self._ip = server_ip
         self._token = token if token_file is None else read_token(Path(token_file))
         self._timeout_s = timeout_ms / 1000
@@ -106,7 +106,7 @@ class TrainerClient:
         self._failure: UnderstudyError | None = None  # of the network thread
         self._subscription: Subscription | None = None
         self._threads: list[threading.Thread] = []
-        self._lines: dict[str, _Line] = {}
+        self._senders: dict[str, _StoreSender] = {}
         self._queues = dict(data_stores or {})
         if data_store is not None:
             self._queues.setdefault(name, data_store)
@@ -129,19 +129,19 @@ class TrainerClient:
     # ---- transitions
 
     def update(self) -> bool:
-        """Hand over all that was inserted. True: the server has all of it on disk, every outcome included.
+        """Send all inserted transitions; True if the server has all of them on disk within `timeout_ms`.
 
-        False: `timeout_ms` were not enough. Nothing is lost; it goes on by itself and with the next call. An episode in
-        progress is cut here, so that its next frame is stored twice.
+        After False nothing is lost: sending continues in the background and with the next call. An open episode is cut
+        here, so its next frame is stored twice.
         """
         deadline = time.monotonic() + self._timeout_s
         with self._lock:
             self._check_running()
-            if not self._lines and not self._connect(self._timeout_s):
+            if not self._senders and not self._connect(self._timeout_s):
                 return False
-            lines = self._lines.values()
-            handed = [line.hand_over(deadline) for line in lines]  # all of them, before the first is waited for
-            return all(handed) and all(line.wait_delivered(deadline) for line in lines)
+            senders = self._senders.values()
+            handed = [sender.send_queued(deadline) for sender in senders]  # all of them, before waiting for the first
+            return all(handed) and all(sender.wait_delivered(deadline) for sender in senders)
 
     def start_async_update(self, interval: float = 10) -> None:
         """Call `update` every `interval` seconds, in a thread."""
@@ -158,13 +158,13 @@ class TrainerClient:
 
     @property
     def num_waiting(self) -> int:
-        """Transitions that no update has handed over, and rows that the server has not acknowledged."""
+        """Queued transitions plus rows that the server has not acknowledged."""
         return sum(len(queue) for queue in self._queues.values()) + sum(
-            line.num_undelivered for line in self._lines.values()
+            sender.num_undelivered for sender in self._senders.values()
         )
 
     def _connect(self, timeout_s: float) -> bool:
-        """Learn from the server where each data store is and what it holds; False if the server is not there."""
+        """Ask the server for the port and the spec of each data store; False if it cannot be reached."""
         try:
             stores = self._remote.request(STORES, timeout_s=max(timeout_s, 0.001))
         except UnavailableError:
@@ -176,26 +176,26 @@ class TrainerClient:
                     f"data store {name!r}: the server has {', '.join(stores)}; "
                     + (f"did you mean {near[0]!r}?" if near else "register it there")
                 )
-        # Unlike any other writer's: a second actor of the same name must not push the first one aside.
+        # A unique writer name: a second actor of the same name must not replace the first.
         actor = f"{self.name}-{uuid.uuid4().hex[:12]}"
-        lines: dict[str, _Line] = {}
+        senders: dict[str, _StoreSender] = {}
         try:
             for name, queue in self._queues.items():
                 remote = connect(f"{self._ip}:{stores[name]['port']}", token=self._token)
                 spool = None if self._spool is None else self._spool / quote(name, safe="")
                 spec = StepSpec.from_json(stores[name]["spec"])
-                lines[name] = _Line(name, queue, remote, actor, spec, spool, stores[name]["capacity"])
+                senders[name] = _StoreSender(name, queue, remote, actor, spec, spool, stores[name]["capacity"])
         except BaseException:  # another process has the spool
-            for line in lines.values():
-                line.close()
+            for sender in senders.values():
+                sender.close()
             raise
-        self._lines = lines
+        self._senders = senders
         return True
 
     def _wait_for_server(self) -> None:
-        while not self._connect(TELL_AGAIN_S):
+        while not self._connect(LOG_EVERY_S):
             logger.warning(
-                "client %r: waiting for a server at %s:%d (it listens off its machine only with host=)",
+                "client %r: waiting for a server at %s:%d (to be reached from another machine, it needs host=)",
                 self.name,
                 self._ip,
                 self.config.port_number,
@@ -210,8 +210,8 @@ class TrainerClient:
     # ---- requests
 
     def request(self, type: str, payload: Any = None) -> Any:
-        """What the server's callback answers; None if it failed or `timeout_ms` are over, and the log says which."""
-        asked = plain(payload, type)
+        """The answer of the server's callback; None, and a warning in the log, if it failed or was too slow."""
+        asked = to_json_value(payload, type)
         try:
             return self._remote.request(type, asked, timeout_s=self._timeout_s)
         except (UnavailableError, StoreError) as error:
@@ -221,10 +221,10 @@ class TrainerClient:
     # ---- weights
 
     def recv_network_callback(self, callback: Callable[[Any], object]) -> None:
-        """Call `callback` with each newer version of the weights, in a thread, and with the newest now if there is one.
+        """Call `callback` in a thread with the newest weights, if there are any, and with each newer version.
 
-        What it raises is logged, and the next version comes all the same. `policy_version` is the last that it took;
-        transitions that are inserted from then on carry it.
+        If it raises, the error is logged and the next version is delivered as usual. `policy_version` is the last
+        version that it took without an error; transitions that are inserted from then on carry it.
         """
         if self._subscription is not None:
             raise StoreError("recv_network_callback: there is a callback already; call it once")
@@ -244,7 +244,7 @@ class TrainerClient:
                 known = found
                 try:
                     callback(found.tree)
-                except Exception:  # the callback is not ours: its error is told, and the next version still comes
+                except Exception:  # the callback is not ours: its error is logged, and the next version follows
                     logger.exception("client %r: the callback failed on version %d", self.name, found.version)
                 else:
                     self.policy_version = found.version
@@ -257,7 +257,7 @@ class TrainerClient:
         thread.start()
 
     def stop(self) -> bool:
-        """Hand over what is left and end all threads; False, and a line in the log, if the server does not have it."""
+        """Send what is left and end all threads; False, and an error in the log, if the server lacks some of it."""
         if self._stopped.is_set():
             return self.num_waiting == 0
         try:
@@ -272,8 +272,8 @@ class TrainerClient:
             if thread is not threading.current_thread():
                 thread.join(JOIN_TIMEOUT_S)
         with self._lock:
-            for line in self._lines.values():
-                line.close()
+            for sender in self._senders.values():
+                sender.close()
             self._remote.close()
             for queue in self._queues.values():
                 queue.detach()
@@ -282,13 +282,13 @@ class TrainerClient:
                 "client %r: stopped with %d rows that the server does not have%s",
                 self.name,
                 self.num_waiting,
-                "" if self._spool is None else f"; what was handed over is in {self._spool}",
+                "" if self._spool is None else f"; those that update() took over are in {self._spool}",
             )
         return self.num_waiting == 0
 
 
-class _Line:
-    """From one queue to one store of the server."""
+class _StoreSender:
+    """Sends the transitions of one queue to one data store of the server."""
 
     def __init__(
         self,
@@ -304,7 +304,7 @@ class _Line:
         self._remote = remote
         self._spec = spec
         self._info = EpisodeInfo(actor=actor)
-        # A learner that starts again has another store, if its buffer was in memory; its port and name are the same.
+        # A restarted learner has a new store if its buffer was temporary; its port and name are the same.
         config = OutboxConfig(queue_steps=QUEUE_STEPS, block_timeout_s=0.0, accept_any_store=True)
         if spool is None:
             config = replace(config, spool_bytes=MEMORY_BYTES)
@@ -314,35 +314,35 @@ class _Line:
         self._stitcher = Stitcher(self._writer, max_steps=capacity)
         queue.check_with(lambda transition: step_of(spec, transition))
 
-    def hand_over(self, deadline: float) -> bool:
-        """Give the writer all that waits; False if it had no room for all of it in time."""
-        while self._wait_for_room(deadline):
-            waiting = self._queue.take()
-            if waiting is None:
+    def send_queued(self, deadline: float) -> bool:
+        """Give the writer all queued transitions; False if it did not accept all of them in time."""
+        while self._wait_for_space(deadline):
+            queued = self._queue.take()
+            if queued is None:
                 self._stitcher.cut()
                 return True
-            transition, version = waiting
+            transition, version = queued
             step, next_observation, succeed = step_of(self._spec, transition, policy_version=version)
             self._stitcher.add(step, next_observation, self._info, success=succeed)
         return False
 
     def wait_delivered(self, deadline: float) -> bool:
-        """Wait until the server has on disk all that was handed over."""
-        return self._wait_for_room(deadline) and self._writer.wait_delivered(_left(deadline))
+        """Wait until the server has on disk all that the writer got."""
+        return self._wait_for_space(deadline) and self._writer.wait_delivered(_remaining_s(deadline))
 
-    def _wait_for_room(self, deadline: float) -> bool:
-        """Wait until the writer takes a transition without complaint: it may commit twice, before a cut and after."""
+    def _wait_for_space(self, deadline: float) -> bool:
+        """Wait until the writer accepts a transition: one may cause two commits, before a cut and after it."""
         while self._writer.delivery.queued + 2 * (COMMIT_STEPS + 1) > QUEUE_STEPS:
-            if _left(deadline) == 0:
+            if _remaining_s(deadline) == 0:
                 with suppress(BacklogError):
-                    self._writer.wait_delivered(0)  # if the writer has failed for good, this raises why
+                    self._writer.wait_delivered(0)  # raises if the writer has failed for good
                 return False
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(POLL_S)
         return True
 
     @property
     def num_undelivered(self) -> int:
-        """Rows that are here and not known to be on the server's disk."""
+        """Rows that the server has not acknowledged."""
         return self._writer.num_uncommitted + self._writer.delivery.recorded
 
     def close(self) -> None:
@@ -353,5 +353,5 @@ class _Line:
         self._remote.close()
 
 
-def _left(deadline: float) -> float:
+def _remaining_s(deadline: float) -> float:
     return max(deadline - time.monotonic(), 0.0)

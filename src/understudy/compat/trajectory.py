@@ -1,4 +1,4 @@
-"""A trajectory of RLinf taken apart: flat arrays [T, B, ...] by path, checked, and what they mean for each step."""
+"""Parses a trajectory of RLinf: checked flat arrays [T, B, ...] by path, and the step at each position."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ Array = np.ndarray[Any, Any]
 _BEFORE = ("terminations", "truncations", "dones")  # may have a row for the reset of each epoch, before its steps
 _AFTER = ("prev_values",)  # may have a row for the end of each epoch, after its steps
 _LABELS = ("max_episode_length", "model_weights_id")
-_OWN_PLACE = ("curr_obs", "next_obs", "actions", "rewards")
+_STEP_FIELDS = ("curr_obs", "next_obs", "actions", "rewards")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """T steps of each of B environments; where one was reset, an episode ends."""
+    """T steps of each of B environments; an episode ends where an environment was reset."""
 
     arrays: dict[str, Array]  # [T, B, ...] by path, for example curr_obs/states
     labels: dict[str, str]
@@ -36,9 +36,9 @@ class Trajectory:
         return self.length * self.batch
 
     def spec(self) -> StepSpec:
-        """What a step of it looks like."""
+        """The spec of its steps."""
         leaves = {path: ArraySpec(shape=array.shape[2:], dtype=array.dtype.name) for path, array in self.arrays.items()}
-        extras = {path: leaf for path, leaf in leaves.items() if _top(path) not in _OWN_PLACE}
+        extras = {path: leaf for path, leaf in leaves.items() if _top(path) not in _STEP_FIELDS}
         return StepSpec(
             observation=Spec(trees.unflatten(trees.below(leaves, "curr_obs"))),
             action=Spec(leaves["actions"]),
@@ -57,7 +57,7 @@ class Trajectory:
             truncated=truncated,
             source=Source.HUMAN if np.any(row.get("intervene_flags", False)) else Source.POLICY,
             policy_version=_version(row.get("versions")),
-            extras=trees.unflatten({path: leaf for path, leaf in row.items() if _top(path) not in _OWN_PLACE}),
+            extras=trees.unflatten({path: leaf for path, leaf in row.items() if _top(path) not in _STEP_FIELDS}),
         )
 
     def next_observation(self, time: int, column: int) -> Tree:
@@ -66,8 +66,8 @@ class Trajectory:
         )
 
 
-def take(trajectory: Any, where: str) -> Trajectory:
-    """The trajectory, a mapping or an object with attributes, as arrays; fields that are None are not there."""
+def parse_trajectory(trajectory: Any, where: str) -> Trajectory:
+    """Parse a mapping, or an object with attributes; fields that are None are left out."""
     arrays: dict[str, Any] = {}
     labels: dict[str, str] = {}
     for name, value in (trajectory if isinstance(trajectory, Mapping) else vars(trajectory)).items():
@@ -94,9 +94,9 @@ def take(trajectory: Any, where: str) -> Trajectory:
     return Trajectory(arrays=arrays, labels=labels, length=length, batch=batch)
 
 
-def same_fields(found: StepSpec, wanted: StepSpec, where: str) -> None:
-    """Refuse a trajectory that has not the fields of those before it."""
-    theirs, ours = _by_their_names(found), _by_their_names(wanted)
+def check_same_fields(found: StepSpec, wanted: StepSpec, where: str) -> None:
+    """Refuse a trajectory whose fields differ from those before it."""
+    theirs, ours = _by_rlinf_names(found), _by_rlinf_names(wanted)
     for path in sorted(theirs.keys() | ours.keys()):
         if theirs.get(path) != ours.get(path):
             raise SpecError(
@@ -105,7 +105,7 @@ def same_fields(found: StepSpec, wanted: StepSpec, where: str) -> None:
             )
 
 
-def _by_their_names(spec: StepSpec) -> dict[str, ArraySpec]:
+def _by_rlinf_names(spec: StepSpec) -> dict[str, ArraySpec]:
     return {
         **dict(spec.observation.leaves("curr_obs")),
         **dict(spec.action.leaves("actions")),
@@ -119,7 +119,7 @@ def _top(path: str) -> str:
 
 
 def _without_edges(array: Array, length: int, path: str) -> Array:
-    """The rows that belong to steps. A rollout of E epochs has E rows more of what is known between steps."""
+    """The rows that belong to steps. Fields that are known between steps have one row more per epoch."""
     extra = len(array) - length
     if path not in _BEFORE + _AFTER or extra < 1 or length % extra:
         return array
@@ -140,15 +140,15 @@ def _check_next(arrays: dict[str, Array], where: str) -> None:
 
 
 def _ends(row: Mapping[str, Any]) -> tuple[bool, bool]:
-    """`terminated` and `truncated`; a step of several actions ends if one of them does."""
-    terminated, truncated, done = (bool(np.any(row.get(name, False))) for name in _BEFORE)
-    if done and not terminated and not truncated:
+    """`terminated` and `truncated`; a step of several actions ends if one of its actions does."""
+    terminated, truncated, ended = (bool(np.any(row.get(name, False))) for name in _BEFORE)
+    if ended and not terminated and not truncated:
         terminated = "terminations" not in row
         truncated = not terminated
     return terminated, truncated
 
 
 def _version(versions: Any) -> int:
-    """The policy's version, where the field says one whole number."""
+    """The policy's version, if the field holds one whole number."""
     values = np.unique(versions) if versions is not None else np.zeros(0)
     return int(values[0]) if len(values) == 1 and values[0] == np.floor(values[0]) else NO_VERSION

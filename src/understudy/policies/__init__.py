@@ -3,7 +3,7 @@
 Names are imported when they are first used: configs and protocols need no torch, everything else does.
 """
 
-from importlib import import_module
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -42,10 +42,12 @@ _MODULES = {
     "protocol": ("Acted", "BlockPolicy", "Evaluated", "Policy", "PolicyError", "Sampling"),
     "stats": ("Stats",),
 }
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    for module, names in _MODULES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{module}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    globals()[name] = value
+    return value

@@ -431,10 +431,10 @@ def test_a_config_of_agentlace_is_taken():
         version="0.0.2",
         experimental_pipeline_port=None,
     )
-    assert TrainerConfig.of(theirs) == make_trainer_config(5488, 5489)
+    assert TrainerConfig.parse(theirs) == make_trainer_config(5488, 5489)
     theirs.experimental_pipeline_port = 5490
     with pytest.raises(StoreError, match="experimental_pipeline_port"):
-        TrainerConfig.of(theirs)
+        TrainerConfig.parse(theirs)
     config = make_trainer_config()
     assert [config.port(index) for index in range(3)] == [5588, 5589, 5590]
 

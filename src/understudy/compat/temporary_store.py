@@ -1,4 +1,4 @@
-"""Where a buffer without a path lives: a temporary directory, which goes with the buffer."""
+"""The store of a buffer without a path: in a temporary directory, which is removed with the buffer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-def temporary_home(owner: object) -> tuple[Path, Callable[[], Any]]:
-    """A place for a store, and the call that removes it; without the call it is removed when `owner` is gone."""
+def temporary_store_path(owner: object) -> tuple[Path, Callable[[], Any]]:
+    """The path of a store, and a function that removes it; without a call it is removed with `owner`."""
     directory = tempfile.mkdtemp(prefix="understudy-")
     return Path(directory) / "store", weakref.finalize(owner, shutil.rmtree, directory, ignore_errors=True)

@@ -1,0 +1,62 @@
+"""`import understudy as us`: the main names, loaded when they are used."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import understudy as us
+
+HEAVY = ("torch", "ray", "grpc", "transformers", "fastapi", "matplotlib")
+CPU_S = 0.3  # for `import understudy as us; us.Store; us.Sampler`
+TRIES = 8
+
+
+def python(code: str, **env: str) -> str:
+    command = [sys.executable, "-c", code]
+    return subprocess.run(command, env={**os.environ, **env}, capture_output=True, text=True, check=True).stdout
+
+
+def heavy_after(code: str) -> list[str]:
+    return python(f"import sys\n{code}\nprint(*[name for name in {HEAVY!r} if name in sys.modules])").split()
+
+
+@pytest.mark.parametrize("name", us.__all__)
+def test_every_name_resolves(name: str) -> None:
+    if name == "connect":
+        pytest.importorskip("grpc")
+    assert getattr(us, name) is getattr(us, name)
+    assert name in dir(us)
+
+
+def test_other_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="module 'understudy' has no attribute 'Stroe'"):
+        us.Stroe  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_names_are_the_classes_of_their_packages() -> None:
+    from understudy.core import StepSpec
+    from understudy.replay import ONLINE, Sampler
+
+    assert (us.StepSpec, us.Sampler, us.ONLINE) == (StepSpec, Sampler, ONLINE)
+
+
+def test_no_name_but_connect_loads_a_heavy_package() -> None:
+    names = [name for name in us.__all__ if name != "connect"]
+    assert heavy_after("import understudy as us\n" + "\n".join(f"us.{name}" for name in names)) == []
+    assert heavy_after("import understudy") == []
+
+
+@pytest.mark.serial
+def test_the_store_and_the_sampler_are_there_in_no_time(tmp_path: Path) -> None:
+    code = "import time, understudy as us; us.Store; us.Sampler; print(time.process_time())"
+    cached = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
+    python(code, **cached)  # compiles
+    took = []
+    for _ in range(TRIES):
+        took.append(float(python(code, **cached)))
+        if took[-1] < CPU_S:
+            return
+    raise AssertionError(f"expected less than {CPU_S} s of CPU time, got {min(took):.3f} at best of {TRIES}")
