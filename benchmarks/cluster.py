@@ -29,12 +29,12 @@ import tyro
 
 from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main as understudy
-from understudy.envs.registry import KNOWN
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.collection import Collector, FilterConfig, PlanConfig
-from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
 from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
-from understudy.training.onpolicy.evaluate_tasks import TrialsConfig
+from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig
 from understudy.training.runs.evaluate import EvaluationConfig
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
@@ -81,7 +81,7 @@ def main(
         with tempfile.TemporaryDirectory() as folder:
             compare_rlpd(Path(folder), rounds, steps)
         return 0
-    for name in env or (TOY, *([METAWORLD] if KNOWN["metaworld"].ready else [])):
+    for name in env or (TOY, *([METAWORLD] if WORLD_REGISTRY["metaworld"].ready else [])):
         with tempfile.TemporaryDirectory() as folder:
             compare(Path(folder), name, rounds, iterations, workers)
     return 0
@@ -91,8 +91,8 @@ def compare(folder: Path, env: str, rounds: int, iterations: int, workers: int) 
     config = make_config(folder / "start.safetensors", env, iterations, workers)
     places = {
         "plain": [],
-        "workers of one simulator": ["--cluster", "here", "--place.rollout.num", str(workers)],
-        "one worker": ["--cluster", "here", "--place.rollout.num", "1", "--place.rollout.envs", str(workers)],
+        "workers of one simulator": ["--cluster", "local", "--cluster.rollout.num", str(workers)],
+        "one worker": ["--cluster", "local", "--cluster.rollout.num", "1", "--cluster.rollout.envs", str(workers)],
     }
     take_turns(
         env, rounds, {name: partial(measure, config=config, options=place) for name, place in places.items()}, folder
@@ -110,9 +110,9 @@ def compare_rlpd(folder: Path, rounds: int, steps: int) -> None:
         eval_every=10 * steps,
         checkpoint_every=10 * steps,
         cloning_updates=0,
-        human=HumanConfig(by="script"),
+        intervention=InterventionConfig(source="script"),
         evaluation=EvaluationConfig(episodes=2),
-        max_behind=400,
+        max_pending_updates=400,
     )
     take_turns(
         STATE,
@@ -152,7 +152,7 @@ def make_config(policy: Path, env: str, iterations: int, workers: int) -> OnPoli
         filters=FilterConfig(filter_accuracy=False),
         algorithm=PolicyGradientConfig(),
         workers=WorkersConfig(num_parallel_envs=workers),
-        evaluation=TrialsConfig(episodes=2, sampling="sampled"),
+        evaluation=TaskEvaluationConfig(episodes=2, sampling="sampled"),
         eval_every=1000,
         checkpoint_every=1000,
     )
@@ -178,7 +178,7 @@ def measure_rlpd(path: Path, config: RLPDConfig, on_ray: bool) -> Speed:
     run = Run.create(path, "rlpd", config)
     os.environ["OMP_NUM_THREADS"] = "1"
     if on_ray:
-        roles = [Role(path / "log", "resume", str(path), "--cluster", "here", "--place.max-lag", "1")]
+        roles = [Role(path / "log", "resume", str(path), "--cluster", "local", "--cluster.max-lag", "1")]
     else:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

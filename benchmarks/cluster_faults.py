@@ -87,7 +87,7 @@ def study(folder: Path, nodes: int, seconds: float, every_s: float, seed: int, r
         with cluster(nodes) as (ray_cluster, extra):
             path = folder / "disturbed"
             Run.create(path, "grpo", config)
-            options = ("--place.learner.num", str(ranks), "--place.learner.least", "1")
+            options = ("--cluster.learner.num", str(ranks), "--cluster.learner.least", "1")
             faults = disturbed(path, ray_cluster, extra, options, every_s=every_s, seed=seed)
         if reference.wait():
             raise SystemExit(f"the undisturbed run ended with {reference.returncode}")
@@ -180,13 +180,13 @@ def start_driver(path: Path, address: str, options: Sequence[str]) -> subprocess
         str(path),
         "--cluster",
         address,
-        "--place.shards.num",
+        "--cluster.shards.num",
         "2",
-        "--place.silent-s",
+        "--cluster.silent-s",
         "20",
-        "--place.shard-away-s",
+        "--cluster.shard-away-s",
         "3",
-        "--place.room-s",
+        "--cluster.room-s",
         "60",
         *options,
     ]

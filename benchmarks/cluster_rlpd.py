@@ -31,7 +31,7 @@ from killed import ENV, curve, picture
 
 from understudy.cli import main as understudy
 from understudy.replay import Reader, verify
-from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
 from understudy.training.runs.run import Run
 
 KILLED = ("actor", "actor", "shard", "learner")
@@ -68,13 +68,13 @@ def main(
                 eval_every=steps // 8,
                 checkpoint_every=steps // 16,
                 seed=seed,
-                human=HumanConfig(by="script"),
-                max_behind=400,
+                intervention=InterventionConfig(source="script"),
+                max_pending_updates=400,
             )
             Run.create(path, "rlpd", config)
             began = time.monotonic()
             with cluster(nodes) as (ray_cluster, extra):
-                options = ("--place.max-lag", "1", "--place.rollout.num", "2")
+                options = ("--cluster.max-lag", "1", "--cluster.rollout.num", "2")
                 faults = disturbed(path, ray_cluster, extra, options, every_s=pause_s, seed=seed, killed=KILLED)
             print(
                 f"{path.name}: {time.monotonic() - began:.0f} s; {faults}; success at steps: "

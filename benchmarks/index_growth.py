@@ -86,7 +86,7 @@ def measure(sizes: list[int], work: Path, rounds: int) -> list[dict[str, float]]
             "steps": size,
             "in_view": count,
             "open_s": time.perf_counter() - started,
-            "index_bytes_per_step": (sampler.runs.num_bytes + sampler.index.num_bytes) / size,
+            "index_bytes_per_step": (sampler.step_index.num_bytes + sampler.index.num_bytes) / size,
         }
         samplers[size] = (sampler, sampler.make())
     ways: dict[tuple[str, int], Callable[[], Any]] = {}

@@ -20,7 +20,7 @@ from pathlib import Path
 from understudy.cli import main as understudy
 from understudy.core import UnderstudyError
 from understudy.replay import Reader, verify
-from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
@@ -62,8 +62,8 @@ def live(place: Path, demos: Path, seed: int, *, killed: bool) -> None:
         eval_every=EVERY,
         checkpoint_every=EVERY // 2,
         seed=seed,
-        human=HumanConfig(by="script"),
-        max_behind=400,
+        intervention=InterventionConfig(source="script"),
+        max_pending_updates=400,
     )
     run = Run.create(place, "rlpd", config)
     port = 7500 + seed + 10 * killed

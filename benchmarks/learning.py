@@ -22,7 +22,7 @@ TASK = "metaworld:button-press-topdown-v3"
 REST = "action_repeat=2&max_steps=50"
 NUMBERS = f"{TASK}?cameras=[]&{REST}"
 CAMERA = f'{TASK}?cameras=["corner4"]&size=48&{REST}'
-HUMAN = ("--human.by", "script", "--human.patience-steps", "15")
+HUMAN = ("--intervention.source", "script", "--intervention.patience-steps", "15")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +98,7 @@ OPTIONS = (
     "2000",
     "--batch-size",
     "128",
-    "--return-steps",
+    "--n-step",
     "3",
     "--sac.actor.hidden",
     "128",
@@ -188,7 +188,7 @@ def _takeovers(axes: object, path: Path, regime: Regime, *, first: bool) -> None
     episodes = list(read_metrics(path / "metrics.jsonl", "episode"))
     size = 25
     groups = [episodes[at : at + size] for at in range(0, len(episodes), size)]
-    share = [100 * sum(e["human_steps"] for e in some) / sum(e["length"] for e in some) for some in groups]
+    share = [100 * sum(e["intervention_steps"] for e in some) / sum(e["length"] for e in some) for some in groups]
     label = regime.seen if first else None
     axes.plot([some[-1]["step"] for some in groups], share, color=regime.colour, alpha=0.8, label=label)  # type: ignore[attr-defined]
 

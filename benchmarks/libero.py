@@ -26,10 +26,10 @@ from rich.console import Console
 from rich.table import Table
 
 from understudy.core import Tree
-from understudy.envs.registry import KNOWN
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.workers.isolated import IsolatedWorld
 from understudy.envs.workers.worker import Limits
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 WORLDS = str(Path(__file__).resolve().parent / "worlds")
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
@@ -41,8 +41,8 @@ LIMITS = Limits(start_s=120.0, reset_s=300.0, step_s=60.0)
 
 def open_world(kind: str, **options: Any) -> IsolatedWorld:
     """`Ours` or `Stock` of libero_worlds, in a process of LIBERO's virtual environment."""
-    known = KNOWN["libero"]
-    source = WorldSource(
+    known = WORLD_REGISTRY["libero"]
+    source = WorldFactory(
         factory=f"libero_worlds:{kind}",
         options=options,
         python=str(known.python),

@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import tyro
 
-from understudy.envs.registry import KNOWN
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.teleop.takeover import AlwaysScript, Takeover
 from understudy.envs.workers import IsolatedWorld
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 from understudy.training import RecordConfig, RecordReport, open_target
 from understudy.training.data.record import record
 from understudy.training.runs.metrics import read_metrics
@@ -123,8 +123,8 @@ def main(
 
 
 def _record(store: Path, successes: int, seed: int) -> None:
-    known = KNOWN["libero"]
-    source = WorldSource(
+    known = WORLD_REGISTRY["libero"]
+    source = WorldFactory(
         factory="libero_expert:BowlsWorld",
         options={"suite": SUITE, "tasks": TASKS, "size": SIZE},
         python=str(known.python),
@@ -161,8 +161,8 @@ def _show(name: str, run: Path) -> None:
             print(f"{name}, evaluation after update {line['update']}: {_said(line)}")
         elif line["kind"] == "train" and "collect_s" in line:
             print(
-                f"{name}, iteration: {line['lived']} episodes in {line['collect_s']:.0f} s ({line['steps_per_s']:.1f} "
-                f"steps/s), {100 * line['success']:.0f} % succeed; learned in {line['learn_s']:.1f} s, ratio "
+                f"{name}, iteration: {line['rollouts']} episodes in {line['collect_s']:.0f} s "
+                f"({line['steps_per_s']:.1f} steps/s), {100 * line['success']:.0f} % succeed; learned in {line['learn_s']:.1f} s, ratio "
                 f"{line['ratio']:.3f}, gradient {line['gradient']:.3f}"
             )
 

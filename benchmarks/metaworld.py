@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:] = [path for path in sys.path if Path(path or ".").resolve() != HERE]  # this file would hide the simulator
 
 from understudy.envs import check_env  # noqa: E402
-from understudy.envs.registry import KNOWN  # noqa: E402
+from understudy.envs.registry import WORLD_REGISTRY  # noqa: E402
 from understudy.envs.simulators.metaworld import (  # noqa: E402
     NUM_STARTS,
     SIMULATOR_STEPS,
@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs"))
     chosen = parser.parse_args()
     if importlib.util.find_spec("metaworld") is None:
-        known = KNOWN["metaworld"]
+        known = WORLD_REGISTRY["metaworld"]
         if not known.ready:
             sys.exit("metaworld is not set up; run `understudy env setup metaworld`")
         variables = {**os.environ, **known.variables, "PYTHONPATH": str(SOURCES), "OMP_NUM_THREADS": "1"}

@@ -1,7 +1,7 @@
 """What practice in groups costs beside bare loops that do the same work, and how many bytes it moves.
 
     python benchmarks/onpolicy.py rollout    # the Collector, beside the same workers and policy without it
-    python benchmarks/onpolicy.py update     # Learner.learn, beside torch on tensors that are ready
+    python benchmarks/onpolicy.py update     # PolicyGradientLearner.learn, beside torch on tensors that are ready
     python benchmarks/onpolicy.py bytes      # of pictures, in an iteration: by formula, and counted with two ranks
 
 Both sides of a ratio take turns, with the first changing from round to round; a ratio is the median over rounds of CPU
@@ -37,16 +37,16 @@ from understudy.algorithms.onpolicy.policy_gradient import (
 from understudy.cli import main as understudy
 from understudy.core import StepSpec, Tree
 from understudy.core import tree as trees
-from understudy.envs.registry import KNOWN
+from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.workers.outcomes import Observed, Reset, Stepped, Steps
 from understudy.policies import Acted, Sampling
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay.maintain.summary import summarize
 from understudy.training.collection import Collector, Plan, PlanConfig, PlannedTask, Rollout, Ticket, to_batch
 from understudy.training.distributed.engine import EngineConfig
-from understudy.training.distributed.ranks import alone
-from understudy.training.onpolicy.learner import Learner, _mixed
-from understudy.training.onpolicy.rollout_exchange import Shared
+from understudy.training.distributed.ranks import single_rank
+from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner, _batch_seed
+from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.runs.metrics import read_metrics
 
 ROUNDS = 5
@@ -74,7 +74,7 @@ def rollout(
         max_steps: Of an episode.
     """
     torch.set_num_threads(1)
-    for name in env or (TOY, *([METAWORLD] if KNOWN["metaworld"].ready else [])):
+    for name in env or (TOY, *([METAWORLD] if WORLD_REGISTRY["metaworld"].ready else [])):
         _rollout(name, episodes, workers, rounds, max_steps)
     return 0
 
@@ -207,7 +207,7 @@ def _load_all(collector: Collector) -> None:
 
 
 def update(*, episodes: int = 16, rounds: int = 9, max_steps: int = 50) -> int:
-    """Measure an update of a batch by Learner.learn and by torch alone.
+    """Measure an update of a batch by PolicyGradientLearner.learn and by torch alone.
 
     Args:
         episodes: Of the toy world, from which both learn, in groups of four.
@@ -221,12 +221,12 @@ def update(*, episodes: int = 16, rounds: int = 9, max_steps: int = 50) -> int:
         plan.next_iteration()
         rollouts = [_labelled(one) for one in collector.collect(plan.wave(episodes // 4), policy, SAMPLING)]
     config, engine = PolicyGradientConfig(), EngineConfig()
-    shared = Shared(alone())
+    shared = RolloutExchange(single_rank())
     light = [shared.keep(one) for one in rollouts]
     model = copy.deepcopy(policy.model)
     start = next(model.parameters()).detach().clone()
     optimizer = torch.optim.AdamW(model.parameters(), lr=engine.learning_rate, weight_decay=engine.weight_decay)
-    learner = Learner(policy, config, engine, shared, SAMPLING, seed=0)
+    learner = PolicyGradientLearner(policy, config, engine, shared, SAMPLING, seed=0)
     ours: list[float] = []
     bare: list[float] = []
     num_updates = 0
@@ -249,8 +249,8 @@ def update(*, episodes: int = 16, rounds: int = 9, max_steps: int = 50) -> int:
     num_rows = sum(one.num_rows for one in rollouts)
     print(
         f"update, {size / 1e6:.2f}M parameters, {num_rows} blocks, {num_updates} steps of the optimizer: "
-        f"{np.median(ours):.2f} CPU s with the Learner, {np.median(bare):.2f} bare, {np.median(ratios):.3f}x (rounds "
-        f"{min(ratios):.2f} to {max(ratios):.2f}; 0.9 is wanted); weights are {apart:.1e} apart at the end"
+        f"{np.median(ours):.2f} CPU s with the PolicyGradientLearner, {np.median(bare):.2f} bare, "
+        f"{np.median(ratios):.3f}x (rounds {min(ratios):.2f} to {max(ratios):.2f}; 0.9 is wanted); weights are {apart:.1e} apart at the end"
     )
     return 0
 
@@ -273,7 +273,7 @@ def _ready(
         given = loss_inputs(prepared, part)
         return inputs, tokens, given.old_log_prob, given.advantage, given.weight
 
-    plan = algorithm.mini_batches(prepared, seed=_mixed(0, number))
+    plan = algorithm.mini_batches(prepared, seed=_batch_seed(0, number))
     return [[tensors(part) for part in algorithm.micro_batches(mini)] for mini in plan]
 
 

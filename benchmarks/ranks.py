@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.training.distributed.engine import Engine, EngineConfig
-from understudy.training.distributed.ranks import alone
+from understudy.training.distributed.ranks import single_rank
 
 ROUNDS = 15
 
@@ -44,7 +44,7 @@ def ours(engine: Engine, batches: list[Tensor]) -> float:
 def measure(width: int, layers: int, rows: int, micro_batches: int, updates: int) -> None:
     plain = module(width, layers)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, weight_decay=0.0)
-    engine = Engine(module(width, layers), EngineConfig(learning_rate=1e-4), alone())
+    engine = Engine(module(width, layers), EngineConfig(learning_rate=1e-4), single_rank())
     batches = list(torch.randn(rows * micro_batches, 49, width).split(rows))
     ratios, speeds = [], []
     for round_ in range(ROUNDS + 1):

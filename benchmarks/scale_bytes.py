@@ -28,9 +28,9 @@ from benchmarks.scale_ranks import LAYERS, ROW_BYTES, ROWS, UPDATES, WIDTH, WORK
 from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main as understudy
 from understudy.policies.vla import VLAConfig
-from understudy.training.collection import Collector, pack
-from understudy.training.distributed.ranks import alone
-from understudy.training.onpolicy.rollout_exchange import Shared
+from understudy.training.collection import Collector, serialize_rollouts
+from understudy.training.distributed.ranks import single_rank
+from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
@@ -184,7 +184,7 @@ def _light(place: Path) -> Setup:
         plan = _plan(collector, 4)
         plan.next_iteration()
         rollouts = collector.collect(plan.wave(1), policy, SAMPLING)
-        said, arrays = pack([Shared(alone()).keep(one) for one in rollouts])
+        said, arrays = serialize_rollouts([RolloutExchange(single_rank()).keep(one) for one in rollouts])
         num_blocks = sum(one.num_rows for one in rollouts)
         layout = [[name, array.dtype.str, list(array.shape)] for name, array in arrays.items()]
         size = sum(value.numel() for value in policy.model.parameters())

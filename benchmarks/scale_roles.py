@@ -117,7 +117,7 @@ def environments(pipe: Any, addresses: str, numbers: Sequence[int], commit_steps
     """A process with an environment, a writer and a connection of its own for each number."""
     raise_file_limit()
     seen = _pictures(size)
-    config = OutboxConfig(queue_steps=4 * commit_steps, block_s=TIMEOUT_S)
+    config = OutboxConfig(queue_steps=4 * commit_steps, block_timeout_s=TIMEOUT_S)
     with ExitStack() as undo:
         living, turn = [], threading.RLock()
         for number in numbers:

@@ -25,8 +25,8 @@ from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig, connect
 from understudy.training.data.run_episode import run_episode
-from understudy.training.offpolicy.learner import Learner
 from understudy.training.offpolicy.rlpd import RLPDConfig, policy_act, small_sac
+from understudy.training.offpolicy.rlpd_learner import RLPDLearner
 from understudy.training.runs.run import Run
 
 ROUNDS = 7
@@ -44,7 +44,7 @@ def learner(place: Path, cameras: bool, num_critics: int, batch_size: int, updat
     config = RLPDConfig(env=env, batch_size=batch_size, sac=sac)
     run = Run.create(path, "rlpd", config)
     ratios, speeds = [], []
-    with ToyTable(cameras=cameras) as world, Learner(run, config, world.step_spec) as ours:
+    with ToyTable(cameras=cameras) as world, RLPDLearner(run, config, world.step_spec) as ours:
         assert ours.policy() is not None
         assert ours.sac is not None
         batch = ours.batches.demo.sample(batch_size)

@@ -49,7 +49,7 @@ from understudy.envs.workers.outcomes import (
 )
 from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.worker import Limits
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 HERE = str(Path(__file__).resolve().parent)
 MAX_GROWTH_BYTES = 8 * 2**20  # of the caller, from the second fifth of the run to the last
@@ -117,7 +117,7 @@ class FaultRun:
 
     def run(self) -> dict[str, Any]:
         limits = Limits(step_s=2.0, stack_s=5.0, max_rss_bytes=120 * 2**20)
-        sources = [WorldSource(factory="workers_world:Faulty", env={"PYTHONPATH": HERE})] * len(self.slots)
+        sources = [WorldFactory(factory="workers_world:Faulty", env={"PYTHONPATH": HERE})] * len(self.slots)
         sizes: list[int] = []
         files: list[int] = []
         with Vector(sources, limits=limits) as vector:
@@ -231,9 +231,9 @@ def throughput(
     """
     toy = "understudy.envs.toy:ToyTable"
     cases = {
-        "toy table with images": WorldSource(factory=toy, options={"size": size}),
-        "1 ms of arithmetic": WorldSource(factory="workers_world:Numbers", env={"PYTHONPATH": HERE}),
-        "toy table without": WorldSource(factory=toy, options={"cameras": False}),
+        "toy table with images": WorldFactory(factory=toy, options={"size": size}),
+        "1 ms of arithmetic": WorldFactory(factory="workers_world:Numbers", env={"PYTHONPATH": HERE}),
+        "toy table without": WorldFactory(factory=toy, options={"cameras": False}),
     }
     rows: list[dict[str, Any]] = [
         {
@@ -262,7 +262,7 @@ def throughput(
 
 
 def compare(
-    source: WorldSource, *, num_workers: int, block_steps: int, seconds: float, rounds: int
+    source: WorldFactory, *, num_workers: int, block_steps: int, seconds: float, rounds: int
 ) -> dict[str, float]:
     """Medians over turns that alternate, so that what else the machine does hits both sides."""
     bare: list[dict[str, float]] = []
@@ -293,7 +293,7 @@ def compare(
 class BareProcesses:
     """The same worlds, each stepping in a process of its own, with no one to talk to."""
 
-    def __init__(self, source: WorldSource, num_workers: int, block_steps: int, seconds: float):
+    def __init__(self, source: WorldFactory, num_workers: int, block_steps: int, seconds: float):
         options = json.dumps(dict(source.options))
         command = [sys.executable, f"{HERE}/workers_world.py", source.factory, options, str(block_steps), str(seconds)]
         variables = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}

@@ -2,10 +2,10 @@
 # A run of Understudy on several SLURM nodes: Ray's head on the first, workers on all, then the command.
 #
 #   sbatch --nodes 4 deploy/slurm.sh train grpo /shared/runs/press --policy /shared/vla.safetensors \
-#       --engine.parallel ddp --place.shard-dir /local/understudy --place.rollout.num 128 --place.learner.num 16
+#       --engine.parallel ddp --cluster.shard-dir /local/understudy --cluster.rollout.num 128 --cluster.learner.num 16
 #   sbatch --nodes 4 deploy/slurm.sh resume /shared/runs/press
 #
-# The run directory is on a file system that all nodes see; --place.shard-dir is on a disk of each node. A job that
+# The run directory is on a file system that all nodes see; --cluster.shard-dir is on a disk of each node. A job that
 # SLURM starts again (--requeue) goes on with the run. Its shards are on the disks of the nodes that it had: ask for the
 # same ones (--nodelist), because a run refuses to go on without a shard that it does not find.
 #
@@ -38,7 +38,7 @@ if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 && $1 == train && -e $run/config.json ]]; 
     command=(resume "$run")
     while [[ $# -gt 0 ]]; do
         case $1 in
-            --place.*)
+            --cluster.*)
                 command+=("$1")
                 [[ $1 == *=* || ${2:---} == --* ]] || { command+=("$2"); shift; }
                 ;;

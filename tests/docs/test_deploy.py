@@ -147,7 +147,7 @@ def test_the_command_places_what_the_pods_offer(documents: list[dict[str, Any]],
     assert options[:2] == ["--cluster", "auto"]
     place = tyro.cli(
         ClusterConfig,
-        args=[option.replace("--place.", "--") for option in options[2:]],
+        args=[option.replace("--cluster.", "--") for option in options[2:]],
         config=(tyro.conf.FlagCreatePairsOff,),
     )
     offered: list[dict[str, float]] = []
@@ -181,8 +181,8 @@ def test_the_image_has_the_ray_that_the_job_names(job: dict[str, Any]) -> None:
 
 def test_the_page_names_options_that_there_are() -> None:
     text = (ROOT / "docs" / "cluster.md").read_text()
-    named = set(re.findall(r"--place\.([a-z.-]+)", text)) | set(
-        re.findall(r"--place\.([a-z.-]+)", script_of("slurm.sh"))
+    named = set(re.findall(r"--cluster\.([a-z.-]+)", text)) | set(
+        re.findall(r"--cluster\.([a-z.-]+)", script_of("slurm.sh"))
     )
     assert len(named) >= 8
     for name in named:
@@ -294,12 +294,12 @@ TRAIN = [
     "RUN",
     "--policy",
     "p",
-    "--place.rollout.num",
+    "--cluster.rollout.num",
     "8",
-    "--place.apart",
+    "--cluster.apart",
     "--seed",
     "3",
-    "--place.max-lag=1",
+    "--cluster.max-lag=1",
 ]
 
 
@@ -337,7 +337,7 @@ def test_a_job_that_was_requeued_goes_on(tmp_path: Path) -> None:
     with job_of(tmp_path, given, TOOLS, SLURM_RESTART_COUNT="1") as process:
         process.communicate(timeout=LIMIT_S)
     driver = next(line for line in recorded(tmp_path) if line.startswith("driver"))
-    assert driver.startswith(f"driver resume {run} --place.rollout.num 8 --place.apart --place.max-lag=1 --cluster ")
+    assert driver.startswith(f"driver resume {run} --cluster.rollout.num 8 --cluster.apart --cluster.max-lag=1 --cluster ")
 
 
 def test_slurms_warning_reaches_the_driver(tmp_path: Path) -> None:

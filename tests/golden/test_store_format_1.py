@@ -9,7 +9,7 @@ from tests.golden.make_store_format_1 import ARCHIVE, TRUTH, describe, make
 
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import Reader, Store, verify
-from understudy.replay.write.store import segment_files
+from understudy.replay.format.paths import segment_files
 
 
 @pytest.fixture

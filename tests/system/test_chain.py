@@ -51,10 +51,10 @@ def test_a_spool_that_loses_a_file_is_found_out(tmp_path: Path, monkeypatch: pyt
             path.unlink()
         start(chain, name)
 
-    def never(chain: chain_test._Chain, seconds: float, undo: object) -> None: ...
+    def never(chain: chain_test._Chain, seconds: float, end: object) -> None: ...
 
     monkeypatch.setattr(chain_test._Chain, "_start", lose_and_start)
-    monkeypatch.setattr(chain_test._Chain, "_undo_after", never)
+    monkeypatch.setattr(chain_test._Chain, "_end_fault_after", never)
     monkeypatch.setattr(chain_test, "FAULTS", {"refuse": 1, "kill actor-1": 1, "kill actor-2": 1})
     report = run_chain_test(tmp_path, events=8, seed=5)
     assert report.lost > 0

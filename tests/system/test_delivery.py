@@ -196,7 +196,7 @@ def write_until_refused(writer, told):
 
 def test_server_restart_duplicates_nothing(server, remote, tmp_path):
     server.start()
-    patient = OutboxConfig(block_s=WAIT_S)
+    patient = OutboxConfig(block_timeout_s=WAIT_S)
     with remote.writer("arm", SPEC, spool=tmp_path / "spool", commit_steps=10, config=patient) as writer:
         for seed in range(30):
             write(writer, seed, wait=seed % 2 == 0)
@@ -232,11 +232,11 @@ def test_overflow_is_counted_never_silent(server, remote, tmp_path, caplog, over
 
 
 def test_overflow_that_blocks_raises_and_is_counted(server, remote, tmp_path):
-    config = OutboxConfig(queue_steps=20, spool_bytes=2000, block_s=0.05)
+    config = OutboxConfig(queue_steps=20, spool_bytes=2000, block_timeout_s=0.05)
     writer = remote.writer("arm", SPEC, spool=tmp_path / "spool", commit_steps=10, config=config)
     writer.begin(seed=0)
     taken = []
-    with pytest.raises(BacklogError, match=r"steps wait to be recorded, and 0\.05 s brought no room"):
+    with pytest.raises(BacklogError, match=r"the queue is full with 20 steps after 0\.05 s of waiting"):
         append_until_refused(writer, taken)
     assert writer.delivery.refused == 1
     assert writer.delivery.dropped == 0

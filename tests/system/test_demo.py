@@ -116,7 +116,8 @@ def test_the_whole_demo_keeps_its_promise(seed: str, tmp_path: Path) -> None:
     )
     assert learned >= 0.9
     assert cloned < 0.75
-    assert sum(result["human"][-3:]) / 3 < 0.5 * result["human"][0]  # it is needed less, with some ups and downs
+    rates = result["intervention_rates"]
+    assert sum(rates[-3:]) / 3 < 0.5 * rates[0]  # fewer interventions, with some ups and downs
     commands = next_commands(out)
     assert len(commands) == 3
     for _, *words in commands:

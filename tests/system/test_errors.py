@@ -89,7 +89,7 @@ def test_a_mistake_is_one_sentence(words: list[str], said: str, tmp_path: Path) 
         (["recrod", "x"], "did you mean 'record'?"),
         (["train", "rldp", "x"], "did you mean 'rlpd'?"),
         (["record", "x", "--succeses", "3"], "--successes"),
-        (["train", "rlpd", "x", "--human.bye", "script"], "--human.by"),
+        (["train", "rlpd", "x", "--intervention.sourc", "script"], "--intervention.source"),
         (["record", "x", "--human", "scrpt"], "'script', 'browser', 'spacemouse'"),
         (["completion", "basch"], "'bash'"),
     ],
@@ -224,7 +224,7 @@ def test_interrupted_recording_goes_on(tmp_path: Path) -> None:
     words = ["record", "store", "--env", STATE, "--successes", "30", "--hz", "100"]
     store = tmp_path / "store"
     code, error = interrupt(start(*words, cwd=tmp_path), lambda: num_episodes(store) > 0)
-    assert (code, one_sentence(error)) == (130, "interrupted; what was recorded is kept, and the same command goes on")
+    assert (code, one_sentence(error)) == (130, "interrupted; what was recorded is kept; the same command continues")
     before = num_episodes(store)
     assert verify(store).problems == []
     code, out, _ = run(*words[:-2], cwd=tmp_path)
@@ -240,7 +240,7 @@ def test_interrupted_training_resumes(tmp_path: Path, demos: Path) -> None:
     code, error = interrupt(process, lambda: len(list(checkpoints.glob("[0-9]*"))) > 1)
     assert (code, one_sentence(error)) == (
         130,
-        "interrupted; `understudy resume run` goes on as if nothing had happened",
+        "interrupted; `understudy resume run` continues the run",
     )
     code, out, error = run("resume", "run", cwd=tmp_path)
     assert code == 0, error

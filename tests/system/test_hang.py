@@ -12,7 +12,7 @@ from tests.system.train_process import small_config
 from tests.waiting import wait_for
 
 from understudy.replay import verify
-from understudy.training.runs.health import HEALTH, Seen, look
+from understudy.training.runs.health import HEALTH, ProcessStatus, read_health
 from understudy.training.runs.run import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,9 +35,9 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
     config = small_config(None, env=env, steps=50_000, publish_every=20, updates_per_step=1, eval_every=50_000)
     run = Run.create(tmp_path / "run", "rlpd", config)
 
-    def seen() -> dict[str, Seen]:
-        found = [*look(run.path / HEALTH), *look(run.store / HEALTH)]
-        return {str(one.said["role"]): one for one in found}
+    def seen() -> dict[str, ProcessStatus]:
+        found = [*read_health(run.path / HEALTH), *read_health(run.store / HEALTH)]
+        return {str(one.content["role"]): one for one in found}
 
     def state(role: str) -> str:
         found = seen()
@@ -47,7 +47,7 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
     processes = [server]
     try:
         wait_for(lambda: state("server") == "running" and "address" in seen()["server"].said, logs=tmp_path)
-        address = seen()["server"].said["address"]
+        address = seen()["server"].content["address"]
         actor = start(
             "actor",
             run.path,
@@ -64,21 +64,21 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
         )
         learner = start("learner", run.path, address, log=tmp_path / "learner.log")
         processes += [actor, learner]
-        wait_for(lambda: "learner" in seen() and (seen()["learner"].said["policy_version"] or 0) > 1, logs=tmp_path)
-        wait_for(lambda: seen()["actor"].said["page"] is not None, logs=tmp_path)
-        assert seen()["actor"].said["page"].startswith("http://127.0.0.1:")
+        wait_for(lambda: "learner" in seen() and (seen()["learner"].content["policy_version"] or 0) > 1, logs=tmp_path)
+        wait_for(lambda: seen()["actor"].content["page"] is not None, logs=tmp_path)
+        assert seen()["actor"].content["page"].startswith("http://127.0.0.1:")
 
         hang.touch()
         wait_for(lambda: state("actor") == "stuck", logs=tmp_path)
-        stack = seen()["actor"].said["stack"]
+        stack = seen()["actor"].content["stack"]
         assert "in wait_for_the_arm" in stack  # where it hangs
         assert "while self._hang.exists()" in stack or "time.sleep(0.05)" in stack  # the very line
         assert "in run_actor" in stack  # and how it came there
-        wait_for(lambda: seen()["learner"].said["doing"] == "waiting for steps", logs=tmp_path)
+        wait_for(lambda: seen()["learner"].content["doing"] == "waiting for steps", logs=tmp_path)
         assert (state("learner"), state("server")) == ("running", "running")  # who waits does not hang
         hang.unlink()
         wait_for(lambda: state("actor") == "running", logs=tmp_path)
-        assert seen()["actor"].said["stack"] is None
+        assert seen()["actor"].content["stack"] is None
 
         learner.kill()
         learner.wait()
@@ -86,12 +86,12 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
 
         server.send_signal(signal.SIGSTOP)
         wait_for(lambda: state("server") == "silent", logs=tmp_path)
-        wait_for(lambda: seen()["actor"].said["spool_bytes"] > 0, logs=tmp_path)
+        wait_for(lambda: seen()["actor"].content["spool_bytes"] > 0, logs=tmp_path)
         assert state("actor") == "running"
         server.send_signal(signal.SIGCONT)
         wait_for(lambda: state("server") == "running", logs=tmp_path)
-        wait_for(lambda: seen()["actor"].said["delivery"]["connected"], logs=tmp_path)
-        (writer,) = seen()["server"].said["writers"]
+        wait_for(lambda: seen()["actor"].content["delivery"]["connected"], logs=tmp_path)
+        (writer,) = seen()["server"].content["writers"]
         assert (writer["writer"], writer["streams"] >= 1, writer["seq"] > 0) == ("arm-1", True, True)
 
         for process in (actor, server):

@@ -16,9 +16,9 @@ from tests.unit.training.onpolicy.making import make_config, save_policy
 from understudy.cli import main
 from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader
+from understudy.training.runs.fingerprint import digest_of_arrays
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
-from understudy.training.runs.score import digest_of_arrays
 
 ROOT = Path(__file__).parents[2]
 TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "fingerprint"}
@@ -72,7 +72,7 @@ def undisturbed(place: Path) -> Path:
 
 
 QUICK = [("collect", 40), ("update", 5), ("rename", 2)]
-SLOW = [("evaluate", 6), ("write", 30), ("shards", 1), ("shards", 3), ("arrays", 4), ("policy", 4), ("policy", 1)]
+SLOW = [("evaluate", 6), ("write", 30), ("shards", 1), ("shards", 3), ("arrays", 6), ("policy", 4), ("policy", 1)]
 
 
 @pytest.mark.parametrize(

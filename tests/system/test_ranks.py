@@ -16,15 +16,15 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.unit.training.ranks.processes import make
-from tests.unit.training.ranks.small import Net, lora, train
+from tests.unit.training.distributed.processes import make
+from tests.unit.training.distributed.small import Net, lora, train
 from tests.waiting import wait_for
 
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.launch import launch, launch_function
-from understudy.training.distributed.ranks import alone, join
+from understudy.training.distributed.ranks import join, single_rank
 
-HERE = "tests.unit.training.ranks.processes"
+HERE = "tests.unit.training.distributed.processes"
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 120.0  # for what takes seconds
 
@@ -95,8 +95,8 @@ def told(place: Path, what: str, num_ranks: int, said: str) -> None:
 def equals_one(place: Path, num_ranks: int) -> None:
     for dtype, tolerance in ((torch.float32, 5e-6), (torch.float64, 1e-12)):
         for num_rows in (7, num_ranks - 1):
-            engine = make(alone(), Net().to(dtype))
-            said = train(engine, alone(), num_rows=num_rows, dtype=dtype)
+            engine = make(single_rank(), Net().to(dtype))
+            said = train(engine, single_rank(), num_rows=num_rows, dtype=dtype)
             for parallel in ("ddp", "fsdp"):
                 expect(place / f"{parallel}-{str(dtype)[6:]}-{num_rows}.npz", said, engine.parameters(), tolerance)
 
@@ -112,8 +112,8 @@ def expect(path: Path, said: list[list[float]], weights: dict[str, np.ndarray], 
 
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_options_with_ranks(two: Path, parallel: str) -> None:
-    engine = make(alone())
-    said = train(engine, alone())
+    engine = make(single_rank())
+    said = train(engine, single_rank())
     expect(two / f"{parallel}-again.npz", said, engine.parameters(), 5e-6)
     low = np.load(two / f"{parallel}-bfloat16.npz")["said"]
     np.testing.assert_allclose(low, said, rtol=0.1)
@@ -126,8 +126,8 @@ def test_options_with_ranks(two: Path, parallel: str) -> None:
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
 def test_adapters_with_ranks(two: Path, parallel: str) -> None:
     pytest.importorskip("peft")
-    adapted = make(alone(), lora(Net()))
-    said = train(adapted, alone())
+    adapted = make(single_rank(), lora(Net()))
+    said = train(adapted, single_rank())
     assert said[-1][0] < said[0][0]
     expect(two / f"{parallel}-lora.npz", said, adapted.parameters(), 5e-6)
     shards = list((two / f"{parallel}-lora").glob("*/*.safetensors"))
@@ -136,9 +136,9 @@ def test_adapters_with_ranks(two: Path, parallel: str) -> None:
     assert names == {f"module/{name}" for name in adapted.parameters(trainable_only=True)} | {
         "module/base_model.model.scale"
     }
-    again = make(alone(), lora(Net()))
+    again = make(single_rank(), lora(Net()))
     again.load(two / f"{parallel}-lora")
-    np.testing.assert_allclose(train(again, alone()), train(adapted, alone()), rtol=2e-5)
+    np.testing.assert_allclose(train(again, single_rank()), train(adapted, single_rank()), rtol=2e-5)
 
 
 def test_a_checkpoint_of_two_goes_on_with_one_and_three(three: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_checkpoint_of_two_goes_on_with_one_and_three(three: Path) -> None:
     expected = np.load(three / "saved-ddp-0.npy")
     for source in ("ddp", "fsdp"):
         for parallel in ("none", "fsdp"):
-            with alone() as ranks:  # for shards of one, it has a group
+            with single_rank() as ranks:  # for shards of one, it has a group
                 engine = make(ranks, Net(seed=50).double(), parallel=parallel)
                 engine.load(three / source)
                 assert engine.num_updates == 5
@@ -173,13 +173,13 @@ def test_ranks_hear_each_other_and_rows_move_once(three: Path) -> None:
 
 
 def test_one_that_is_killed_ends_the_others_in_time(three: Path) -> None:
-    told(three, "killed", 3, "rank 1 did not come (was last at 'before'")
+    told(three, "killed", 3, "rank 1 did not arrive (was last at 'before'")
 
 
 def test_one_that_hangs_ends_the_others_in_time(tmp_path: Path) -> None:
     code, problem = ends(2, f"{HERE}:hung", grace_s=1.0, place=str(tmp_path), timeout_s=8.0)
     assert (code, problem) == (1, "")
-    told(tmp_path, "hung", 2, "rank 1 did not come (was last at 'before'")
+    told(tmp_path, "hung", 2, "rank 1 did not arrive (was last at 'before'")
 
 
 def test_says_who_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_says_who_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         join()
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "0")
-    with pytest.raises(RanksError, match=r"rank 0 of 3: rank 1, 2 did not come to 127.0.0.1:0 within 0.2 s"):
+    with pytest.raises(RanksError, match=r"rank 0 of 3: rank 1, 2 did not join at 127.0.0.1:0 within 0.2 s"):
         join(join_s=0.2)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_PORT", "1")

@@ -87,7 +87,7 @@ def test_a_thousand_workers_fit_and_unfold(page: Any, tmp_path: Path) -> None:
         wait_for(lambda: group.locator(".worker").count() == 334)
         stack = first.locator(".where")
         stack.locator("summary").click()
-        assert "in live" in stack.locator("pre").inner_text()
+        assert "in run_ticket" in stack.locator("pre").inner_text()
         shown = stack.locator("pre").element_handle()
         busy = group.locator(".worker[data-name='rollout-7-124'] .what")
         for _ in range(2):  # a second change means that the first was drawn to its end
@@ -98,7 +98,7 @@ def test_a_thousand_workers_fit_and_unfold(page: Any, tmp_path: Path) -> None:
         newest = page.locator(".event").first
         assert newest.get_attribute("data-what") == "stuck"
         newest.locator("summary").click()
-        assert "in live" in newest.locator("pre").inner_text()
+        assert "in run_ticket" in newest.locator("pre").inner_text()
         assert page.locator(".event").last.get_attribute("data-what") == "began"
 
 

@@ -9,8 +9,8 @@ import torch
 
 from understudy.algorithms import SACConfig
 from understudy.policies import ActorConfig
-from understudy.training.offpolicy.local import LocalRun
-from understudy.training.offpolicy.rlpd import HumanConfig, RLPDConfig
+from understudy.training.offpolicy.local_run import LocalRun
+from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
 from understudy.training.runs.evaluate import EvaluationConfig
 from understudy.training.runs.run import CONFIG, Run
 
@@ -27,7 +27,7 @@ def small_config(demos: str | None, **changes: object) -> RLPDConfig:
         "updates_per_step": 2,
         "batch_size": 32,
         "cloning_updates": 20,
-        "human": HumanConfig(by="script", patience_steps=30),
+        "intervention": InterventionConfig(source="script", patience_steps=30),
         "eval_every": 150,
         "evaluation": EvaluationConfig(episodes=3),
         "checkpoint_every": 80,
@@ -43,7 +43,7 @@ def main() -> None:
     run = Run(path) if (path / CONFIG).exists() else Run.create(path, "rlpd", small_config(sys.argv[2]))
     with LocalRun(run) as local:
         print("\n".join(local.restored), flush=True)
-        local.go()
+        local.run()
 
 
 if __name__ == "__main__":

@@ -10,14 +10,14 @@ from pathlib import Path
 from understudy.core import StoreFailedError
 
 _ADVICE = {
-    errno.ENOSPC: "free some space and open the store again; everything acknowledged is safe",
-    errno.EDQUOT: "raise the quota and open the store again; everything acknowledged is safe",
+    errno.ENOSPC: "free some space and open the store again; what was acknowledged is safe",
+    errno.EDQUOT: "raise the quota and open the store again; what was acknowledged is safe",
     errno.EROFS: "remount the file system for writing and open the store again",
     errno.EACCES: "give this user the right to write there and open the store again",
     errno.EMFILE: "raise the limit of open files (ulimit -n) and open the store again",
     errno.ENOENT: "the file is gone; run `understudy verify` on the store",
 }
-_DEFAULT_ADVICE = "check the disk, then run `understudy verify` and open the store again; everything acknowledged is safe"
+_DEFAULT_ADVICE = "check the disk, then run `understudy verify` and open the store again; what was acknowledged is safe"
 
 
 def store_error(error: OSError, path: Path, operation: str) -> StoreFailedError:

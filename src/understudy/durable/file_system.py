@@ -7,8 +7,10 @@ from pathlib import Path
 from understudy.core import StoreFormatError
 
 NETWORK_FILE_SYSTEMS = frozenset(
-    "nfs nfs4 cifs smb3 smbfs 9p afs ceph fuse.ceph lustre gpfs beegfs ocfs2 gfs2 fuse.glusterfs fuse.sshfs fuse.s3fs "
-    "fuse.rclone fuse.gcsfuse davfs".split()
+    (
+        *("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs", "ocfs2", "gfs2"),
+        *("fuse.ceph", "fuse.glusterfs", "fuse.sshfs", "fuse.s3fs", "fuse.rclone", "fuse.gcsfuse", "davfs"),
+    )
 )
 
 

@@ -3,7 +3,7 @@
 | call | after a crash |
 |---|---|
 | `write_durably`, `move_durably` | the old content or the new one, whole; once it returned, the new one |
-| `write_atomically` | the old content or the new one, whole, or nothing after a power cut: for a status that is written often |
+| `write_atomically` | the same after a kill; after a power cut, maybe nothing: for a status that is written often |
 | `write_synced`, `create_durably` | a part of the new file, until the call returned |
 | `remove_durably`, `rename_durably` | the name before or after; once it returned, the one after |
 
@@ -142,7 +142,7 @@ def sync_file(path: Path) -> None:
 
 def write_at(fd: int, data: Buffer | np.ndarray[Any, Any], offset: int) -> None:
     """Write all of a contiguous buffer at `offset`; the disk begins with the first pieces while others are copied."""
-    view = memoryview(data)
+    view = memoryview(data)  # type: ignore[arg-type]  # numpy's stubs for Python 3.11 know no buffers
     view = view.cast("B") if view.nbytes else memoryview(b"")
     large = len(view) >= LARGE_WRITE_BYTES
     while view:

@@ -9,12 +9,12 @@ from typing import Any
 
 from understudy.core import SpecError
 from understudy.processes.child_main import find
-from understudy.processes.factory import Source
+from understudy.processes.factory_spec import FactorySpec
 
 MAX_OPTIONS_BYTES = 64 * 2**10  # they are sent before the process can read, so they must fit into its buffer
 
 
-class WorldFactory(Source):
+class WorldFactory(FactorySpec):
     """What builds a world, `factory(**options)`, and the interpreter and variables of the process it lives in."""
 
     error = SpecError

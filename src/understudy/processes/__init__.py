@@ -1,4 +1,4 @@
-"""Processes: what a Source names, built and kept in an interpreter of its own, and every way in which that can end.
+"""Processes: run an object that a FactorySpec names in a subprocess, of any interpreter, and tell how that failed.
 
-`inside.py` and `messages.py` are loaded over there, by Python 3.9 as well; the rest stays here.
+`child_main.py` and `messages.py` are loaded by the subprocess, which may be Python 3.9; the rest by the parent.
 """

@@ -1,8 +1,8 @@
-"""Child: one life of a process that serves us from any interpreter: the process, the socket to it, and its log.
+"""Child: one subprocess of any interpreter: the process, the socket to it, and its log.
 
-Nothing here blocks for longer than `EXIT_WAIT_S`, and nothing is left behind: the child leads a process group of its
-own, which is killed as a whole, by us or, should we die, by the kernel (inside.py), and the log is a file without a
-name.
+No call blocks for longer than `EXIT_WAIT_S`, and nothing is left behind. The child leads its own process group, which
+is killed as a whole: by the parent, or, if the parent dies, by the kernel (see child_main.py). The log is an unnamed
+file.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from understudy.core import UnderstudyError
-from understudy.processes.factory import Source
+from understudy.processes.factory_spec import FactorySpec
 
-EXIT_WAIT_S = 2.0  # for a process that closed its socket, or was sent SIGKILL
+EXIT_WAIT_S = 2.0  # time that a process has to exit after it closed its socket or got SIGKILL
 LOG_TAIL_BYTES = 4096
 _STACK_BYTES = 32 * 2**10
 _PACKAGE = Path(__file__).resolve().parents[1]
 _OF_THIS_PYTHON = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 
-# Loads one file of this very package, and what that imports, from where it lies. The folder of the package may be a
-# site-packages with a numpy that another interpreter cannot load, so it must not get onto the path; the packages that
-# hold the file may need torch, so they are passed over, and it goes by another name.
+# Loads one file of this package, and what it imports, by its path. The parent directory of the package may be a
+# site-packages with a numpy that another interpreter cannot load, so it must not get onto sys.path. The packages around
+# the file may need torch, so they are not imported, and the file is loaded under another name.
 _BOOT = """
 import importlib.util as u, sys
 def load(name, file, folders=None):
@@ -45,16 +45,17 @@ load("understudy_process", folder + "/" + program).main()
 
 
 class StartError(UnderstudyError):
-    """There is no such interpreter."""
+    """The interpreter cannot be started."""
 
 
 class Child:
-    """A process that runs `main` of one of our files, which begins with `inside.enter`."""
+    """A subprocess that runs `main` of one of our files, which starts with `child_main.enter`."""
 
     def __init__(
-        self, program: str, source: Source, *, given: Sequence[int] = (), defaults: Mapping[str, str] | None = None
+        self, program: str, source: FactorySpec, *, given: Sequence[int] = (), defaults: Mapping[str, str] | None = None
     ):
-        """Hand it a socket, its lifeline and the descriptors `given`; variables that are set win over `defaults`."""
+        """Start it with a socket, a lifeline and the descriptors `given`. `defaults` are environment variables for
+        what neither this process nor the spec sets."""
         self.socket, theirs = socket.socketpair()
         lifeline_read, self._lifeline = os.pipe()
         self._log = _log_file()
@@ -71,7 +72,7 @@ class Child:
                 start_new_session=True,
             )
         except OSError as error:
-            self._let_go()
+            self._close_descriptors()
             raise StartError(
                 f"python: expected an interpreter, got {command[0]!r} ({error.strerror}); name another"
             ) from error
@@ -80,10 +81,10 @@ class Child:
             os.close(lifeline_read)
         self.pid = self._process.pid
 
-    # ---- its end
+    # ---- the end of the process
 
     def exited(self) -> bool:
-        """Whether the process has ended; it stays a zombie, so that nobody else gets the number of its group."""
+        """Whether the process has ended; it stays a zombie, so that its process group id is not reused."""
         if self._process.returncode is not None:
             return True
         try:
@@ -102,11 +103,11 @@ class Child:
         return True
 
     def reap(self) -> int | None:
-        """The exit code of one that closed its socket, once its whole group is dead; None if it goes on running."""
+        """The exit code of a process that closed its socket, once its whole group is dead; None if it still runs."""
         return self.kill() if self.wait_exited(EXIT_WAIT_S) else None
 
     def kill(self) -> int | None:
-        """Kill the process and all of its group; its exit code, or None if the system has not let go of it yet."""
+        """Kill the process and its group; returns the exit code, or None if the system has not ended it yet."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -115,18 +116,18 @@ class Child:
         return self._process.returncode
 
     def close(self) -> None:
-        """Kill what is left and let go of everything; the log is gone."""
+        """Kill what still runs and close all descriptors; the log is deleted."""
         self.kill()
-        self._let_go()
+        self._close_descriptors()
 
-    def _let_go(self) -> None:
+    def _close_descriptors(self) -> None:
         self.socket.close()
         for descriptor in (self._lifeline, self._log):
             if descriptor >= 0:
                 os.close(descriptor)
         self._lifeline = self._log = -1
 
-    # ---- what it says
+    # ---- its log
 
     def log_tail(self, size_bytes: int = LOG_TAIL_BYTES) -> str:
         """The end of what it wrote to stdout and stderr."""
@@ -137,19 +138,19 @@ class Child:
         """Keep only the end of a log that has grown beyond its limit."""
         if os.fstat(self._log).st_size > max_bytes:
             tail = self.log_tail(max_bytes // 4).encode()
-            os.ftruncate(self._log, 0)  # the child appends, so that it goes on from here
+            os.ftruncate(self._log, 0)  # the child writes in append mode, so it continues here
             os.write(self._log, tail)
 
-    def ask_for_stack(self) -> int:
-        """Have the child write its stacks to the log; gives back where in it they will begin."""
-        place = os.fstat(self._log).st_size
+    def request_stack(self) -> int:
+        """Make the child write the stacks of its threads to the log; returns the offset where they will begin."""
+        offset = os.fstat(self._log).st_size
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGUSR1)
-        return place
+        return offset
 
-    def stack(self, place: int) -> str:
-        """What was written since `ask_for_stack`, as far as it is stacks; empty if nothing is there yet."""
-        text = os.pread(self._log, _STACK_BYTES, place).decode(errors="replace")
+    def stack(self, offset: int) -> str:
+        """The stacks written to the log since `request_stack` returned `offset`; empty if there are none yet."""
+        text = os.pread(self._log, _STACK_BYTES, offset).decode(errors="replace")
         start = text.find("Current thread 0x")
         threads = text.find("Thread 0x")
         begin = min((x for x in (start, threads) if x >= 0), default=-1)
@@ -163,11 +164,11 @@ def _log_file() -> int:
     return descriptor
 
 
-def _variables(source: Source, defaults: Mapping[str, str]) -> dict[str, str]:
+def _variables(source: FactorySpec, defaults: Mapping[str, str]) -> dict[str, str]:
     variables = {**defaults, **os.environ}
     if source.python is not None:
         for name in _OF_THIS_PYTHON:
             variables.pop(name, None)
-    variables["PYTHONUNBUFFERED"] = "1"  # what a killed process printed is in its log
+    variables["PYTHONUNBUFFERED"] = "1"  # so that the log holds what a killed process printed
     variables.update(source.env)
     return variables

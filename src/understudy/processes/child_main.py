@@ -1,8 +1,8 @@
-"""What a child does first, whatever it serves; child.py is the other side of it.
+"""The first calls of every child process; child.py is the side of the parent.
 
-Should it be busy when its caller dies, the kernel kills it: the caller holds the other end of a pipe, the lifeline, and
-SIGKILL goes to the whole process group when that closes. SIGUSR1 makes it write the stacks of all threads to its log,
-even while something holds the interpreter's lock.
+If the parent dies, the kernel kills the child, even a busy one: the parent holds the other end of a pipe, the lifeline,
+and when that closes, the whole process group gets SIGKILL. SIGUSR1 makes the child write the stacks of all threads to
+its log, even while something holds the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 
 def enter() -> tuple[socket.socket, list[int]]:
-    """Make ready to serve one caller; gives the socket to it, and the other descriptors that it handed over."""
+    """Set up the child; returns the socket to the parent, and the other descriptors that it passed."""
     descriptors = [int(argument) for argument in sys.argv[3:]]
     del sys.argv[1:]  # programs that parse arguments find none
     for descriptor in descriptors:
@@ -27,11 +27,11 @@ def enter() -> tuple[socket.socket, list[int]]:
     socket_fd, lifeline_fd, *rest = descriptors
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    die_with_caller(lifeline_fd)
+    die_with_parent(lifeline_fd)
     return socket.socket(fileno=socket_fd), rest
 
 
-def die_with_caller(lifeline_fd: int) -> None:
+def die_with_parent(lifeline_fd: int) -> None:
     """Have the kernel kill this process group when the other end of the pipe closes (Linux; elsewhere EOF must do)."""
     if hasattr(fcntl, "F_SETSIG"):
         fcntl.fcntl(lifeline_fd, fcntl.F_SETOWN, -os.getpgrp())
@@ -39,12 +39,12 @@ def die_with_caller(lifeline_fd: int) -> None:
         fcntl.fcntl(lifeline_fd, fcntl.F_SETFL, fcntl.fcntl(lifeline_fd, fcntl.F_GETFL) | os.O_ASYNC)
         watch = select.poll()
         watch.register(lifeline_fd, 0)
-        if watch.poll(0):  # it closed before we looked
+        if watch.poll(0):  # it closed before it was registered
             os._exit(1)
 
 
 def find(factory: str) -> Any:
-    """What "module:name" names."""
+    """The object that "module:name" names."""
     module, _, name = factory.partition(":")
     found: Any = importlib.import_module(module)
     for part in name.split("."):

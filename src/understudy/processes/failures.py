@@ -1,6 +1,6 @@
-"""The ways in which a process fails; the first line says what happened, the rest shows it.
+"""The ways in which a subprocess fails. The first line of the message says what happened, the rest is evidence.
 
-Each layer has its own kinds of them, so that who calls a world need not catch what policies do.
+Worlds and policies derive their own classes from these, so that callers of a world catch only failures of worlds.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import ClassVar
 from understudy.core import UnderstudyError
 
 
-def how_ended(exit_code: int) -> str:
-    """In words; a negative code is minus the number of the signal that killed it."""
+def describe_exit(exit_code: int) -> str:
+    """An exit code in words; a negative code is minus the number of the signal that killed the process."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}"
     try:
@@ -23,19 +23,19 @@ def how_ended(exit_code: int) -> str:
 
 
 class ProcessFailure(UnderstudyError):
-    """Base of them."""
+    """Base of the failures of a subprocess."""
 
-    holds: ClassVar[str]  # what lives in the process, such as "world"
+    holds: ClassVar[str]  # what runs in the process, such as "world"
 
     def __init__(self, summary: str, *, name: str, doing: str, evidence: str = ""):
         super().__init__(f"{name}: {summary}" + (f"\n{evidence.rstrip()}" if evidence.strip() else ""))
-        self.name = name  # of who lives in the process
+        self.name = name  # of what runs in the process
         self.doing = doing  # what it was asked for, such as "reset" or "act"
         self.evidence = evidence  # a traceback, a stack, or the last lines of the log
 
 
 class ProcessRaised(ProcessFailure):
-    """What lives there, or its construction, raised; `evidence` is the traceback."""
+    """The object in the process, or its constructor, raised; `evidence` is the traceback."""
 
     def __init__(self, *, name: str, doing: str, error: str, traceback: str):
         summary = f"{doing} raised {error}; mend the {self.holds}, see its traceback"
@@ -44,7 +44,7 @@ class ProcessRaised(ProcessFailure):
 
 
 class ProcessHung(ProcessFailure):
-    """There was no answer in time; `evidence` is the stack at that moment."""
+    """The process did not answer in time; `evidence` is its stack at that moment."""
 
     def __init__(self, *, name: str, doing: str, limit_s: float, stack: str):
         summary = f"{doing} took longer than {limit_s:g} s and was killed; see its stack, or raise the limit"
@@ -53,16 +53,16 @@ class ProcessHung(ProcessFailure):
 
 
 class ProcessDied(ProcessFailure):
-    """It ended by itself or was killed by someone else; `evidence` is the end of its log."""
+    """The process exited, or somebody else killed it; `evidence` is the end of its log."""
 
     def __init__(self, *, name: str, doing: str, exit_code: int, log: str):
-        summary = f"the process {how_ended(exit_code)} during {doing}; see the end of its log"
+        summary = f"the process {describe_exit(exit_code)} during {doing}; see the end of its log"
         super().__init__(summary, name=name, doing=doing, evidence=log or "(it wrote nothing)")
         self.exit_code = exit_code
 
 
 class ProcessGarbage(ProcessFailure):
-    """The answer makes no sense; `evidence` is the end of the log."""
+    """The answer is not a valid message; `evidence` is the end of the log."""
 
     def __init__(self, *, name: str, doing: str, problem: str, log: str):
         super().__init__(f"{doing} gave no valid answer: {problem}", name=name, doing=doing, evidence=log)

@@ -1,4 +1,4 @@
-"""What the two ends of a socket say in the same words, whatever else they say: numpy values, and errors."""
+"""Parts of messages that parent and child share: numpy values and errors as JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def plain(value: Any) -> Any:
-    """What JSON takes instead of a numpy value; the `default` of an encoder."""
+    """A numpy value as a plain JSON value; pass it to an encoder as `default`."""
     if isinstance(value, np.ndarray):
         return value.tolist()
     if isinstance(value, np.generic):
@@ -18,6 +18,6 @@ def plain(value: Any) -> Any:
 
 
 def raised(error: BaseException) -> dict[str, Any]:
-    """An error as an answer: one line, and the traceback."""
+    """An error as a message: one line, and the traceback."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     return {"raised": f"{type(error).__name__}: {error}"[:2000], "traceback": text[-20_000:]}

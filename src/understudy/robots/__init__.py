@@ -1,4 +1,4 @@
-"""Robots: an arm behind one small server, and what to write for another arm.
+"""Robots: an HTTP server for an arm, the interface to implement for your own arm, and a simulated Franka.
 
 `understudy.robots.server` needs the extra `robot` (FastAPI, uvicorn), `understudy.robots.franka` MuJoCo as well.
 """

@@ -1,6 +1,6 @@
-"""The arm's endpoints: those that HIL-SERL's clients know, and what safety needs.
+"""The HTTP endpoints of an arm: those that HIL-SERL's clients call, and heartbeats, limits and health.
 
-Nothing here waits for the arm's motion but /jointreset.
+Only /jointreset waits for the arm to move.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from understudy.robots.arm import ArmError, ArmState
 from understudy.robots.control import BusyError, Control
 from understudy.web.replies import printable, validation_text
 
-ORDER_S = 5.0  # for what the arm does at once
+COMMAND_S = 5.0  # for a command that does not move the arm
 HOMING_S = 30.0
 AT_HOME = (0.004, 0.02)  # metres, rad
-MIN_QUATERNION, MAX_QUATERNION = 0.5, 2.0  # of its length: anything else is no orientation
+MIN_QUATERNION, MAX_QUATERNION = 0.5, 2.0  # bounds of the length of a quaternion that is accepted and normalized
 
 Number = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Client = Annotated[str, Header(alias="X-Client", max_length=64)]
 
 
 class Pose(BaseModel):
-    """Where the tool point is to go: x, y, z in metres, and a quaternion x, y, z, w."""
+    """The target of the tool point: x, y, z in metres, and a quaternion x, y, z, w."""
 
     arr: Annotated[list[Number], Field(min_length=7, max_length=7)]
 
@@ -46,9 +46,9 @@ class GripperPosition(BaseModel):
 
 
 def make_app(control: Control, *, scene: str | None = None) -> FastAPI:
-    """The app. `scene` is the address of the cameras, if this arm's world has any to offer."""
+    """The app. `scene` is the URL of the simulated scene with its cameras, if there is one."""
     app = FastAPI(title="understudy robot", docs_url=None, redoc_url=None, openapi_url=None)
-    _answer_errors(app)
+    _handle_errors(app)
     _add_readings(app, control, scene)
     _add_commands(app, control)
     return app
@@ -80,7 +80,7 @@ def _add_readings(app: FastAPI, control: Control, scene: str | None) -> None:
     def add(name: str, read: Callable[[ArmState], dict[str, Any]]) -> None:
         async def reading(client: Client = "") -> JSONResponse:
             if client:
-                control.beat(client, quietly=True)
+                control.heartbeat(client, only_owner=True)
             return JSONResponse(read(control.state))
 
         app.post(f"/{name}")(reading)
@@ -102,23 +102,23 @@ def _add_commands(app: FastAPI, control: Control) -> None:
 
     @app.post("/pose")
     async def pose(body: Pose, client: Client = "") -> PlainTextResponse:
-        wish = np.array(body.arr)
+        target = np.array(body.arr)
         size = math.hypot(*body.arr[3:])
         if not MIN_QUATERNION <= size <= MAX_QUATERNION:
             raise ArmError(f"arr: expected a quaternion x, y, z, w of length 1 in arr[3:], got length {size:.3g}")
-        wish[3:] /= size
-        control.aim(wish, client)
+        target[3:] /= size
+        control.set_target(target, client)
         return PlainTextResponse("Moved")
 
     @app.post("/heartbeat")
     async def heartbeat(client: Client = "") -> PlainTextResponse:
-        control.beat(client)
+        control.heartbeat(client)
         return PlainTextResponse("Alive")
 
-    def add_grip(name: str, opening: float, said: str) -> None:
+    def add_grip(name: str, opening: float, reply: str) -> None:
         async def grip(client: Client = "") -> PlainTextResponse:
-            await _done(control.order(lambda: arm.grip(opening), client))
-            return PlainTextResponse(said)
+            await _result(control.submit(lambda: arm.grip(opening), client))
+            return PlainTextResponse(reply)
 
         app.post(f"/{name}")(grip)
 
@@ -130,43 +130,43 @@ def _add_commands(app: FastAPI, control: Control) -> None:
     @app.post("/move_gripper")
     async def move_gripper(body: GripperPosition, client: Client = "") -> PlainTextResponse:
         opening = min(1.0, max(0.0, body.gripper_pos / 255))
-        await _done(control.order(lambda: arm.grip(opening), client))
+        await _result(control.submit(lambda: arm.grip(opening), client))
         return PlainTextResponse("Moved Gripper")
 
     @app.post("/clearerr")
     async def clearerr() -> PlainTextResponse:
-        await _done(control.clear())
+        await _result(control.clear())
         return PlainTextResponse("Clear")
 
     @app.post("/startimp")
     async def startimp() -> PlainTextResponse:
-        control.engage(True)
+        control.engage()
         return PlainTextResponse("Started impedance")
 
     @app.post("/stopimp")
     async def stopimp() -> PlainTextResponse:
-        control.engage(False)
+        control.disengage()
         return PlainTextResponse("Stopped impedance")
 
     @app.post("/update_param")
     async def update_param(values: dict[str, Number], client: Client = "") -> PlainTextResponse:
-        unknown = await _done(control.order(lambda: arm.tune(values), client))
+        unknown = await _result(control.submit(lambda: arm.tune(values), client))
         rest = f"; this arm has no {', '.join(sorted(unknown))[:500]}" if unknown else ""
         return PlainTextResponse(printable(f"Updated compliance parameters{rest}"))
 
     @app.post("/jointreset")
     async def jointreset(request: Request, client: Client = "") -> PlainTextResponse:
-        """Go home in a straight line inside all limits. The open request is the sign of life."""
+        """Go home in a straight line inside all limits. The open request counts as heartbeats."""
         until = time.monotonic() + HOMING_S
-        control.aim(arm.home, client)
+        control.set_target(arm.home, client)
         while not _at_home(control):
             if await request.is_disconnected():
                 raise ArmError("the client left; the arm stops")
             if time.monotonic() > until:
                 raise ArmError(f"the arm did not get home within {HOMING_S:g} s; is something in its way?")
-            control.beat(client)
+            control.heartbeat(client)
             await asyncio.sleep(0.02)
-        await _done(control.order(arm.reset_joints, client), HOMING_S)
+        await _result(control.submit(arm.reset_joints, client), HOMING_S)
         return PlainTextResponse("Reset Joint")
 
 
@@ -177,19 +177,19 @@ def _at_home(control: Control) -> bool:
     )
 
 
-async def _done(future: Future[Any], timeout_s: float = ORDER_S) -> Any:
+async def _result(future: Future[Any], timeout_s: float = COMMAND_S) -> Any:
     try:
         return await asyncio.wait_for(asyncio.wrap_future(future), timeout_s)
     except TimeoutError:
-        raise ArmError(f"the arm did not answer within {timeout_s:g} s; look at it") from None
+        raise ArmError(f"the arm did not answer within {timeout_s:g} s; check the arm") from None
 
 
-def _answer_errors(app: FastAPI) -> None:
-    async def wrong_body(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": f"{validation_text(error)}; docs/robots.md says what it takes"}, 422)
+def _handle_errors(app: FastAPI) -> None:
+    async def invalid_body(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": f"{validation_text(error)}; see docs/robots.md"}, 422)
 
     async def refused(request: Request, error: Exception) -> JSONResponse:
         return JSONResponse({"detail": printable(str(error))}, 409 if isinstance(error, BusyError) else 422)
 
-    app.add_exception_handler(RequestValidationError, wrong_body)
+    app.add_exception_handler(RequestValidationError, invalid_body)
     app.add_exception_handler(ArmError, refused)

@@ -1,4 +1,4 @@
-"""Arm: what the server needs from an arm, real or simulated. Five methods to write."""
+"""Arm: the interface of an arm, real or simulated, to its server. Five methods to implement."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class ArmError(UnderstudyError):
 
 @dataclass(frozen=True, kw_only=True)
 class ArmLimits:
-    """What the tool point never leaves or exceeds, whoever asks for what."""
+    """The box, the speeds and the lag that the server enforces for the tool point, whatever clients ask for."""
 
     low: tuple[float, float, float]  # the box, in the arm's base frame, in metres
     high: tuple[float, float, float]
     max_turn_rad: float = 1.2  # how far the tool may be turned from its home orientation
     max_speed: float = 0.25  # m/s; the "reduced speed" of ISO 10218-1
     max_turn_speed: float = 1.0  # rad/s
-    max_lag_m: float = 0.02  # how far the commanded point may be ahead of the arm: what bounds the force on an obstacle
+    max_lag_m: float = 0.02  # the commanded point may be so far ahead of the arm, which bounds the force on an obstacle
     max_lag_rad: float = 0.2
-    heartbeat_s: float = 0.12  # without a sign of life of its client for so long, the arm stops
+    heartbeat_s: float = 0.12  # the arm stops when its client sends no heartbeat for so long
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -44,11 +44,11 @@ class ArmLimits:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArmState:
-    """What the arm feels at one moment, in its base frame unless said otherwise."""
+    """What the arm measures at one moment, in its base frame unless stated otherwise."""
 
     pose: Array  # [7] tool point x, y, z in metres, and its quaternion x, y, z, w
     vel: Array  # [6] of the tool point: m/s, rad/s
-    force: Array  # [3] from outside on the tool point, in the tool's frame, N
+    force: Array  # [3] external force on the tool point, in the tool's frame, N
     torque: Array  # [3] Nm
     q: Array  # [joints] rad
     dq: Array  # [joints] rad/s
@@ -57,36 +57,36 @@ class ArmState:
 
 
 class Arm(abc.ABC):
-    """An arm with a Cartesian controller of its own. All methods are called from one thread, and none may wait long."""
+    """An arm with its own Cartesian controller. All methods are called from one thread, and none may block for long."""
 
     limits: ArmLimits
-    home: Array  # [7] a pose inside the box, also the middle of the orientations that are allowed
+    home: Array  # [7] a pose inside the box; allowed orientations are measured from it
 
     @abc.abstractmethod
     def state(self) -> ArmState:
-        """What the arm feels now; called some hundred times a second."""
+        """What the arm measures now; called a few hundred times a second."""
 
     @abc.abstractmethod
     def move(self, pose: Array) -> None:
-        """Pull the tool point to this pose [7], a hair's breadth from the last one; called after each `state`."""
+        """Move the tool point to this pose [7], which is close to the last one; called after each `state`."""
 
     @abc.abstractmethod
     def grip(self, opening: float) -> None:
-        """Begin to move the fingers: 0 closes them, 1 opens them. What is between them is held."""
+        """Start to move the fingers: 0 closes them, 1 opens them. An object between them is held."""
 
     @abc.abstractmethod
     def recover(self) -> None:
-        """Leave the error state that the arm's own supervision may have put it into."""
+        """Leave the error state that the arm's own safety controller may have entered."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Let go of the arm, standing still."""
+        """Stop the arm and release it."""
 
-    # --- may be written as well ---
+    # --- optional ---
 
     def tune(self, values: Mapping[str, float]) -> list[str]:
-        """Change parameters of the controller; gives the names that this arm does not have."""
+        """Change parameters of the controller; returns the names that this arm does not have."""
         return list(values)
 
     def reset_joints(self) -> None:  # noqa: B027 (most arms need none)
-        """At home, put all joints where they belong. This one may wait until it is done."""
+        """At home, move all joints to their home angles. This one may block until the arm is there."""

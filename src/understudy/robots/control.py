@@ -1,10 +1,10 @@
-"""Control: the loop between what clients ask for and the arm. Nothing but this loop touches the arm.
+"""Control: the loop that drives the arm to the target of a client. Only this loop calls the arm.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| `control`, one thread | the wish, orders | sleep; an order that the arm takes its time for | the clock |
+| `control`, one thread | the target, queued commands | sleep; a command that takes the arm long | the clock |
 
-A wish lives as long as its client shows that it lives. When that ends, the commanded pose stays where it has got to, at
+A target is dropped when its client sends no heartbeat for `heartbeat_s`. The commanded pose then stays where it is, at
 most `max_lag_m` ahead of the arm.
 """
 
@@ -28,29 +28,29 @@ from understudy.robots.guard import Guard
 
 logger = logging.getLogger(__name__)
 
-NUM_LATENESSES = 4000  # kept for the report
-MOST_TICKS_AT_ONCE = 2  # a loop that was late moves the commanded pose by no more than this
+LATENESS_WINDOW = 4000  # ticks over which lateness is reported
+MAX_TICKS_AT_ONCE = 2  # a loop that was late moves the commanded pose by no more than this
 
 
 class BusyError(ArmError):
-    """Not now: another client has the arm, it was stopped, or it is in an error state."""
+    """The arm cannot be driven now: another client has it, it was stopped, or it is in an error state."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Health:
-    """How the control loop is doing, since it began; lateness of the last few thousand ticks."""
+class ControlHealth:
+    """How the control loop has run since it started; lateness is that of the last LATENESS_WINDOW ticks."""
 
-    rate_hz: float  # wanted
+    rate_hz: float  # requested
     measured_hz: float
     num_ticks: int
     num_missed: int  # ticks that came a whole period late or more
     late_p50_s: float
     late_p99_s: float
     late_max_s: float
-    num_expired: int  # wishes whose client fell silent before the arm was there
+    num_expired: int  # targets whose client fell silent before the arm reached them
     engaged: bool
     fault: str | None
-    client: str | None  # who has the arm
+    client: str | None  # the one that drives the arm
 
 
 class Control:
@@ -64,66 +64,75 @@ class Control:
         self.rate_hz = rate_hz
         self.state: ArmState = arm.state()
         self._commanded = self.state.pose.copy()
-        self._lock = threading.Lock()  # of what follows
-        self._wish: Array | None = None
+        self._lock = threading.Lock()  # guards the attributes below
+        self._target: Array | None = None
         self._client = ""
-        self._beat_at = -np.inf
+        self._heartbeat_at = -np.inf
         self._engaged = True
         self._fault: str | None = None
-        self._orders: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
-        self._late: deque[float] = deque(maxlen=NUM_LATENESSES)
+        self._commands: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]]] = queue.SimpleQueue()
+        self._late: deque[float] = deque(maxlen=LATENESS_WINDOW)
         self._num_ticks = self._num_missed = self._num_expired = 0
         self._began_at = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
-    # --- what clients ask for; none of it waits ---
+    # --- called for clients; none of these blocks ---
 
-    def aim(self, pose: Array, client: str) -> None:
-        """Make a pose the wish of a client."""
+    def set_target(self, pose: Array, client: str) -> None:
+        """Drive to this pose [7] for a client, as long as it sends heartbeats."""
         with self._lock:
-            self._take(client)
-            self._wish = self.guard.clamped(pose)
+            self._acquire(client)
+            self._target = self.guard.clamp(pose)
 
-    def beat(self, client: str, *, quietly: bool = False) -> None:
-        """A sign of life. Quietly: that of somebody else is not an error, and counts for nothing."""
+    def heartbeat(self, client: str, *, only_owner: bool = False) -> None:
+        """Keep the client's target alive. With `only_owner`, the call of any other client is ignored, not refused."""
         with self._lock:
-            if quietly and client != self._client:
+            if only_owner and client != self._client:
                 return
-            self._take(client)
+            self._acquire(client)
 
-    def order(self, what: Callable[[], Any], client: str | None = None) -> Future[Any]:
-        """Have something done to the arm by the loop. A client's order is also a sign of its life."""
+    def submit(self, command: Callable[[], Any], client: str | None = None) -> Future[Any]:
+        """Run a command on the arm in the control loop; counts as a heartbeat of the client, if one is given."""
         if client is not None:
             with self._lock:
-                self._take(client)
+                self._acquire(client)
         future: Future[Any] = Future()
-        self._orders.put((what, future))
+        self._commands.put((command, future))
         return future
 
-    def engage(self, on: bool) -> None:
-        """Take wishes, or take none and stand still; anyone may stop the arm."""
+    def engage(self) -> None:
+        """Accept targets again after `disengage`."""
         with self._lock:
-            self._engaged, self._wish = on, None
+            self._engaged, self._target = True, None
+
+    def disengage(self) -> None:
+        """Drop the target, stand still and refuse new targets; any client may do this."""
+        with self._lock:
+            self._engaged, self._target = False, None
 
     def clear(self) -> Future[Any]:
-        """Have the arm recover, and forget the fault."""
-        return self.order(self._recover)
+        """Let the arm leave its error state, and clear the fault."""
+        return self.submit(self._recover)
 
-    def _take(self, client: str) -> None:
+    def _acquire(self, client: str) -> None:
         now = time.monotonic()
         if self._fault is not None:
             raise BusyError(f"the arm is stopped: {self._fault}; look at it, then POST /clearerr")
         if not self._engaged:
             raise BusyError("the arm is stopped; POST /startimp first")
-        if client != self._client and self._wish is not None and now - self._beat_at <= self.arm.limits.heartbeat_s:
+        if (
+            client != self._client
+            and self._target is not None
+            and now - self._heartbeat_at <= self.arm.limits.heartbeat_s
+        ):
             raise BusyError(
                 f"client {self._client or 'without a name'!r} has the arm; "
                 f"wait until it has been silent for {self.arm.limits.heartbeat_s:g} s"
             )
         if client != self._client:
-            self._client, self._wish = client, None
-        self._beat_at = now
+            self._client, self._target = client, None
+        self._heartbeat_at = now
 
     # --- lifecycle ---
 
@@ -136,11 +145,11 @@ class Control:
             self._thread.join()
 
     @property
-    def health(self) -> Health:
+    def health(self) -> ControlHealth:
         late = np.array(list(self._late) or [0.0])
         p50, p99 = np.percentile(late, (50, 99)).tolist()
         with self._lock:
-            return Health(
+            return ControlHealth(
                 rate_hz=self.rate_hz,
                 measured_hz=self._num_ticks / (time.monotonic() - self._began_at),
                 num_ticks=self._num_ticks,
@@ -151,7 +160,7 @@ class Control:
                 num_expired=self._num_expired,
                 engaged=self._engaged,
                 fault=self._fault,
-                client=self._client if self._wish is not None else None,
+                client=self._client if self._target is not None else None,
             )
 
     # --- the loop ---
@@ -171,45 +180,45 @@ class Control:
                 due = now
             due += period
             try:
-                self._tick(now, min(now - last, MOST_TICKS_AT_ONCE * period))
-            except Exception as error:  # noqa: BLE001 (whatever the arm raises, clients are told and the loop goes on)
+                self._tick(now, min(now - last, MAX_TICKS_AT_ONCE * period))
+            except Exception as error:  # noqa: BLE001 (an error of the arm becomes the fault that clients see)
                 self._fail(str(error) if isinstance(error, UnderstudyError) else repr(error))
             last = now
-            self._obey()
+            self._run_commands()
 
     def _tick(self, now: float, dt_s: float) -> None:
         self.state = state = self.arm.state()
-        objection = self.guard.objection(state)
-        if objection is not None:
-            self._fail(objection)
+        violation = self.guard.violation(state)
+        if violation is not None:
+            self._fail(violation)
         with self._lock:
-            if self._wish is not None and now - self._beat_at > self.arm.limits.heartbeat_s:
-                self._wish = None
+            if self._target is not None and now - self._heartbeat_at > self.arm.limits.heartbeat_s:
+                self._target = None
                 self._num_expired += 1
-            wish = self._wish
+            target = self._target
         if np.isfinite(state.pose).all():
-            self._commanded = self.guard.next(self._commanded, wish, state.pose, dt_s)
+            self._commanded = self.guard.next(self._commanded, target, state.pose, dt_s)
             self.arm.move(self._commanded)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         with self._lock:
-            self._wish = None
+            self._target = None
             if self._fault is None:
-                self._fault = why
-                logger.warning("stopped: %s", why)
+                self._fault = reason
+                logger.warning("stopped: %s", reason)
 
     def _recover(self) -> None:
         self.arm.recover()
         with self._lock:
             self._fault = None
 
-    def _obey(self) -> None:
+    def _run_commands(self) -> None:
         while True:
             try:
-                what, future = self._orders.get_nowait()
+                command, future = self._commands.get_nowait()
             except queue.Empty:
                 return
             try:
-                future.set_result(what())
-            except Exception as error:  # noqa: BLE001 (the arm's own; whoever gave the order is told)
+                future.set_result(command())
+            except Exception as error:  # noqa: BLE001 (an error of the arm; the caller gets it)
                 future.set_exception(error if isinstance(error, ArmError) else ArmError(f"the arm failed: {error!r}"))

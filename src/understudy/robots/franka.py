@@ -1,10 +1,10 @@
-"""SimulatedFranka: a Franka Panda with its hand, in MuJoCo and in real time, as an Arm.
+"""SimulatedFranka: a Franka Panda with its hand in MuJoCo, simulated in real time, as an Arm.
 
 | loop | does | blocks on | woken by |
 |---|---|---|---|
 | `franka`, one thread | 500 steps a second: the follower, joint torques towards it, physics | sleep | the clock |
 
-A step that comes late is made up for; after a pause of more than 50 ms simulated time stands still instead.
+Late steps are made up for. After a pause of more than 50 ms they are skipped: simulated time stood still.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MODEL = Path(__file__).with_name("franka.xml")
 HOME_JOINTS = (0.0, 0.0316, 0.0, -2.4247, 0.0, 2.4563, math.pi / 4)
 LIMITS = ArmLimits(low=(0.4, -0.2, 0.013), high=(0.65, 0.2, 0.4), max_turn_rad=0.4, max_lag_m=0.01, max_lag_rad=0.1)
 OPEN_M = 0.04  # of each finger
-MOST_BEHIND_S = 0.05
+MAX_BEHIND_S = 0.05
 
-STIFFNESS = 2000.0  # N/m at the tool point, about: it is the joints that have springs
+STIFFNESS = 2000.0  # N/m at the tool point, approximately: the springs are in the joints
 STIFFNESS_RANGE = (100.0, 3000.0)
 FELT_MASS = 5.0  # kg at the tool point, in the middle of the box
 FORCE_RATE = 60.0  # rad/s: of the low-pass filter on measured forces
@@ -42,12 +42,12 @@ class SimulatedFranka(Arm):
     """Seven joints under torque control, two fingers, a table and a cube."""
 
     def __init__(self, limits: ArmLimits = LIMITS):
-        os.environ.setdefault("MUJOCO_GL", "egl")  # before its import; pictures need no screen then
+        os.environ.setdefault("MUJOCO_GL", "egl")  # before the import: renders without a screen
         self._mujoco: Any = importlib.import_module("mujoco")
         self.limits = limits
         self.model: Any = self._mujoco.MjModel.from_xml_path(str(MODEL))
         self.data: Any = self._mujoco.MjData(self.model)
-        self.lock = threading.Lock()  # held for each step, and by those who look at `data`
+        self.lock = threading.Lock()  # held during each step, and by those who read `data`
         # Called after each step with the simulated state, for tests: seconds of the monotonic clock, and the state.
         self.watch: Callable[[float, ArmState], None] | None = None
         self._arm = Arm7(self.model, self.data)
@@ -70,12 +70,12 @@ class SimulatedFranka(Arm):
 
     def state(self) -> ArmState:
         with self.lock:
-            self._refuse_dead()
+            self._check_running()
             return self._state()
 
     def move(self, pose: Array) -> None:
         with self.lock:
-            self._refuse_dead()
+            self._check_running()
             self._target = np.array(pose, float)
 
     def grip(self, opening: float) -> None:
@@ -90,7 +90,7 @@ class SimulatedFranka(Arm):
         self._thread.join()
 
     def tune(self, values: Mapping[str, float]) -> list[str]:
-        """The stiffness can be chosen; damping is always critical."""
+        """Set the stiffness; damping is always critical."""
         rest = dict(values)
         stiffness = rest.pop("translational_stiffness", self._stiffness)
         least, most = STIFFNESS_RANGE
@@ -100,7 +100,7 @@ class SimulatedFranka(Arm):
             self._stiffness = stiffness
         return list(rest)
 
-    # --- the scene, which a real arm's world would not let you set ---
+    # --- the scene, which only a simulation can set ---
 
     def place_cube(self, x: float, y: float) -> None:
         """Put the cube on the table, at rest."""
@@ -110,7 +110,7 @@ class SimulatedFranka(Arm):
             self.data.qvel[cube.dofadr[0] : cube.dofadr[0] + 6] = 0.0
 
     def show_target(self, position: tuple[float, float, float]) -> None:
-        """Put the green ball somewhere; it is only seen."""
+        """Move the green ball; it can be seen but not touched."""
         with self.lock:
             self.data.mocap_pos[0] = position
 
@@ -124,7 +124,7 @@ class SimulatedFranka(Arm):
             if now < due:
                 time.sleep(due - now)
                 continue
-            if now - due > MOST_BEHIND_S:
+            if now - due > MAX_BEHIND_S:
                 due = now
             with self.lock:
                 self._step(dt)
@@ -143,7 +143,7 @@ class SimulatedFranka(Arm):
         self._force += (outside - self._force) * (1.0 - math.exp(-FORCE_RATE * dt))
 
     def _torques(self) -> Array:
-        """Springs, damped critically, from each joint to the follower's; gravity and inertia are made up for."""
+        """Critically damped springs from each joint to the follower's, with gravity and inertia compensated."""
         data, arm, follower = self.data, self._arm, self._follower
         rate = math.sqrt(self._stiffness / FELT_MASS)
         wanted = rate**2 * (follower.q - data.qpos[arm.qpos]) + 2 * rate * (follower.dq - data.qvel[arm.dofs])
@@ -170,6 +170,6 @@ class SimulatedFranka(Arm):
             gripper=float(data.qpos[self._fingers].sum() / (2 * OPEN_M)),
         )
 
-    def _refuse_dead(self) -> None:
+    def _check_running(self) -> None:
         if not self._thread.is_alive():
             raise ArmError("the simulation has ended; start it again")

@@ -1,7 +1,7 @@
 """Follower: joint angles that follow a commanded pose smoothly, inside the limits of joints and tool. No dynamics.
 
-The simulated arm is pulled along by this ideal one. What the joints cannot reach, the ideal one does not reach either,
-so the arm is never asked for the impossible.
+The simulated arm follows this ideal arm. What the joints cannot reach, the ideal arm does not reach either, so the
+simulated arm is never commanded to an impossible pose.
 """
 
 from __future__ import annotations
@@ -24,10 +24,8 @@ SHARE = 0.9  # of all speeds: for the tool, between what is commanded and what i
 JOINT_ACCELERATION = 40.0  # rad/s^2, of the fastest
 BALK = 0.25  # joints that could make only this share of a change of speed stop instead
 RESTING = 0.1  # rad/s
-SINGULAR_M, SINGULAR_RAD = (
-    0.02,
-    0.1,
-)  # singular values of the Jacobian, below which the tool is slowed, not the joints sped up
+# Singular values of the Jacobian below which the tool slows down, instead of the joints speeding up.
+SINGULAR_M, SINGULAR_RAD = 0.02, 0.1
 
 
 class Arm7:
@@ -56,7 +54,7 @@ class Arm7:
         return full[:, self.dofs]
 
     def place(self, q: Array) -> None:
-        """Put the joints somewhere, and all frames with them."""
+        """Set the joint angles, and update all frames."""
         self.data.qpos[self.qpos] = q
         self._mujoco.mj_kinematics(self.model, self.data)
         self._mujoco.mj_comPos(self.model, self.data)

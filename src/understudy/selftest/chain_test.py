@@ -105,7 +105,7 @@ def run_chain_test(
     """
     rng = random.Random(seed)
     report = ChainReport()
-    with _running(directory, seed, report_early, report) as chain:
+    with _running(directory, seed, report, report_early=report_early) as chain:
         for name in ACTORS:
             chain.wait_for_report(name, SETTLE_S)
         for kind in rng.choices(list(FAULTS), list(FAULTS.values()), k=events):
@@ -124,7 +124,7 @@ def run_chain_test(
 
 
 @contextmanager
-def _running(directory: Path, seed: int, report_early: bool, report: ChainReport) -> Iterator[_Chain]:
+def _running(directory: Path, seed: int, report: ChainReport, *, report_early: bool) -> Iterator[_Chain]:
     for name in ("reports", "logs", "spool", "reader"):
         (directory / name).mkdir(parents=True)
     port = free_port()
@@ -302,7 +302,7 @@ def _actor(directory: Path, incarnation: int, name: str, address: str, seed: str
             flush_each_episode=rng.random() < 0.7,
             config=OutboxConfig(block_timeout_s=SETTLE_S),
         )
-        reports = _RowReports(report, writer, report_early == "1")
+        reports = _RowReports(report, writer, report_early=report_early == "1")
         while not _is_over(directory, "actor"):
             _write_episode(writer, reports, rng)
             while writer.delivery.recorded > MAX_BACKLOG_ROWS and not _is_over(directory, "actor"):
@@ -333,7 +333,7 @@ def _write_episode(writer: RemoteWriter, reports: _RowReports, rng: random.Rando
 class _RowReports:
     """The rows that an actor has written and not reported yet."""
 
-    def __init__(self, file: int, writer: RemoteWriter, report_early: bool):
+    def __init__(self, file: int, writer: RemoteWriter, *, report_early: bool):
         self._file = file
         self._writer = writer
         self._tell_early = report_early

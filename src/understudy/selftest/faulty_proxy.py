@@ -166,7 +166,7 @@ class Proxy(Closeable):
         to_target = sink is link.server
         try:
             while data := source.recv(READ_BYTES):
-                data = self._through(link, data, to_target)
+                data = self._through(link, data, to_target=to_target)
                 if data:
                     sink.sendall(data)
         except OSError:  # it was cut, or reset
@@ -175,7 +175,7 @@ class Proxy(Closeable):
         with self._changed:
             self._links.discard(link)
 
-    def _through(self, link: _Link, data: bytes, to_target: bool) -> bytes:
+    def _through(self, link: _Link, data: bytes, *, to_target: bool) -> bytes:
         """The bytes to forward instead of `data`."""
         if self._delay_s:
             time.sleep(self._delay_s)

@@ -1,6 +1,25 @@
-"""Training: puts worlds, teleoperation, policies and the store together."""
+"""Training: puts worlds, teleoperation, policies and the store together.
 
-from understudy.training.data.record import RecordConfig, RecordReport, open_target, record
-from understudy.training.data.run_episode import EpisodeResult, run_episode
+The names below are loaded when they are first used, so that configs can be imported without worlds and stores.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from understudy.training.data.record import RecordConfig, RecordReport, open_target, record
+    from understudy.training.data.run_episode import EpisodeResult, run_episode
 
 __all__ = ["EpisodeResult", "RecordConfig", "RecordReport", "open_target", "record", "run_episode"]
+
+_MODULES = {
+    "data.record": ("RecordConfig", "RecordReport", "open_target", "record"),
+    "data.run_episode": ("EpisodeResult", "run_episode"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in _MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

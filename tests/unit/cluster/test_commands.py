@@ -1,4 +1,4 @@
-"""`--cluster` and `--place` on the command line."""
+"""`--cluster` and `--cluster.*` on the command line."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("options", "text"),
     [
         (
-            ("--place.rollout.num", "3"),
+            ("--cluster.rollout.num", "3"),
             "place: says how a run stands on a cluster, and there is none; add",
         ),
-        (("--cluster", "here", "--ranks", "2"), "--place.learner.num says how many, got --ranks 2 too"),
-        (("--cluster", "here", "--place.learner.num", "2"), "engine.parallel: 'none' is for 1 process, got 2 ranks"),
+        (("--cluster", "local", "--ranks", "2"), "ranks: on a cluster use --cluster.learner.num instead, got --ranks 2 too"),
+        (("--cluster", "local", "--cluster.learner.num", "2"), "engine.parallel: 'none' is for 1 process, got 2 ranks"),
         (("--cluster", "127.0.0.1:1"), "cluster: no Ray at '127.0.0.1:1'"),
     ],
 )
@@ -58,7 +58,7 @@ def test_it_refuses(here: Path, capsys: pytest.CaptureFixture[str], options: tup
 def test_only_some_runs_can(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "run").mkdir()
     (here / "run" / "config.json").write_text(json.dumps({"kind": "cloning", "understudy": "0", "config": {}}))
-    assert main(["resume", "run", "--cluster", "here"]) == 1
+    assert main(["resume", "run", "--cluster", "local"]) == 1
     assert "cluster: a run of cloning is trained by 1 process; leave it out" in capsys.readouterr().err
 
 
@@ -68,15 +68,15 @@ def test_a_run_on_a_cluster(here: Path, address: str, capsys: pytest.CaptureFixt
         probe.bind(("", 0))
         port = probe.getsockname()[1]
     options = (
-        "--place.rollout.num",
+        "--cluster.rollout.num",
         "1",
-        "--place.shards.num",
+        "--cluster.shards.num",
         "2",
-        "--place.shard-dir",
+        "--cluster.shard-dir",
         str(here / "disks"),
-        "--place.token-file",
+        "--cluster.token-file",
         str(here / "token"),
-        "--place.shards.port",
+        "--cluster.shards.port",
         str(port),
     )
     assert main(["train", "grpo", "run", *SMALL, "--cluster", address, *options]) == 0

@@ -266,9 +266,9 @@ def test_what_does_not_belong_into_a_restarted_learner_is_refused(serve, connect
         again.start(threaded=True)
         insert(queue, 1)
         insert(other, 1)
-        with pytest.raises(RefusedError, match="data store 'actor_env_intvn': this port is that of 'actor_env' now"):
+        with pytest.raises(RefusedError, match="data store 'actor_env_intvn': this port now serves 'actor_env'"):
             wait_for(swapped.update)
-        with pytest.raises(RefusedError, match="data store 'actor_env': this port is that of 'actor_env_intvn' now"):
+        with pytest.raises(RefusedError, match="data store 'actor_env': this port now serves 'actor_env_intvn'"):
             wait_for(changed.update)
         again.stop()
         again = TrainerServer(TrainerConfig(*ports))
@@ -386,9 +386,7 @@ def test_an_unknown_request_is_refused_with_those_there_are(serve, connect):
 
 
 def test_a_token_is_needed_off_this_machine(serve, connect, tmp_path):
-    with pytest.raises(
-        AccessError, match=r"host '0.0.0.0' can be reached from other machines, so a token is required"
-    ):
+    with pytest.raises(AccessError, match=r"host '0.0.0.0' can be reached from other machines, so a token is required"):
         TrainerServer(make_trainer_config(), host="0.0.0.0")
     (tmp_path / "token").write_text(TOKEN)
     server = serve(host="0.0.0.0", token_file=tmp_path / "token")

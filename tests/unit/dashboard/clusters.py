@@ -16,7 +16,7 @@ from understudy.cluster.config import ClusterConfig
 from understudy.cluster.status import NOW, Event, Journal, NodeNow, RoleNow, ShardNow
 
 HOSTS = ("gpu-a", "gpu-b", "sim-c")
-STACK = 'thread MainThread\n  File "collector.py", line 212, in live\n    outcome = vector.ready(timeout_s=1.0)\n'
+STACK = 'thread MainThread\n  File "collector.py", line 212, in run_ticket\n    outcome = vector.ready(timeout_s=1.0)\n'
 
 
 def node_id(number: int) -> str:
@@ -62,7 +62,7 @@ def make_journal(run: Path, *, num_workers: int = 1000) -> Journal:
             state="up",
             node=node_id(index % 3),
             pid=10_000 + index,
-            doing=f"living ticket {index + 4000}" if index % 9 else "waiting for tickets",
+            doing=f"running ticket {index + 4000}" if index % 9 else "waiting for tickets",
             since_s=now_s - 3000,
             restarts=int(index % 250 == 3),
         )
@@ -101,14 +101,14 @@ def break_some(journal: Journal) -> None:
     journal.roles = [_after(role, gone, now_s) for role in journal.roles]
     hung = next(index for index, role in enumerate(journal.roles) if role.name == "rollout-0-9")
     journal.roles[hung] = replace(
-        journal.roles[hung], state="stuck", doing="living ticket 4072", stack=STACK, error=None, node=node_id(0)
+        journal.roles[hung], state="stuck", doing="running ticket 4072", stack=STACK, error=None, node=node_id(0)
     )
     journal.counts.nodes_lost, journal.counts.reissued, journal.counts.fenced = 1, 301, 12
     journal.tell(
         [
             Event(what="node lost", name="sim-c", text="sim-c (10.0.0.3) is gone", time_s=now_s - 190),
             Event(
-                what="tickets reissued", name="rank-0", text="301 tickets are lived again by others", time_s=now_s - 189
+                what="tickets reissued", name="rank-0", text="301 tickets were reissued", time_s=now_s - 189
             ),
             Event(what="shard lost", name="shard-2", text="shard-2 is lost with 250,002 steps", time_s=now_s - 130),
             Event(
@@ -149,7 +149,7 @@ def main() -> None:
     made.write()
     while given.every:
         time.sleep(given.every)
-        made.roles[-1] = replace(made.roles[-1], doing=f"living ticket {made.shards[0].commit}")
+        made.roles[-1] = replace(made.roles[-1], doing=f"running ticket {made.shards[0].commit}")
         made.shards = [replace(shard, steps=shard.steps + 50, commit=shard.commit + 1) for shard in made.shards]
         made.write()
 

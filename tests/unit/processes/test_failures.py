@@ -6,14 +6,14 @@ import signal
 
 from understudy.envs.workers.outcomes import WorkerFailure, WorkerRaised
 from understudy.policies.subprocess import PolicyProcessError, PolicyProcessRaised
-from understudy.processes.failures import how_ended
+from understudy.processes.failures import describe_exit
 
 
 def test_how_a_process_ended() -> None:
-    assert how_ended(3) == "ended with exit code 3"
-    assert how_ended(-signal.SIGTERM) == "was killed by SIGTERM"
-    assert how_ended(-signal.SIGKILL) == "was killed by SIGKILL (out of memory?)"
-    assert how_ended(-40) == "was killed by signal 40"  # a real-time one, which has no name
+    assert describe_exit(3) == "ended with exit code 3"
+    assert describe_exit(-signal.SIGTERM) == "was killed by SIGTERM"
+    assert describe_exit(-signal.SIGKILL) == "was killed by SIGKILL (out of memory?)"
+    assert describe_exit(-40) == "was killed by signal 40"  # a real-time one, which has no name
 
 
 def test_each_layer_has_its_own_kinds() -> None:

@@ -62,7 +62,7 @@ def test_the_model_is_in_the_package() -> None:
 
 def drive(arm: SimulatedFranka, wish: np.ndarray, seconds: float, commanded: np.ndarray) -> tuple[np.ndarray, list]:
     guard = Guard(arm.limits, arm.home)
-    wish, states = guard.clamped(wish), []
+    wish, states = guard.clamp(wish), []
     for _ in range(int(seconds / 0.004)):
         commanded = guard.next(commanded, wish, arm._arm.pose(), 0.004)
         arm._target = commanded
@@ -121,11 +121,11 @@ def test_home_is_where_its_joints_say(arm: SimulatedFranka) -> None:
 
 def test_pictures_have_the_size_that_was_asked_for(arm: SimulatedFranka) -> None:
     pytest.importorskip("fastapi")
-    from understudy.robots.scene import Eyes
+    from understudy.robots.scene import SceneCameras
 
-    eyes = Eyes(arm, size=32)
-    picture = eyes.look_now("wrist")
-    eyes.close()
-    assert picture.shape == (32, 32, 3)
+    cameras = SceneCameras(arm, size=32)
+    image = cameras.render_now("wrist")
+    cameras.close()
+    assert image.shape == (32, 32, 3)
     with pytest.raises(ArmError, match=r"size: expected 16 to 480 pixels, got 5; 128 is usual"):
-        Eyes(arm, size=5)
+        SceneCameras(arm, size=5)

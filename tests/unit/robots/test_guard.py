@@ -29,7 +29,7 @@ def state(pose: np.ndarray, vel: np.ndarray) -> ArmState:
 
 def test_a_wish_outside_is_clamped() -> None:
     wish = np.concatenate([[9.0, -9.0, 0.1], turned(HOME[3:], np.array([0.0, 0.0, 2.0]))])
-    found = GUARD.clamped(wish)
+    found = GUARD.clamp(wish)
     assert found[:3] == pytest.approx([0.7 - INSET_M, -0.2 + INSET_M, 0.1])
     assert between(HOME[3:], found[3:]) == pytest.approx([0.0, 0.0, SHARE * 0.5])
 
@@ -42,7 +42,7 @@ def test_a_step_is_no_longer_than_the_speed_allows() -> None:
 
 
 def test_it_does_not_run_ahead_of_an_arm_that_is_held() -> None:
-    wish = GUARD.clamped(np.array([0.65, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]))
+    wish = GUARD.clamp(np.array([0.65, 0.0, 0.2, 1.0, 0.0, 0.0, 0.0]))
     commanded = HOME
     for _ in range(200):
         commanded = GUARD.next(commanded, wish, HOME, 0.01)
@@ -60,7 +60,7 @@ numbers = st.floats(-1e9, 1e9)
 def test_whatever_is_wished_the_commanded_pose_stays_inside_and_slow(wishes: list[tuple[float, ...]]) -> None:
     commanded = HOME
     for x, y, z, a, b in wishes:
-        wish = GUARD.clamped(np.concatenate([[x, y, z], turned(HOME[3:], np.array([a, b, a]))]))
+        wish = GUARD.clamp(np.concatenate([[x, y, z], turned(HOME[3:], np.array([a, b, a]))]))
         for _ in range(5):
             before, commanded = commanded, GUARD.next(commanded, wish, commanded, 0.01)
             assert np.linalg.norm(commanded[:3] - before[:3]) <= 0.25 * 0.01 + 1e-12
@@ -72,10 +72,10 @@ def test_whatever_is_wished_the_commanded_pose_stays_inside_and_slow(wishes: lis
 
 
 def test_it_objects_to_an_arm_that_does_not_do_what_it_is_told() -> None:
-    assert GUARD.objection(state(HOME, np.zeros(6))) is None
+    assert GUARD.violation(state(HOME, np.zeros(6))) is None
     fast = np.array([0.5, 0.0, 0.0, 0.0, 0.0, 0.0])
-    assert GUARD.objection(state(HOME, fast)) == "the arm moved at 0.50 m/s, and 0.25 is its limit"
-    assert GUARD.objection(state(HOME * np.nan, np.zeros(6))) == "the arm reports numbers that are not finite"
+    assert GUARD.violation(state(HOME, fast)) == "the arm moved at 0.50 m/s, and 0.25 is its limit"
+    assert GUARD.violation(state(HOME * np.nan, np.zeros(6))) == "the arm reports numbers that are not finite"
 
 
 def test_limits_that_make_no_sense_are_refused() -> None:

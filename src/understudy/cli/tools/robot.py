@@ -50,9 +50,9 @@ def simulate(
         except ModuleNotFoundError:
             raise UnderstudyError("mujoco is not installed; run `pip install 'understudy[robot]'`") from None
         stack.callback(arm.close)
-        eyes = scenes.Eyes(arm, size=image_size)
-        stack.callback(eyes.close)
-        app = scenes.make_scene_app(arm, eyes)
+        cameras = scenes.SceneCameras(arm, size=image_size)
+        stack.callback(cameras.close)
+        app = scenes.make_scene_app(arm, cameras)
         listener = server.ProgramServer(
             app, host=host, port=scene_port, token=None if token_file is None else read_token(token_file)
         )

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 from understudy.dashboard.api.cluster import cluster_alarms
 from understudy.dashboard.api.targets import Target
 from understudy.durable.lock import lock_is_held
-from understudy.replay.write.store import LOCK_FILE
+from understudy.replay.format.paths import LOCK_FILE
 from understudy.training.runs.health import read_health
 
 Level: TypeAlias = Literal["bad", "warn"]

@@ -253,7 +253,7 @@ class Worker(Closeable):
             return self._fail(self._death())
         child.trim_log(self.limits.log_bytes)
         if self.state in ("starting", "busy") and now >= self._deadline:
-            self._stack_place = child.ask_for_stack()
+            self._stack_place = child.request_stack()
             self.state, self._deadline = "hung", now + self.limits.stack_s
         elif self.state == "idle" and self._episode != "running":
             pass  # if it is too large, the next reset will replace it

@@ -67,7 +67,7 @@ class PolicyChild(Child):
 
     def where(self) -> str:
         """The stack of a process that does not answer; the end of its log if it writes no stack."""
-        offset, stack = self.ask_for_stack(), ""
+        offset, stack = self.request_stack(), ""
         deadline = time.monotonic() + STACK_WAIT_S
         while time.monotonic() < deadline and not self.exited():
             time.sleep(0.05)

@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.policies.protocol import Array, PolicyError
-from understudy.processes.factory import Source
+from understudy.processes.factory_spec import FactorySpec
 
 
-class PolicyFactory(Source):
+class PolicyFactory(FactorySpec):
     """The callable that builds a PlainPolicy, `factory(**options)`, and the interpreter it runs in."""
 
     error = PolicyError

@@ -15,13 +15,13 @@ from contextlib import closing, contextmanager
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from understudy.core import DamageError, StepSpec, StoreClosedError, StoreError, StoreFailedError, StoreFormatError
-from understudy.replay.format.conditions import SqlValue, check_condition
+from understudy.replay.format.arrays import Array, Records
+from understudy.replay.format.conditions import SqlRow, SqlValue, check_condition
 from understudy.replay.format.layout import Layout
 from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.format.records import (
@@ -286,7 +286,7 @@ class Catalog:
         # Without `order by id`: with it, SQLite walks the whole table by id, whatever index the condition has.
         return sorted(row[0] for row in self._rows(f"select id from episodes where {where}", values))
 
-    def episode_specs(self, first: int, last: int) -> np.ndarray[Any, Any]:
+    def episode_specs(self, first: int, last: int) -> Array:
         """Pairs of episode and spec, for the episodes from `first` to `last`."""
         rows = self._rows("select id, spec from episodes where id between ? and ?", (first, last))
         return np.array(rows, np.int64).reshape(-1, 2)
@@ -319,7 +319,7 @@ class Catalog:
         )
         return [EpisodeTotals(*row) for row in rows]
 
-    def newest_first(self, kind: str) -> np.ndarray[Any, Any]:
+    def newest_first(self, kind: str) -> Array:
         """Id, whether it is open, steps and bytes of a kind's episodes that are not deleted, the newest first."""
         rows = self._rows(
             "select id, state = 'open', num_steps, num_bytes from episodes where kind = ? and deleted is null"
@@ -345,7 +345,7 @@ class Catalog:
     def remove_spans(self, ids: Iterable[int]) -> None:
         self._db.executemany("delete from spans where id = ?", [(int(span),) for span in ids])
 
-    def spans(self, where: str = "1", values: Sequence[SqlValue] = (), order: str = "id") -> np.ndarray[Any, Any]:
+    def spans(self, where: str = "1", values: Sequence[SqlValue] = (), order: str = "id") -> Records:
         """Spans as a structured array (SPAN_DTYPE)."""
         with self._translate_errors("read"):
             rows = self._db.execute(f"select {SPAN_COLUMNS} from spans where {where} order by {order}", values)
@@ -379,7 +379,7 @@ class Catalog:
             return [str(error)]
         return [] if found == ["ok"] else found
 
-    def select(self, sql: str, values: Sequence[SqlValue] = ()) -> list[Any]:
+    def select(self, sql: str, values: Sequence[SqlValue] = ()) -> list[SqlRow]:
         """The rows of any SQL query."""
         return self._rows(sql, values)
 
@@ -410,7 +410,7 @@ class Catalog:
             return False
         return True
 
-    def _rows(self, sql: str, values: Sequence[SqlValue] = ()) -> list[Any]:
+    def _rows(self, sql: str, values: Sequence[SqlValue] = ()) -> list[SqlRow]:
         with self._translate_errors("read"):
             return self._db.execute(sql, values).fetchall()
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from understudy.core import EpisodeInfo, StepSpec
+from understudy.core.episode import Column
 
 # open: more rows may come. ended: the last row is the last observation. cut: stopped before it ended.
 EpisodeState: TypeAlias = Literal["open", "ended", "cut"]
@@ -31,7 +32,7 @@ class Chunk:
     incarnation: str
     seq: int
     spec: StepSpec
-    columns: Mapping[str, Any]  # checked: field to [rows, ...], or to a list where ragged
+    columns: Mapping[str, Column]  # checked, by field
     parts: tuple[Part, ...]  # in the order of the rows
     release: Callable[[], None] | None = None  # to be called when `columns` will not be read again
 

@@ -12,11 +12,12 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from understudy.core import StoreError
 
 SqlValue: TypeAlias = int | float | str | bytes | None
+SqlRow: TypeAlias = tuple[Any, ...]  # the SQL decides the types
 
 _WORD = re.compile(r"'(?:[^']|'')*'|[A-Za-z_][A-Za-z_0-9]*")
 

@@ -13,12 +13,13 @@ import math
 import struct
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
 from understudy.core.spec import ArraySpec
 from understudy.core.step import StepSpec
+from understudy.replay.format.arrays import DType
 
 SEGMENT_FORMAT = "understudy-segment-1"
 LARGE_BYTES = 1024
@@ -43,11 +44,11 @@ SAFETENSORS_DTYPES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Column:
+class TensorColumn:
     """One tensor of a segment, the heap excepted."""
 
     name: str
-    dtype: np.dtype[Any]
+    dtype: DType
     shape: tuple[int, ...]  # of one row
     offset: int  # of row 0, in the file
     row_bytes: int
@@ -81,18 +82,18 @@ class Layout:
         return large_fields(self.spec)
 
     @cached_property
-    def columns(self) -> dict[str, Column]:
+    def columns(self) -> dict[str, TensorColumn]:
         """All tensors but the heap, in the order of the file."""
-        columns: dict[str, Column] = {}
+        columns: dict[str, TensorColumn] = {}
         offset = len(self.header)
         for name, (dtype, shape) in tensors_of(self.spec).items():
             size = _size(dtype, shape)
-            columns[name] = Column(name=name, dtype=dtype, shape=shape, offset=offset, row_bytes=size)
+            columns[name] = TensorColumn(name=name, dtype=dtype, shape=shape, offset=offset, row_bytes=size)
             offset += size * self.capacity
         return columns
 
     @cached_property
-    def small(self) -> tuple[Column, ...]:
+    def small(self) -> tuple[TensorColumn, ...]:
         """The columns whose bytes `row/checksum` covers, in the order in which it covers them."""
         return tuple(c for c in self.columns.values() if c.name not in self.large and c.name != "row/checksum")
 
@@ -107,7 +108,7 @@ class Layout:
     @cached_property
     def header(self) -> bytes:
         """The first bytes of the file: length, JSON, padding. The same layout always gives the same bytes."""
-        content: dict[str, Any] = {
+        content: dict[str, TensorHeader | dict[str, str]] = {
             "__metadata__": {
                 "format": SEGMENT_FORMAT,
                 "store": self.store_id,
@@ -127,19 +128,16 @@ class Layout:
         return struct.pack("<Q", len(body)) + body
 
 
-def tensors_of(spec: StepSpec) -> dict[str, tuple[np.dtype[Any], tuple[int, ...]]]:
+def tensors_of(spec: StepSpec) -> dict[str, tuple[DType, tuple[int, ...]]]:
     """Name, dtype and row shape of each tensor but the heap, in the order of the file: wide dtypes first."""
-    tensors: dict[str, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+    tensors: dict[str, tuple[DType, tuple[int, ...]]] = {}
     for path, leaf in spec.columns.items():
         tensors[path] = (np.dtype("uint32"), (2,)) if leaf.ragged else (np.dtype(leaf.dtype), leaf.fixed_shape)
     for path in large_fields(spec):
         tensors[checksum_of(path)] = (np.dtype("uint64"), ())
     tensors["row/episode"] = (np.dtype("int64"), ())  # with index: which row of which episode this is
     tensors["row/index"] = (np.dtype("int32"), ())
-    tensors["row/record"] = (
-        np.dtype("uint32"),
-        (2,),
-    )  # in the heap: a copy of what the catalog says of the rows from here on
+    tensors["row/record"] = (np.dtype("uint32"), (2,))  # in the heap: what the catalog lists of these rows
     tensors["row/checksum"] = (np.dtype("uint64"), ())
     return dict(sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0])))
 
@@ -178,7 +176,15 @@ def plan_capacity(spec: StepSpec, segment_bytes: int, min_rows: int = 1, min_hea
     return capacity, min(max(segment_bytes // share, min_heap_bytes), MAX_HEAP_BYTES)
 
 
-def parse_header(header: bytes) -> tuple[dict[str, str], dict[str, Any]]:
+class TensorHeader(TypedDict):
+    """What a safetensors header says of one tensor."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: list[int]
+
+
+def parse_header(header: bytes) -> tuple[dict[str, str], dict[str, TensorHeader]]:
     """The metadata and the tensors of a segment's header; a ValueError if it is not one."""
     content = json.loads(header[8:])
     if not isinstance(content, dict) or not isinstance(content.get("__metadata__"), dict):
@@ -187,5 +193,5 @@ def parse_header(header: bytes) -> tuple[dict[str, str], dict[str, Any]]:
     return metadata, content
 
 
-def _size(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+def _size(dtype: DType, shape: tuple[int, ...]) -> int:
     return dtype.itemsize * math.prod(shape)

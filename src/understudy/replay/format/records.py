@@ -6,10 +6,11 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict, cast
 
 from understudy.core import DamageError, EpisodeInfo
 from understudy.replay.format.chunk import EpisodeState
+from understudy.replay.format.conditions import SqlRow, SqlValue
 from understudy.replay.format.segment import digest, signed
 
 
@@ -80,6 +81,32 @@ class SpanRecord:
     row_check: int  # digest_of_checksums of the rows
 
 
+class RowRecord(TypedDict):
+    """What stands beside the first row of a span, in the heap of its segment: enough to rebuild the catalog."""
+
+    commit: int
+    time: float
+    writer: str
+    incarnation: str
+    seq: int
+    number: int  # the writer's own number of the episode
+    episode: int
+    first_index: int
+    num_rows: int
+    state: EpisodeState
+    info: NotRequired[dict[str, Any]]  # with the first rows of an episode, and the last
+
+
+def encode_row_record(record: RowRecord) -> bytes:
+    return json.dumps(record, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def decode_row_record(content: bytes) -> RowRecord | None:
+    """The record; None if repair has blanked it."""
+    record = json.loads(content)
+    return cast(RowRecord, record) if record else None
+
+
 @dataclass(frozen=True, kw_only=True)
 class WriterRecord:
     """One incarnation of a writer in the catalog."""
@@ -106,10 +133,10 @@ _PLAIN = tuple(item.name for item in fields(EpisodeRecord) if item.name not in (
 EPISODE_COLUMNS = (*_PLAIN, "purged", *_INFO_COLUMNS.values(), "success", "labels", "row_check")
 
 
-def encode_episode(episode: EpisodeRecord) -> list[Any]:
+def encode_episode(episode: EpisodeRecord) -> list[SqlValue]:
     """The values of its row; the last is the checksum of the others."""
     info = episode.info
-    values = [getattr(episode, name) for name in _PLAIN]
+    values: list[SqlValue] = [getattr(episode, name) for name in _PLAIN]
     values.append(int(episode.purged))
     values.extend(getattr(info, name) for name in _INFO_COLUMNS)
     values.append(None if info.success is None else int(info.success))
@@ -121,7 +148,7 @@ def encode_episode(episode: EpisodeRecord) -> list[Any]:
 ATTRIBUTE_COLUMNS = ("state", *_INFO_COLUMNS.values(), "success", "labels")
 
 
-def attribute_values(state: EpisodeState, info: EpisodeInfo) -> list[Any]:
+def attribute_values(state: EpisodeState, info: EpisodeInfo) -> list[SqlValue]:
     """The values of the attribute columns of an episode's row."""
     return [
         state,
@@ -131,7 +158,7 @@ def attribute_values(state: EpisodeState, info: EpisodeInfo) -> list[Any]:
     ]
 
 
-def decode_episode(row: Sequence[Any], path: Path, *, check: bool = True) -> EpisodeRecord:
+def decode_episode(row: SqlRow, path: Path, *, check: bool = True) -> EpisodeRecord:
     if check and _row_checksum(row[:-1]) != row[-1]:
         raise DamageError(f"{path}: episode {row[0]} is not as it was written; run `understudy repair`")
     values = dict(zip(EPISODE_COLUMNS, row, strict=True))
@@ -148,7 +175,7 @@ def editable_fields(episode: EpisodeRecord) -> tuple[EpisodeState, int | None, d
     return episode.state, episode.deleted, info_to_json(episode.info)
 
 
-def _row_checksum(values: Sequence[Any]) -> int:
+def _row_checksum(values: Sequence[SqlValue]) -> int:
     return signed(digest(repr(tuple(values)).encode()))
 
 

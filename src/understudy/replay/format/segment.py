@@ -13,18 +13,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import numpy as np
 import xxhash
 
 from understudy.core import DamageError, StepSpec
+from understudy.core.episode import Column
 from understudy.core.spec import ArraySpec
 from understudy.durable import files
 from understudy.durable.errors import store_error, store_errors
-from understudy.replay.format.layout import Column, Layout, checksum_of, parse_header
+from understudy.replay.format.arrays import Array
+from understudy.replay.format.layout import Layout, TensorColumn, checksum_of, parse_header
 
-Array = np.ndarray[Any, Any]
 Buffer: TypeAlias = bytes | bytearray | memoryview | Array
 HeapEntry: TypeAlias = Sequence[int] | Array  # offset in the heap and length of a value, without its checksum
 HEAP_CHECKSUM = struct.Struct("<Q")
@@ -118,7 +119,7 @@ class Segment:
 
     def write(
         self,
-        columns: Mapping[str, Any],
+        columns: Mapping[str, Column],
         *,
         first_row: int,
         heap_offset: int,
@@ -199,10 +200,10 @@ class Segment:
         columns["row/checksum"] = self.read_column("row/checksum", first_row, num_rows)
         return columns, self._row_checksums(columns, num_rows) == columns["row/checksum"]
 
-    def read_checked(self, first_row: int, num_rows: int) -> tuple[dict[str, Any], Array]:
+    def read_checked(self, first_row: int, num_rows: int) -> tuple[dict[str, Column], Array]:
         """All fields and the identity columns of the rows, decoded, and for each row whether all of it is whole."""
         stored, good = self.read_small(first_row, num_rows)
-        fields: dict[str, Any] = {name: stored[name] for name in ("row/episode", "row/index", "row/record")}
+        fields: dict[str, Column] = {name: stored[name] for name in ("row/episode", "row/index", "row/record")}
         for path, leaf in self.layout.fields.items():
             if leaf.ragged:
                 values = [self.read_heap(entry) if ok else None for entry, ok in zip(stored[path], good, strict=True)]
@@ -298,7 +299,7 @@ def from_bytes(data: bytes, leaf: ArraySpec) -> str | Array:
     return np.frombuffer(data, leaf.dtype).reshape(-1, *leaf.shape[1:])
 
 
-def as_bytes(array: Array, column: Column) -> Array:
+def as_bytes(array: Array, column: TensorColumn) -> Array:
     """A column's rows as a [rows, row_bytes] view of bytes."""
     rows = np.ascontiguousarray(array)
     return rows.view(np.uint8).reshape(len(rows), column.row_bytes)

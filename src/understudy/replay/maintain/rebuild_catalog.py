@@ -8,17 +8,24 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from understudy.core import EpisodeInfo, Source
 from understudy.durable import files
 from understudy.durable.errors import store_errors
+from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.layout import Layout
 from understudy.replay.format.paths import CATALOG_FILE, segment_path
-from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord, WriterRecord, info_from_json
+from understudy.replay.format.records import (
+    EpisodeRecord,
+    RowRecord,
+    SegmentRecord,
+    SpanRecord,
+    WriterRecord,
+    info_from_json,
+)
 from understudy.replay.format.segment import Segment, digest_of_checksums
 from understudy.replay.maintain.segment_scan import ROW_DTYPE, SegmentScan, scan_segment
 
@@ -86,8 +93,7 @@ def _fill(catalog: Catalog, known: RecoveredCatalog, found: dict[int, SegmentSca
             )
         )
         for record in content.records.values():
-            if record:
-                commits[record["commit"]] = record["time"]
+            commits[record["commit"]] = record["time"]
     writers = _writers(catalog, known, found)
     last = max([known.last_commit, *commits], default=0)
     rows = _unique(np.concatenate([content.rows for content in found.values()] or [np.zeros(0, ROW_DTYPE)]))
@@ -100,7 +106,7 @@ def _fill(catalog: Catalog, known: RecoveredCatalog, found: dict[int, SegmentSca
     catalog.add_commit(last + 1, time.time(), len(rows))
 
 
-def _unique(rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _unique(rows: Records) -> Records:
     """Rows by episode and index; of rows that are there twice, after a crash in compaction, the newest copy."""
     ordered = rows[np.lexsort((-rows["segment"], rows["index"], rows["episode"]))]
     keys = ordered[["episode", "index"]]
@@ -116,9 +122,8 @@ def _writers(
     last: dict[tuple[str, str], int] = {(w.name, w.incarnation): w.last_seq for w in known.writers}
     for content in found.values():
         for record in content.records.values():
-            if record:
-                key = (record["writer"], record["incarnation"])
-                last[key] = max(last.get(key, -1), record["seq"])
+            key = (record["writer"], record["incarnation"])
+            last[key] = max(last.get(key, -1), record["seq"])
     writers = {}
     for key, seq in last.items():
         writers[key] = replace(catalog.add_writer(*key), last_seq=seq)
@@ -126,13 +131,12 @@ def _writers(
     return writers
 
 
-def _records_by_episode(found: dict[int, SegmentScan]) -> dict[int, list[dict[str, Any]]]:
+def _records_by_episode(found: dict[int, SegmentScan]) -> dict[int, list[RowRecord]]:
     """The records of each episode, oldest first."""
-    records: dict[int, list[dict[str, Any]]] = {}
+    records: dict[int, list[RowRecord]] = {}
     for content in found.values():
         for record in content.records.values():
-            if record:
-                records.setdefault(record["episode"], []).append(record)
+            records.setdefault(record["episode"], []).append(record)
     for mine in records.values():
         mine.sort(key=lambda record: record["first_index"])
     return records
@@ -141,8 +145,8 @@ def _records_by_episode(found: dict[int, SegmentScan]) -> dict[int, list[dict[st
 def _add_episode(
     catalog: Catalog,
     known: RecoveredCatalog,
-    rows: np.ndarray[Any, Any],
-    records: dict[int, list[dict[str, Any]]],
+    rows: Records,
+    records: dict[int, list[RowRecord]],
     writers: dict[tuple[str, str], WriterRecord],
     commit: int,
 ) -> None:
@@ -199,7 +203,7 @@ def _add_episode(
         catalog.add_span(int(run["commit"][0]) or commit, span)
 
 
-def _runs(rows: np.ndarray[Any, Any]) -> Iterator[np.ndarray[Any, Any]]:
+def _runs(rows: Records) -> Iterator[Records]:
     """Rows of one commit that lie next to each other both in the episode and in the file."""
     together = (np.diff(rows["index"]) == 1) & (np.diff(rows["row"]) == 1)
     together &= (np.diff(rows["segment"]) == 0) & (np.diff(rows["commit"]) == 0)

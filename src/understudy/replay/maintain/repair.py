@@ -15,15 +15,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
 
 from understudy.core import DamageError, Source, StoreFailedError, StoreFormatError
+from understudy.core.episode import Column
 from understudy.durable import files
 from understudy.durable.errors import store_errors
 from understudy.durable.file_system import refuse_network_file_system
 from understudy.durable.lock import WriterLock
+from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, EpisodeState, Part
 from understudy.replay.format.layout import Layout
@@ -38,7 +39,6 @@ from understudy.replay.maintain.verify import VerifyReport, verify
 from understudy.replay.write.store import Store
 
 SALVAGE_ROWS = 256  # of an episode, in one commit
-Spans: TypeAlias = np.ndarray[Any, Any]  # of SPAN_DTYPE
 
 
 @dataclass(kw_only=True)
@@ -289,7 +289,7 @@ def _repair_episodes(store: Store, report: RepairReport) -> None:
             report.actions.append(f"episode {episode_id}: kept rows 0 to {kept - 1} of {episode.num_rows}")
 
 
-def _contiguous(spans: Spans) -> Iterator[Spans]:
+def _contiguous(spans: Records) -> Iterator[Records]:
     """Groups of spans that follow each other without a gap."""
     if len(spans):
         ends = spans["first_index"] + spans["num_rows"]
@@ -297,7 +297,7 @@ def _contiguous(spans: Spans) -> Iterator[Spans]:
         yield from np.split(spans, breaks)
 
 
-def _salvage(store: Store, episode: EpisodeRecord, run: Spans) -> int:
+def _salvage(store: Store, episode: EpisodeRecord, run: Records) -> int:
     """Copy a run of rows into an episode of its own; 0 if it holds no step. A second call copies nothing."""
     spec = store.catalog.spec(episode.spec)
     columns = _read(store, run, tuple(spec.columns))
@@ -335,7 +335,7 @@ def _salvage(store: Store, episode: EpisodeRecord, run: Spans) -> int:
     return 1
 
 
-def _trim(store: Store, episode: EpisodeRecord, head: Spans | None, rest: list[Spans]) -> None:
+def _trim(store: Store, episode: EpisodeRecord, head: Records | None, rest: list[Records]) -> None:
     """Correct the catalog's record of an episode to its remaining rows."""
     with store.commit_lock() as commit:
         catalog = store.catalog
@@ -369,7 +369,7 @@ def _trim(store: Store, episode: EpisodeRecord, head: Spans | None, rest: list[S
         store.state.episodes.pop((episode.writer, episode.number), None)
 
 
-def _read(store: Store, spans: Spans, paths: tuple[str, ...]) -> dict[str, Any]:
+def _read(store: Store, spans: Records, paths: tuple[str, ...]) -> dict[str, Column]:
     """Some fields of the rows of several spans."""
     pieces = []
     records = {record.id: record for record in store.catalog.segments()}

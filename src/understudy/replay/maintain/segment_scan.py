@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from understudy.core import DamageError
+from understudy.replay.format.arrays import Records
+from understudy.replay.format.records import RowRecord, decode_row_record
 from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, read_layout
 
 BLOCK_BYTES = 64 * 2**20
@@ -35,8 +35,8 @@ ROW_DTYPE = np.dtype(
 class SegmentScan:
     """The whole rows of one segment and the records among them."""
 
-    rows: np.ndarray[Any, Any]  # ROW_DTYPE, by row
-    records: dict[int, dict[str, Any]]  # by row
+    rows: Records  # ROW_DTYPE, by row
+    records: dict[int, RowRecord]  # by row
 
 
 def scan_segment(segment: Segment) -> SegmentScan:
@@ -47,7 +47,7 @@ def scan_segment(segment: Segment) -> SegmentScan:
     per_row = sum(column.row_bytes for column in layout.columns.values())
     block = max(1, BLOCK_BYTES // per_row)
     blocks = []
-    records: dict[int, dict[str, Any]] = {}
+    records: dict[int, RowRecord] = {}
     for first in range(0, num_rows, block):
         size = min(block, num_rows - first)
         fields, good = segment.read_checked(first, size)
@@ -68,14 +68,14 @@ def scan_segment(segment: Segment) -> SegmentScan:
                 rows["bytes"] += entries[:, 1].astype(np.int64) + HEAP_CHECKSUM.size
         for row in np.flatnonzero(good & (stored["row/record"][:, 1] > 0)):
             content = segment.read_heap(stored["row/record"][row])
-            if content is not None:  # else the row is whole and its record is not: the row stays, the record is lost
-                records[first + int(row)] = json.loads(content)
+            # A row may be whole although its record is damaged, or was blanked by repair: the row stays.
+            if content is not None and (record := decode_row_record(content)) is not None:
+                records[first + int(row)] = record
         blocks.append(rows[good])
     rows = np.concatenate(blocks) if blocks else np.zeros(0, ROW_DTYPE)
     for first_row, record in records.items():
-        if record:  # one that repair has blanked is empty
-            start, stop = np.searchsorted(rows["row"], (first_row, first_row + record["num_rows"]))
-            rows["commit"][start:stop] = record["commit"]
+        start, stop = np.searchsorted(rows["row"], (first_row, first_row + record["num_rows"]))
+        rows["commit"][start:stop] = record["commit"]
     return SegmentScan(rows=rows, records=records)
 
 
@@ -97,7 +97,8 @@ def newest_commit(path: Path) -> int:
         return 0
     try:
         entries = segment.read_column("row/record", 0, segment.layout.capacity)
-        found = (segment.read_heap(entries[row]) for row in np.flatnonzero(entries[:, 1]))
-        return max((int(json.loads(record)["commit"]) for record in found if record is not None), default=0)
+        contents = (segment.read_heap(entries[row]) for row in np.flatnonzero(entries[:, 1]))
+        records = (decode_row_record(content) for content in contents if content is not None)
+        return max((record["commit"] for record in records if record is not None), default=0)
     finally:
         segment.close()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from understudy.core import DamageError, StoreFailedError, StoreFormatError
 from understudy.durable.lock import lock_is_held
+from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_files, segment_path
 from understudy.replay.format.records import SegmentRecord
@@ -42,7 +42,7 @@ def verify(path: str | Path, *, progress: ProgressCallback | None = None) -> Ver
     report = VerifyReport()
     if not path.is_dir() or (not (path / CATALOG_FILE).exists() and not segment_files(path)):
         raise StoreFormatError(f"{path}: not an Understudy store (it has no {CATALOG_FILE}); check the path")
-    live = lock_is_held(path / LOCK_FILE)
+    being_written = lock_is_held(path / LOCK_FILE)
     try:
         clean = check_seal(path)
         catalog = Catalog.open(path / CATALOG_FILE)
@@ -55,7 +55,7 @@ def verify(path: str | Path, *, progress: ProgressCallback | None = None) -> Ver
         report.problems.append(f"{path / CATALOG_FILE}: the catalog is gone; run `understudy repair`")
         return report
     try:
-        _Verification(path, catalog, report, live=live, clean=clean).run(progress)
+        _Verification(path, catalog, report, being_written=being_written, clean=clean).run(progress)
     except (DamageError, StoreFailedError) as error:
         report.problems.append(str(error))
     finally:
@@ -64,11 +64,11 @@ def verify(path: str | Path, *, progress: ProgressCallback | None = None) -> Ver
 
 
 class _Verification:
-    def __init__(self, path: Path, catalog: Catalog, report: VerifyReport, *, live: bool, clean: bool):
+    def __init__(self, path: Path, catalog: Catalog, report: VerifyReport, *, being_written: bool, clean: bool):
         self._path = path
         self._catalog = catalog
         self._report = report
-        self._live = live
+        self._being_written = being_written
         self._clean = clean
 
     def run(self, progress: ProgressCallback | None) -> None:
@@ -94,10 +94,10 @@ class _Verification:
         report.notes += [
             f"{file}: the catalog does not list it (a crash left it); `understudy compact` removes it"
             for file in segment_files(self._path)
-            if int(file.stem) not in known and not self._live
+            if int(file.stem) not in known and not self._being_written
         ]
 
-    def _episode_problems(self, spans: np.ndarray[Any, Any]) -> Iterator[str]:
+    def _episode_problems(self, spans: Records) -> Iterator[str]:
         """Episodes that are not as written, or whose spans have gaps."""
         order = np.lexsort((spans["first_index"], spans["episode"]))
         by_episode = spans[order]
@@ -116,7 +116,7 @@ class _Verification:
             if found != expected or (rows["first_index"] != np.concatenate([[0], ends[:-1]])[: len(rows)]).any():
                 yield f"{self._catalog.path}: episode {episode_id} has {expected} rows, and its spans do not cover them"
 
-    def _segment_problems(self, record: SegmentRecord, spans: np.ndarray[Any, Any]) -> Iterator[str]:
+    def _segment_problems(self, record: SegmentRecord, spans: Records) -> Iterator[str]:
         path = segment_path(self._path, record.id)
         try:
             segment = Segment.open(self._catalog.layout(record), path)
@@ -128,7 +128,7 @@ class _Verification:
             for span in spans:
                 yield from self._span_problems(segment, record, span)
                 self._report.num_rows += int(span["num_rows"])
-            if not self._live and not self._clean and not record.sealed:
+            if not self._being_written and not self._clean and not record.sealed:
                 unrecorded = num_unrecorded(segment, record.num_rows)
                 if unrecorded:
                     yield (
@@ -136,7 +136,7 @@ class _Verification:
                         f"acknowledged, or the catalog has lost its log; `understudy repair` keeps them, opening the "
                         f"store to write drops them"
                     )
-            if not self._live:
+            if not self._being_written:
                 for start, stop in segment.dirty_tail(record.num_rows, record.heap_used):
                     text = f"{path}: bytes {start} to {stop} are after the last row and not zero"
                     if self._clean or record.sealed:
@@ -168,4 +168,4 @@ class _Verification:
 
     def _gone_since(self, segment_id: int) -> bool:
         """Whether compaction has removed a segment since the check began."""
-        return self._live and all(segment.id != segment_id for segment in self._catalog.segments())
+        return self._being_written and all(segment.id != segment_id for segment in self._catalog.segments())

@@ -16,10 +16,9 @@ from understudy.core import SequenceBatch, StepSpec, StoreError, TransitionBatch
 from understudy.core import tree as trees
 from understudy.core.spec import ArraySpec, Spec
 from understudy.core.tree import Tree
+from understudy.replay.format.arrays import Array
 from understudy.replay.read.gather import Gatherer, ReadRequest
 from understudy.replay.read.step_index import StepIndex
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,17 +16,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from understudy.core import DamageError, StepSpec
+from understudy.replay.format.arrays import Array
 from understudy.replay.format.layout import checksum_of, large_fields
 from understudy.replay.format.segment import digest, from_bytes
 from understudy.replay.read.mapped_segments import MappedSegments, RowAddresses, grown
 from understudy.replay.read.reader import Reader
-
-Array = np.ndarray[Any, Any]
 
 CHECK_ROWS = 65_536  # whose small fields are compared at once
 MAX_RUN = 64  # buffers in one system call

@@ -14,13 +14,12 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from understudy.replay.format.arrays import Array
 from understudy.replay.format.segment import Segment
-
-Array = np.ndarray[Any, Any]
 
 
 class RowAddresses(NamedTuple):

@@ -11,13 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from understudy.core import DamageError, Episode, EpisodeError, StepSpec, StoreError, StoreFormatError
 from understudy.core.closeable import Closeable
+from understudy.core.episode import Column
 from understudy.durable.file_system import refuse_network_file_system
+from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import SPAN_DTYPE, Catalog
 from understudy.replay.format.conditions import SqlValue
 from understudy.replay.format.paths import CATALOG_FILE, segment_path
@@ -33,7 +34,7 @@ class Changes:
     """What was committed since the last `follow`. A span of rows that are already known says where they were moved."""
 
     commit: int
-    spans: np.ndarray[Any, Any]  # SPAN_DTYPE, in the order they were committed
+    spans: Records  # SPAN_DTYPE, in the order they were committed
     episodes: tuple[int, ...]  # ids of new and changed episodes
 
     def __bool__(self) -> bool:
@@ -108,7 +109,7 @@ class Reader(Closeable):
             )
         return Episode.from_columns(columns, record.info)
 
-    def rows(self, episode_id: int) -> tuple[EpisodeRecord, dict[str, Any]]:
+    def rows(self, episode_id: int) -> tuple[EpisodeRecord, dict[str, Column]]:
         """An episode's committed rows as flat columns, checked."""
         for attempt in (1, 2, 3):
             with self.catalog.transaction(write=False):
@@ -125,7 +126,7 @@ class Reader(Closeable):
                     raise
         raise AssertionError("unreachable")
 
-    def _gather(self, record: EpisodeRecord, spans: np.ndarray[Any, Any]) -> dict[str, Any]:
+    def _gather(self, record: EpisodeRecord, spans: Records) -> dict[str, Column]:
         pieces = []
         expected = 0
         for span in spans:
@@ -139,7 +140,7 @@ class Reader(Closeable):
                 f"run `understudy verify`, then `understudy repair`"
             )
         spec = self.spec(record.spec)
-        columns: dict[str, Any] = {}
+        columns: dict[str, Column] = {}
         for path, leaf in spec.columns.items():
             if leaf.ragged:
                 columns[path] = [value for piece in pieces for value in piece[path]]
@@ -147,7 +148,7 @@ class Reader(Closeable):
                 columns[path] = np.concatenate([piece[path] for piece in pieces])
         return columns
 
-    def read_span(self, span: np.void) -> dict[str, Any]:
+    def read_span(self, span: np.void) -> dict[str, Column]:
         """The rows of one span, with `row/episode` and `row/index`; a DamageError if they are not what was written."""
         segment = self.segment(int(span["segment"]))
         first_row, num_rows = int(span["first_row"]), int(span["num_rows"])

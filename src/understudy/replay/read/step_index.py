@@ -12,13 +12,11 @@ row on. The first row of an episode has no step before it.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+import numpy.typing as npt
 
+from understudy.replay.format.arrays import Array
 from understudy.replay.read.reader import Reader
-
-Array = np.ndarray[Any, Any]
 
 NONE = -1
 NO_STEP = 255  # instead of a source
@@ -27,7 +25,7 @@ NO_STEP = 255  # instead of a source
 class Column:
     """An array that grows at its end."""
 
-    def __init__(self, dtype: Any):
+    def __init__(self, dtype: npt.DTypeLike):
         self._data = np.zeros(64, dtype)
         self._length = 0
 
@@ -47,7 +45,7 @@ class Column:
         self.resize(self._length + len(values))
         self._data[self._length - len(values) : self._length] = values
 
-    def resize(self, length: int, fill: Any = 0) -> None:
+    def resize(self, length: int, fill: int = 0) -> None:
         """Make it longer; new items are `fill`."""
         if length > len(self._data):
             grown = np.zeros(max(length, len(self._data) * 3 // 2), self._data.dtype)

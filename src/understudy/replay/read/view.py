@@ -12,18 +12,17 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from understudy.core import Source, StoreError
+from understudy.replay.format.arrays import Array
 from understudy.replay.format.catalog import Catalog
-from understudy.replay.format.conditions import check_condition
+from understudy.replay.format.conditions import SqlRow, check_condition
 from understudy.replay.format.records import ATTRIBUTE_COLUMNS, attribute_values, info_from_json
 from understudy.replay.read.reader import Reader
 from understudy.replay.read.step_index import NONE, Column, StepIndex
-
-Array = np.ndarray[Any, Any]
 
 ALL_SOURCES = frozenset(Source)
 _ATTRIBUTE_SCHEMA = f"create table episodes (id, deleted, {', '.join(ATTRIBUTE_COLUMNS)})"
@@ -127,7 +126,7 @@ class ViewIndex:
         return sum(column.num_bytes for column in (self._mask, self._count, self._sum, self._episode_count))
 
     def follow(self) -> None:
-        """Take in what `step_index` has taken in; the cost grows with what is new."""
+        """Update to the commit of `step_index`; the cost grows with what is new."""
         since, self.commit = self.commit, self.step_index.commit
         self._mask.resize(len(self.step_index.episode_num_rows))
         self._episode_count.resize(len(self.step_index.episode_num_rows))
@@ -280,7 +279,7 @@ def source_masks(catalog: Catalog, view: View, since: int, until: int, spec: int
     return np.array(rows, np.int64).reshape(-1, 2)
 
 
-def _as_of(catalog: Catalog, commit: int, condition: str) -> list[Sequence[Any]]:
+def _as_of(catalog: Catalog, commit: int, condition: str) -> list[SqlRow]:
     """The attributes, as they were then, of the episodes that have changed since."""
     now = catalog.select(
         f"select id, deleted, {', '.join(ATTRIBUTE_COLUMNS)} from episodes"

@@ -34,7 +34,8 @@ class RateLimiter:
         if self.samples_per_insert <= 0 or self.min_size < 1 or self.max_insert < 1 or self.max_sample < 1:
             raise StoreError(
                 f"rate limiter: expected samples_per_insert above 0 and sizes of at least 1, "
-                f"got {self.samples_per_insert}, min_size {self.min_size}, max_insert {self.max_insert}, max_sample {self.max_sample}"
+                f"got {self.samples_per_insert}, min_size {self.min_size}, max_insert {self.max_insert}, "
+                f"max_sample {self.max_sample}"
             )
         min_window = (self.max_sample + self.max_insert * self.samples_per_insert) / 2
         if self.error_window < min_window:

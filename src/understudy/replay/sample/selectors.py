@@ -11,10 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from understudy.core import StoreError
+from understudy.replay.format.arrays import Array
 from understudy.replay.read.view import ViewIndex
 from understudy.replay.sample.sumtree import SumTree
-
-Array = np.ndarray[Any, Any]
 
 
 class Drawn(NamedTuple):

@@ -5,20 +5,18 @@ All calls take arrays: some hundred look-ups cost a few array operations for eac
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-FANOUT = 16
+from understudy.replay.format.arrays import Array, DType
 
-Array = np.ndarray[Any, Any]
+FANOUT = 16
 
 
 class SumTree:
     """Weights of dtype int64 or float64. Level 0 holds them; each level above holds the sums of FANOUT neighbours."""
 
     def __init__(self, dtype: type[np.int64] | type[np.float64] = np.int64):
-        self._dtype: np.dtype[Any] = np.dtype(dtype)
+        self._dtype: DType = np.dtype(dtype)
         self._levels: list[Array] = [np.zeros(FANOUT, self._dtype)]
         self._length = 0
 

@@ -6,12 +6,11 @@ makes it the store's. If anything fails before that, the catalog does not list t
 
 from __future__ import annotations
 
-import json
 import math
 from collections import ChainMap
 from collections.abc import MutableMapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -19,7 +18,15 @@ from understudy.core import FencedError, SequenceError, Source, SpecError, StepS
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, Part
 from understudy.replay.format.layout import MAX_HEAP_BYTES, plan_capacity, row_bytes_of
-from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord, WriterRecord, info_to_json
+from understudy.replay.format.records import (
+    EpisodeRecord,
+    RowRecord,
+    SegmentRecord,
+    SpanRecord,
+    WriterRecord,
+    encode_row_record,
+    info_to_json,
+)
 from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, digest_of_checksums, to_bytes
 
 _Key = TypeVar("_Key")
@@ -265,7 +272,7 @@ class Commit:
         row = 0
         for part, episode in zip(chunk.parts, episodes, strict=True):
             if part.num_rows:
-                content: dict[str, Any] = {
+                record: RowRecord = {
                     "commit": self.number,
                     "time": self._now,
                     "writer": chunk.writer,
@@ -278,8 +285,8 @@ class Commit:
                     "state": part.state,
                 }
                 if part.first_index == 0 or part.state != "open":
-                    content["info"] = info_to_json(episode.info)
-                records[row] = json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+                    record["info"] = info_to_json(episode.info)
+                records[row] = encode_row_record(record)
             row += part.num_rows
         return records
 

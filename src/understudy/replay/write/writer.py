@@ -21,7 +21,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from understudy.core import EpisodeError, EpisodeInfo, Step, StepSpec, UnderstudyError
+from understudy.core.episode import Column
 from understudy.core.tree import Tree
+from understudy.replay.format.arrays import Array
 from understudy.replay.format.chunk import Chunk, EpisodeState, Part
 
 
@@ -221,7 +223,7 @@ class _Rows:
             for path, leaf in spec.columns.items()
             if not leaf.ragged
         }
-        self._ragged: dict[str, list[Any]] = {path: [] for path, leaf in spec.columns.items() if leaf.ragged}
+        self._ragged: dict[str, list[str | Array]] = {path: [] for path, leaf in spec.columns.items() if leaf.ragged}
         self._order = tuple(spec.columns)
         self._length = 0
 
@@ -236,7 +238,7 @@ class _Rows:
             values.append(value if isinstance(value, str) else np.array(value))
         self._length += 1
 
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, Column]:
         return {
             path: self._fixed[path][: self._length] if path in self._fixed else self._ragged[path]
             for path in self._order

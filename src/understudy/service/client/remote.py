@@ -62,7 +62,9 @@ def connect(
     given = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     shards = [_name_and_address(text.strip()) for text in given if text.strip()]
     if not shards:
-        raise RefusedError(f"addresses: expected host:port, or several with commas between, got {addresses!r}")
+        raise RefusedError(
+            f"addresses: expected host:port or name=host:port, or several with commas between, got {addresses!r}"
+        )
     names = [name for name, _ in shards]
     if len(set(names)) < len(names):
         raise RefusedError(f"addresses: expected each shard once, got {addresses!r}; give each another name")

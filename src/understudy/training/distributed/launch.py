@@ -28,7 +28,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from understudy.core import UnderstudyError
-from understudy.processes.failures import how_ended
+from understudy.processes.failures import describe_exit
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.launcher_fds import LIFELINE_FD, LISTEN_FD
 
@@ -170,7 +170,7 @@ class _Watch:
         if len(self._children) == 1 or (failed.rank == 0 and failed.process.returncode > 0):
             return failed.process.returncode  # its output was shown
         failed.end()
-        how, lines = how_ended(failed.process.returncode), "\n  ".join(failed.lines) or "(it printed nothing)"
+        how, lines = describe_exit(failed.process.returncode), "\n  ".join(failed.lines) or "(it printed nothing)"
         raise RanksError(
             f"rank {failed.rank} of {len(self._children)} {how}, and the others were ended; its last lines:\n  {lines}"
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from understudy.processes.child_main import die_with_caller
+from understudy.processes.child_main import die_with_parent
 
 LISTEN_FD = "UNDERSTUDY_RANKS_LISTEN_FD"  # of the socket where the ranks meet; rank 0 only
 LIFELINE_FD = "UNDERSTUDY_RANKS_LIFELINE_FD"  # of a pipe that closes when the launcher dies
@@ -21,4 +21,4 @@ def die_with_launcher() -> None:
     given = os.environ.pop(LIFELINE_FD, None)
     if given is not None:
         os.set_inheritable(int(given), False)
-        die_with_caller(int(given))
+        die_with_parent(int(given))

@@ -190,8 +190,8 @@ class Ranks:
             if failed is not None and "RanksError" not in failed:
                 return f"rank {rank} failed with {failed}"
             if at is None or at[0] < self._num_collectives:
-                seen = f"was last at {at[1]!r} {time.time() - at[2]:.0f} s ago" if at else "did nothing yet"
-                late.append(f"rank {rank} did not come ({seen})")
+                seen = f"was last at {at[1]!r} {time.time() - at[2]:.0f} s ago" if at else "has entered no call yet"
+                late.append(f"rank {rank} did not arrive ({seen})")
         if late:
             limit = f"; the limit is {self.timeout_s:g} s" if "imed out" in str(error) else " and is gone"
             return f"{'; '.join(late)}{limit}"

@@ -45,8 +45,8 @@ def test_where_and_options_choose(store: Path, tmp_path: Path, capsys: pytest.Ca
     ("target", "where", "text"),
     [
         ("rlds:{there}", "1", "is there already"),
-        ("rlds:{tmp}/new", "succes = 1", "no such column: succes"),
-        ("rlds:{tmp}/new", "0", "no episode fits '0'"),
+        ("rlds:{tmp}/new", "succes = 1", "there is no column 'succes'"),
+        ("rlds:{tmp}/new", "0", "no episode matches '0'"),
         ("rlds:{tmp}/new?images=gif", "1", "expected images=png|jpeg|bytes"),
         ("lerobto:{tmp}/new", "1", "did you mean 'lerobot'?"),
     ],

@@ -57,8 +57,8 @@ def test_the_strip_shows_who_was_in_control() -> None:
         (["2"], "has no cameras"),
         (["99"], "there is no episode 99"),
         (["1", "--fps", "0"], "fps: expected a number above 0"),
-        (["1", "--out", "x.mov"], "films are written as .gif"),
-        (["1", "--out", "nowhere/x.gif"], "choose another place"),
+        (["1", "--out", "x.mov"], "videos are written as .gif"),
+        (["1", "--out", "nowhere/x.gif"], "choose another path"),
     ],
 )
 def test_what_cannot_be_filmed_is_refused(

@@ -30,7 +30,7 @@ def test_it_imports_once(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["import", f"rlds:{data}", str(store), "--as", "demonstration"]) == 0
     assert "3 episodes imported (12 steps)" in capsys.readouterr().out
     assert main(["import", f"rlds:{data}/1.0.0", str(store)]) == 0  # the same data by another path
-    assert "0 episodes imported (0 steps); 3 were there already" in capsys.readouterr().out
+    assert "0 episodes imported (0 steps); 3 were in the store already" in capsys.readouterr().out
     with Reader(store) as reader:
         records = list(reader.episodes())
     assert [record.info.kind for record in records] == ["demonstration"] * 3
@@ -89,6 +89,6 @@ def test_it_imports_into_a_server(data: Path, tmp_path: Path, capsys: pytest.Cap
         assert "token is missing or wrong" in capsys.readouterr().err
         assert main(["import", f"rlds:{data}", server.address, "--token-file", str(token)]) == 0
         assert main(["import", f"rlds:{data}", server.address, "--token-file", str(token)]) == 0
-    assert "3 were there already" in capsys.readouterr().out
+    assert "3 were in the store already" in capsys.readouterr().out
     with Reader(tmp_path / "store") as reader:
         assert len(list(reader.episodes())) == 3

@@ -55,7 +55,7 @@ def test_it_records_to_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--env", "toy:pik_red"], "did you mean 'pick_red'?"),
         (["--successes", "0"], "expected successes and max_episodes from 1"),
-        (["--spool", "somewhere"], "a store here needs none"),
+        (["--spool", "somewhere"], "a store on this machine needs none"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

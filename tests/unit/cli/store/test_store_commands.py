@@ -53,7 +53,7 @@ def damage(path: Path) -> None:
 def test_info_counts_by_kind(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "info", store)
     assert code == 0
-    assert "at rest" in out
+    assert "not being written" in out
     assert "correction, deleted" in out
     assert "observation/wrist_1 uint8 [20, 20, 3]" in out
     assert "writers: arm, toy" in out
@@ -79,13 +79,13 @@ def test_info_lists_the_newest_episodes(store: Path, capsys: pytest.CaptureFixtu
 
 def test_info_says_when_a_store_is_being_written(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Store.open(store):
-        assert "being written now" in run(capsys, "info", store)[1]
+        assert "being written" in run(capsys, "info", store)[1]
 
 
 def test_verify_and_repair_of_a_sound_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out = run(capsys, "verify", store)
     assert code == 0
-    assert "all is as it was written: 6 episodes, 54 rows" in out
+    assert "everything is as it was written: 6 episodes, 54 rows" in out
     assert run(capsys, "repair", store) == (0, "nothing to repair")
 
 
@@ -97,7 +97,7 @@ def test_verify_and_repair_of_a_damaged_store(store: Path, capsys: pytest.Captur
     assert "1 problems; read 6 episodes" in out
     code, out = run(capsys, "repair", store)
     assert code == 0
-    assert "dropped 1 rows; 1 episodes are shorter, 0 are gone, 1 new ones hold whole rows from behind a gap" in out
+    assert "dropped 1 rows; 1 episodes are shorter, 0 are lost, 1 new ones hold the valid rows after a gap" in out
     assert "all is as it was written" in out
     assert run(capsys, "verify", store)[0] == 0
 
@@ -116,7 +116,7 @@ def test_verify_prints_at_most_limit_problems(store: Path, capsys: pytest.Captur
 def test_compact_asks_first(store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, out = run(capsys, "compact", store)
     assert code == 1
-    assert "nobody is there to be asked; add --yes if that is meant" in out
+    assert "cannot ask, because there is no terminal; add --yes to confirm" in out
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: "n")
     code, out = run(capsys, "compact", store)

@@ -87,7 +87,7 @@ def test_the_place_is_chosen(capsys, tmp_path):
         (["--rounds", "0"], "error: rounds: expected at least 1, got 0"),
         (["--commits", "-1"], "error: commits: expected at least 1, got -1"),
         (["--commit-steps", "0"], "error: commit_steps: expected at least 1, got 0"),
-        (["--directory", "nowhere"], "error: nowhere: there is no such directory; make it, or choose another"),
+        (["--directory", "nowhere"], "error: nowhere: no such directory; create it, or choose another"),
     ],
 )
 def test_what_makes_no_sense_is_refused(capsys, options, message):
@@ -136,7 +136,7 @@ def test_the_slowest_writer_is_seen_beside_the_mean():
 
 
 def test_control_loop_shows_each_phase_and_loses_nothing(capsys, tmp_path, monkeypatch):
-    for name in ("STOPPED_S", "RUNNING_S", "AWAY_S", "THERE_S"):
+    for name in ("STOPPED_S", "RUNNING_S", "DOWN_S", "UP_S"):
         monkeypatch.setattr(bench_control, name, 0.3)
     assert main(["bench", "control-loop", "--seconds", "1.5"]) == 0
     text = capsys.readouterr().out

@@ -25,7 +25,7 @@ ASKED = [
     ("understudy record x --succ", "--successes"),
     ("understudy record x --human brow", "browser"),
     ("understudy record x --env toy:pick_r", "toy:pick_red"),
-    ("understudy train rlpd x --human.pat", "--intervention.patience-steps"),
+    ("understudy train rlpd x --intervention.pat", "--intervention.patience-steps"),
     ("understudy train rlpd x --sac.no-lay", "--sac.no-layer-norm"),
     ("understudy env setup meta", "metaworld"),
     ("understudy verify st", "store-of-mine"),  # a file

@@ -46,7 +46,7 @@ def test_setup_makes_an_environment_tries_it_and_does_nothing_twice(
     assert main(["env", "setup", "small"]) == 0
     out = capsys.readouterr().out
     assert "ready after" in out
-    assert "it showed 'pick_red': front [64, 64, 3]" in out
+    assert "it shows 'pick_red': front [64, 64, 3]" in out
     made = (small.venv / MARK).stat().st_mtime_ns
     assert main(["env", "setup", "small"]) == 0
     assert "nothing to do" in capsys.readouterr().out

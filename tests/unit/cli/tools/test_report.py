@@ -17,7 +17,7 @@ def test_it_writes_to_the_run_or_elsewhere(tmp_path: Path, capsys: pytest.Captur
     assert (run.path / "report" / "report.html").exists()
     out = capsys.readouterr().out
     assert "no evaluation yet; the first comes after 2,000 steps" in out
-    assert f"{run.path / 'report' / 'report.html'}, 0 files of figures" in out
+    assert f"{run.path / 'report' / 'report.html'}, 0 figure files" in out
     assert main(["report", str(run.path), "--out", str(tmp_path / "elsewhere")]) == 0
     assert (tmp_path / "elsewhere" / "report.html").exists()
 

@@ -31,7 +31,7 @@ class MyArm(PointArm):
 class NoArm:
     pass
 """
-ROOT = str(Path(__file__).parents[3])
+ROOT = str(Path(__file__).parents[4])
 CODE = f"import sys; sys.path.append({ROOT!r}); from understudy.cli import main; sys.exit(main())"
 
 
@@ -94,7 +94,7 @@ def test_a_token_is_asked_for(tmp_path: Path) -> None:
 
 def test_a_simulated_arm_has_cameras(tmp_path: Path) -> None:
     pytest.importorskip("mujoco")
-    with robot(tmp_path, "simulate", "--scene-port", "0", "--rate-hz", "100", "--picture-size", "64") as (url, process):
+    with robot(tmp_path, "simulate", "--scene-port", "0", "--rate-hz", "100", "--image-size", "64") as (url, process):
         assert len(ask(f"{url}/getpos")["pose"]) == 7
         assert process.stdout is not None
         assert re.fullmatch(r"cameras and cube at http://127\.0\.0\.1:\d+\n", process.stdout.readline())

@@ -40,7 +40,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def watching(*arguments: str | Path, **environment: str) -> Iterator[tuple[str, list[str]]]:
-    """The command at work: its address, and what it said before."""
+    """The command at work: its address, and what it printed before."""
     process = subprocess.Popen(
         [sys.executable, "-m", "understudy", "watch", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -49,12 +49,12 @@ def watching(*arguments: str | Path, **environment: str) -> Iterator[tuple[str, 
     )
     try:
         assert process.stdout is not None
-        said = []
+        printed = []
         for line in process.stdout:
             if line.startswith("the page: "):
-                yield line.removeprefix("the page: ").strip(), said
+                yield line.removeprefix("the page: ").strip(), printed
                 break
-            said.append(line)
+            printed.append(line)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     finally:
@@ -69,13 +69,13 @@ def get(url: str, path: str, headers: dict[str, str] | None = None) -> Any:
         return json.loads(answer.read())
 
 
-def test_it_shows_a_store_and_a_place_that_is_not_there_yet(store: Path, tmp_path: Path) -> None:
-    with watching(store, tmp_path / "later", "--port", "0") as (url, said):
+def test_it_shows_a_store_and_a_target_that_does_not_exist_yet(store: Path, tmp_path: Path) -> None:
+    with watching(store, tmp_path / "later", "--port", "0") as (url, printed):
         assert url.startswith("http://127.0.0.1:")
-        assert [place["name"] for place in get(url, "api/places")["places"]] == ["demos", "later"]
+        assert [target["name"] for target in get(url, "api/targets")["targets"]] == ["demos", "later"]
         assert get(url, "api/0/episodes")["rows"][0]["task"] == "wave"
         assert get(url, "api/1/overview")["store"] is False
-        assert "later: is not there yet" in "".join(said).replace("\n", "")
+        assert "later: does not exist yet" in "".join(printed).replace("\n", "")
 
 
 def test_options_of_the_address(store: Path, tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_options_of_the_address(store: Path, tmp_path: Path) -> None:
         assert url.endswith(f"/#token={TOKEN}")
         port = url.split(":")[2].partition("/")[0]
         with pytest.raises(urllib.error.HTTPError, match="401"):
-            get(f"http://127.0.0.1:{port}/", "api/places")
+            get(f"http://127.0.0.1:{port}/", "api/targets")
         bearer = {"Authorization": f"Bearer {TOKEN}"}
-        assert get(f"http://127.0.0.1:{port}/", "api/places", bearer)["places"]
-        assert get(f"http://127.0.0.1:{port}/", "api/places", {**bearer, "Host": "lab.test"})["places"]
+        assert get(f"http://127.0.0.1:{port}/", "api/targets", bearer)["targets"]
+        assert get(f"http://127.0.0.1:{port}/", "api/targets", {**bearer, "Host": "lab.test"})["targets"]
 
 
 def test_it_opens_a_browser_if_asked_to(store: Path, tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_a_process_that_hangs_is_shown_with_the_place_where(tmp_path: Path) -> N
         ({"state": "failed", "error": "ValueError: no"}, "learner one failed"),
         ({"pid": 2**22 + 5}, "learner one is gone"),
         ({"host": "elsewhere", "beat_s": 1.0}, "learner one is silent"),
-        ({"delivery": {"rejected": 7, "connected": True}}, "learner one dropped 7 steps"),
-        ({"delivery": {"rejected": 0, "connected": False, "problem": "refused"}}, "learner one cannot reach the server"),
+        ({"delivery": {"dropped": 7, "connected": True}}, "learner one dropped 7 steps"),
+        ({"delivery": {"dropped": 0, "connected": False, "problem": "refused"}}, "learner one cannot reach the server"),
     ],
 )
 def test_alarms_of_processes(change: dict[str, Any], what: str, tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_it_speaks_of_iterations_groups_and_tasks(finished: Path, written: Repor
 def test_groups_are_counted_by_what_became_of_them(finished: Path, written: Report) -> None:
     collected = lines(finished, "collection")
     kept = sum(line["kept"] for line in collected)
-    dropped = {name: sum(line["dropped"].get(name, 0) for line in collected) for name in ("too hard", "too easy")}
+    dropped = {name: sum(line["rejected"].get(name, 0) for line in collected) for name in ("too hard", "too easy")}
     assert sum(dropped.values()) > 0
     said = re.search(r"<dt>groups</dt><dd>(.*?)</dd>", written.html.read_text())
     assert said is not None

@@ -217,7 +217,7 @@ def test_closing_without_a_spool_says_what_is_lost(remote_to: To) -> None:
     ):
         writer.close(timeout_s=0.2)
     assert time.monotonic() - started < 5
-    with pytest.raises(StoreClosedError, match="writer 'actor' is closed; begin a new one"):
+    with pytest.raises(StoreClosedError, match="writer 'actor' is closed; make a new one"):
         writer.flush()
 
 
@@ -279,7 +279,7 @@ def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_p
             started = time.monotonic()
             with pytest.raises(
                 BacklogError,
-                match=r"writer 'actor': 10 steps wait to be recorded, and 0.3 s brought no room \(127.0.0.1:.*\); "
+                match=r"writer 'actor': the queue is full with 10 steps after 0.3 s of waiting \(127.0.0.1:.*\); "
                 r"5 are in the spool. Wait for the server, or choose another overflow",
             ):
                 writer.append(step(0, index))
@@ -419,7 +419,9 @@ def test_options_that_cannot_be_are_refused() -> None:
     with pytest.raises(BacklogError, match="overflow: expected block, drop_newest or drop_oldest, got 'drop'"):
         OutboxConfig(overflow="drop")  # type: ignore[arg-type]
     for address in ("", "localhost", "a:1,b"):
-        with pytest.raises(RefusedError, match="addresses: expected host:port, or several with commas between"):
+        with pytest.raises(
+            RefusedError, match="addresses: expected host:port or name=host:port, or several with commas"
+        ):
             connect(address)
 
 

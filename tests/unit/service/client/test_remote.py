@@ -261,9 +261,9 @@ def test_writers_of_a_forgotten_shard_move_with_all_that_is_not_delivered(
             put(writer, 3)
             assert writer.wait_delivered(PATIENCE_S)
         assert stored(two.path) == wanted(range(2, 4))
-        with pytest.raises(RefusedError, match="b: is the last shard"):
+        with pytest.raises(RefusedError, match="b: is the only shard"):
             remote.remove_shard("b")
-        with pytest.raises(RefusedError, match="a: no such shard; there are b"):
+        with pytest.raises(RefusedError, match="a: expected the name of a shard, one of b"):
             remote.update_address("a", "127.0.0.1:1")
 
 
@@ -284,7 +284,7 @@ def test_publishing_survives_a_shard_that_is_away(serving: Callable[[str], Servi
             assert list(remote.unreachable()) == ["a"]
             address = shards["a"].start()
             remote.update_address("a", address)
-            alone.move("a", address)
+            alone.update_address("a", address)
             while remote.unreachable():
                 pass
             assert remote.publish({"w": np.ones(3, np.float32)}) == 4
@@ -353,8 +353,8 @@ def test_what_a_shard_has_missed_is_not_taken_for_news(serving: Callable[[str], 
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("=h:1", r"expected host:port, or several .* \(name=host:port\), got '=h:1'"),
-        ("a=h", r"expected host:port, .* got 'a=h'"),
+        ("=h:1", "expected host:port or name=host:port, or several with commas between, got '=h:1'"),
+        ("a=h", "expected host:port or name=host:port, or several with commas between, got 'a=h'"),
         ("a=h:1,a=h:2", "expected each shard once"),
         ("h:1,h:1", "expected each shard once"),
     ],

@@ -217,7 +217,7 @@ def test_depth_is_how_many_are_asked_for_ahead(store: Store, remote: Remote, ser
 
 
 def test_prioritized_is_refused_with_advice(remote: Remote) -> None:
-    with pytest.raises(StoreError, match="run the learner beside the store"):
+    with pytest.raises(StoreError, match="run the learner on the store's machine"):
         remote.sampler(EVERYTHING, batch_size=8, selector=Prioritized())
 
 

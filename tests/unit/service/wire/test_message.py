@@ -136,7 +136,9 @@ def test_any_truncation_and_any_surplus_is_refused() -> None:
     for length in range(len(SMALL)):
         with pytest.raises(WireError):
             unpack(SMALL[:length])
-    with pytest.raises(WireError, match=f"expected a message of {len(SMALL)} bytes as its header says, got {len(SMALL) + 1}"):
+    with pytest.raises(
+        WireError, match=f"expected a message of {len(SMALL)} bytes as its header says, got {len(SMALL) + 1}"
+    ):
         unpack(SMALL + b"\0")
 
 

@@ -107,7 +107,7 @@ def test_surplus_is_carried_over_and_used_first() -> None:
 
 @pytest.mark.parametrize("max_age", [0, 1, 2])
 def test_what_is_carried_over_grows_old(max_age: int) -> None:
-    """A first wave of nine groups and batches of two: what is not used in time is dropped, and that is said."""
+    """A first wave of nine groups and batches of two: what is not used in time is rejected, and the report says so."""
     plan = make_plan("a", n_samples=2, data_batch_size=4, wave_groups=9)
     filters = FilterConfig(max_age=max_age)
     found = collect_iteration(plan, by_rule(by_half), filters)
@@ -121,7 +121,7 @@ def test_what_is_carried_over_grows_old(max_age: int) -> None:
             assert found.carried == ()
 
 
-def test_a_group_that_grew_too_old_elsewhere_is_dropped_too() -> None:
+def test_a_group_that_grew_too_old_elsewhere_is_rejected_too() -> None:
     plan = make_plan("a", n_samples=2, data_batch_size=4, wave_groups=5)
     first = collect_iteration(plan, by_rule(by_half), FilterConfig(max_age=9))
     assert len(first.carried) == 3
@@ -146,7 +146,7 @@ def test_a_policy_that_is_always_wrong_or_always_right_ends_in_a_report(
     assert found.report.rejected == {reason: 4 * max_waves}
     assert str(found.report) == (
         f"iteration 0: 0 of 4 groups after {max_waves} wave{'s' * (max_waves > 1)}, 0 carried over, "
-        f"dropped: {4 * max_waves} {reason}; "
+        f"rejected: {4 * max_waves} {reason}; "
         f"{16 * max_waves if succeeds else 0} of {16 * max_waves} episodes succeeded"
     )
     said = json.loads(json.dumps(found.report.to_json()))

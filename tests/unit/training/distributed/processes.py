@@ -99,7 +99,7 @@ def pace(ranks: Ranks, out: Path) -> None:
     with engine.unsharded(), torch.no_grad():
         acted = [engine.forward(inputs)["out"].tolist() for _ in range(1 + 2 * ranks.rank)]  # as often as it likes
         assert all(one == acted[0] for one in acted)
-        assert "weights: within unsharded() there is only forward" in refused(engine.parameters)
+        assert "weights: within unsharded() only forward" in refused(engine.parameters)
         assert "backward: within unsharded()" in refused(lambda: engine.backward(torch.zeros(()), last=True))
     said = train(engine, ranks)
     with engine.unsharded(), torch.no_grad():

@@ -230,10 +230,10 @@ def test_a_learner_of_several_shards_needs_no_directory_of_theirs(
     actors.join()
     told = capsys.readouterr()
     assert "of held-out episodes succeed" in told.out
-    assert main(["learner", str(run.path), places, "--here", "a"]) == 1
+    assert main(["learner", str(run.path), places, "--local-shards", "a"]) == 1
     assert "here: expected name=directory" in capsys.readouterr().err
     # It goes on from there with one of them in its directory, and without the other only if that is said to be lost.
-    assert main(["learner", str(run.path), f"a={shards['a'].address}", "--here", f"a={tmp_path / 'a'}"]) == 1
+    assert main(["learner", str(run.path), f"a={shards['a'].address}", "--local-shards", f"a={tmp_path / 'a'}"]) == 1
     assert "b: the checkpoint counts on this shard" in capsys.readouterr().err.replace("\n", " ")
-    options = ["--here", f"a={tmp_path / 'a'}", "--lost", "b"]
+    options = ["--local-shards", f"a={tmp_path / 'a'}", "--lost-shards", "b"]
     assert main(["learner", str(run.path), f"a={shards['a'].address}", *options]) == 0

@@ -199,7 +199,7 @@ def test_a_run_that_is_done_has_nothing_left_to_do(base: Lived, capsys: pytest.C
 
 
 @pytest.mark.parametrize("what", ["another config", "damage", "no metrics", "another store", "no run"])
-def test_what_cannot_be_gone_on_with_is_refused(
+def test_what_cannot_be_resumed_is_refused(
     what: str, demos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lived = Lived(tmp_path / "run", replace(BASE, demos=demos))
@@ -215,13 +215,13 @@ def test_what_cannot_be_gone_on_with_is_refused(
         content = bytearray((newest / "arrays.safetensors").read_bytes())
         content[-5] ^= 1
         (newest / "arrays.safetensors").write_bytes(content)
-        text = "its arrays are not those that were saved"
+        text = "arrays.safetensors does not match its checksum"
     elif what == "no metrics":
         lived.run.metrics.unlink()
-        text = "is gone, and the checkpoint counts on it"
+        text = "is missing, and the checkpoint needs it"
     elif what == "another store":
         lived.run.store.rename(tmp_path / "elsewhere")
-        text = "the checkpoint counts on"
+        text = "the checkpoint was taken at commit"
     else:
         path = tmp_path / "nothing"
         text = "is not a run"

@@ -68,7 +68,7 @@ def test_damage_is_refused_in_one_sentence(name: str, how: str, tmp_path: Path) 
         (path / name).write_bytes(content)
     if (name, how) == (FACTS, "flip"):
         return  # a letter in a fact: not covered by the checksum, and JSON may still be JSON
-    with pytest.raises(CheckpointError, match=f"remove {path} to go on from an older one"):
+    with pytest.raises(CheckpointError, match=f"remove {path} to resume from an older one"):
         read_checkpoint(path)
 
 

@@ -44,7 +44,7 @@ def test_what_is_left_out_has_its_default() -> None:
     ("change", "text"),
     [
         ({"nam": "x"}, "nam: no such option; did you mean 'name'?"),
-        ({"zzz": 1}, "zzz: no such option; there are name, rate"),
+        ({"zzz": 1}, "zzz: no such option; choose one of name, rate"),
         ({"inner": {"size": [1]}}, "inner/size: no such option; did you mean 'sizes'?"),
         ({"inner": {"sizes": [1, "two"]}}, "inner/sizes/1: expected int, got str 'two'"),
         ({"inner": {"pair": [1.0]}}, "inner/pair: expected 2 values, got 1"),

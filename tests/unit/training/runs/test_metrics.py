@@ -56,10 +56,10 @@ def test_lines_behind_a_checkpoint_are_taken_back(tmp_path: Path) -> None:
     log.close()
     assert rewind(tmp_path / "m", position) == 2
     assert [line["step"] for line in read_metrics(tmp_path / "m")] == [1]
-    with pytest.raises(UnderstudyError, match="the checkpoint counts on 9999"):
+    with pytest.raises(UnderstudyError, match="the checkpoint needs 9999"):
         rewind(tmp_path / "m", 9999)
     (tmp_path / "m").unlink()
-    with pytest.raises(UnderstudyError, match="is gone"):
+    with pytest.raises(UnderstudyError, match="is missing"):
         rewind(tmp_path / "m", position)
     assert rewind(tmp_path / "m", 0) == 0
 

@@ -37,7 +37,7 @@ def test_a_store_with_demonstrations_may_be_there_before_the_run(tmp_path: Path)
         (None, "is not a run, it has no config.json"),
         ("{", "is not JSON"),
         ("[]", "expected a kind and a config"),
-        ('{"kind": "rlpd", "config": {"step": 3}}', "step: no such option; did you mean 'steps'?"),
+        ('{"format": 2, "kind": "rlpd", "config": {"step": 3}}', "step: no such option; did you mean 'steps'?"),
     ],
 )
 def test_what_is_no_run_is_refused(content: str | None, text: str, tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
-"""Scores: Wilson's interval against published numbers, and fingerprints that change with what they are of."""
+"""Success rates: Wilson's interval against published numbers."""
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from understudy.training.runs.fingerprint import digest_of_arrays, fingerprint
 from understudy.training.runs.wilson_interval import SuccessRate, wilson_interval
 
 
@@ -33,28 +31,3 @@ def test_no_trials_say_nothing_and_nonsense_is_refused() -> None:
 def test_a_score_reads_well() -> None:
     assert str(SuccessRate(num_successes=90, num_episodes=100)) == "90 % of 100 (95 %: 83 to 94)"
     assert SuccessRate(num_successes=0, num_episodes=0).rate == 0.0
-
-
-def test_a_fingerprint_changes_with_each_of_its_parts() -> None:
-    parts = {"config": {"a": 1}, "parameters": {"w": np.zeros(3)}, "env": "toy", "versions": {"numpy": "2"}}
-    base = fingerprint(**parts)  # type: ignore[arg-type]
-    assert base == fingerprint(**parts)  # type: ignore[arg-type]
-    others = {"config": {"a": 2}, "parameters": {"w": np.ones(3)}, "env": "toy:x", "versions": {"numpy": "3"}}
-    for name, value in others.items():
-        assert fingerprint(**{**parts, name: value}) != base  # type: ignore[arg-type]
-    assert base.versions["python"].startswith("3.")
-    assert len(base.code) == 16
-
-
-def test_a_digest_sees_names_shapes_types_and_bits() -> None:
-    seen = {
-        digest_of_arrays(tree)
-        for tree in (
-            {"a": np.zeros(4)},
-            {"b": np.zeros(4)},
-            {"a": np.zeros((2, 2))},
-            {"a": np.zeros(4, np.float32)},
-            {"a": np.array([0, 0, 0, 1e-300])},
-        )
-    }
-    assert len(seen) == 5

@@ -191,7 +191,7 @@ function numbers([totals, counts, groups]) {
     ...["learner", "rollout", "inference", "actor"].map(up),
     tile("stored steps", short(totals.steps), totals.lost_steps ? `${short(totals.lost_steps)} lost` : "none lost", totals.lost_steps ? "bad" : ""),
     tile("restarts", count(counts.restarts), `${plural(counts.nodes_lost, "node")} lost`),
-    tile("reissued episodes", count(counts.reissued), `${plural(counts.fenced, "late result")} ignored`),
+    tile("reissued", count(counts.reissued), `episodes; ${count(counts.fenced)} late`),
   ].filter(Boolean);
 }
 

@@ -62,7 +62,7 @@ function processCard(role, opened) {
 }
 
 const since = (seconds) => h("span", {}, h("span", { "data-since": String(seconds) }, span(seconds)), " ago");
-const rate = (value) => (value === null || value === undefined ? "" : `, ${short(value)} a second`);
+const rate = (value) => (value === null || value === undefined ? "" : `, ${short(value)} per second`);
 const plain = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
 
 function delivery(data) {

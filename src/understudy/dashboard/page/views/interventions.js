@@ -27,7 +27,7 @@ export async function open(page, { target }) {
     const why = ON_POLICY.has(data.kind) ? "the policy acts without an operator" : IMITATION.has(data.kind) ? "there are no rollouts: it learns from demonstrations" : null;
     fill(none, total ? null : why ? empty("This kind of run has no interventions", `In a run of ${data.kind}, ${why}.`) : empty("No interventions yet", data.absent || !data.course?.length
       ? "The store has no practice. Start a run in which an operator can intervene:" : "The policy chose every action so far. To intervene while it practises:",
-      h("pre", {}, "understudy actor RUN --human browser                     # drive from a web page\nunderstudy train rlpd RUN --intervention.source script   # a script instead of a human")));
+      h("pre", {}, "understudy actor RUN HOST:PORT --human browser\nunderstudy train rlpd RUN --intervention.source script")));
     if (!total) return;
     course = data.course;
     const practice = data.course.reduce((sum, one) => ({ steps: sum.steps + one.steps, human: sum.human + one.human_steps, episodes: sum.episodes + one.episodes }), { steps: 0, human: 0, episodes: 0 });

@@ -5,7 +5,7 @@ import { Chart, intervalBar, stack } from "../chart.js";
 import { card, empty, fill, h, throttle, tile } from "../dom.js";
 import { ago, protocolText, count, IMITATION, NONE, ON_POLICY, percent, plural, short, span } from "../format.js";
 
-const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch", "steps_per_s", "cpu_s", "bytes_moved", "episodes", "rollouts", "groups", "carried", "waves"]);
+const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch_digest", "steps_per_s", "cpu_s", "bytes_moved", "episodes", "rollouts", "groups", "carried", "waves"]);
 const REASONS = { "too easy": "var(--random)", "too hard": "var(--human)", "failed workers": "var(--bad)", "too old": "var(--soft)", truncated: "var(--script)", "out of bounds": "var(--run-5)" };
 
 export async function open(page, { target, info }) {

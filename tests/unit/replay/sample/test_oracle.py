@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.sampling.worlds import World
+from tests.unit.replay.sample.worlds import World
 
 from understudy.replay import Reader
 from understudy.replay.read.batch_shapes import Transitions

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from tests.sampling.worlds import Truth, World, observation_of
+from tests.unit.replay.sample.worlds import Truth, World, observation_of
 
 from understudy.core import Source, StoreError
 from understudy.replay import Reader

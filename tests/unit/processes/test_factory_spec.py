@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from understudy.core import SpecError
-from understudy.envs.world_factory import MAX_OPTIONS_BYTES, WorldSource
+from understudy.envs.world_factory import MAX_OPTIONS_BYTES, WorldFactory
 from understudy.policies.protocol import PolicyError
 from understudy.policies.subprocess import PolicyFactory
-from understudy.processes.factory import Source
+from understudy.processes.factory_spec import FactorySpec
 
 
 @pytest.mark.parametrize(
     ("kind", "error", "example"),
-    [(WorldSource, SpecError, "understudy.envs.toy:ToyTable"), (PolicyFactory, PolicyError, "my_vla:Policy")],
+    [(WorldFactory, SpecError, "understudy.envs.toy:ToyTable"), (PolicyFactory, PolicyError, "my_vla:Policy")],
 )
-def test_sources_that_make_no_sense(kind: type[Source], error: type[Exception], example: str) -> None:
+def test_sources_that_make_no_sense(kind: type[FactorySpec], error: type[Exception], example: str) -> None:
     told: dict[str, dict[str, Any]] = {
         f"^factory: expected 'module:name', such as {example}, got 'toy'$": {"factory": "toy"},
         "^options: expected a dict with names that are text, got ": {"options": {1: 2}},
@@ -31,5 +31,5 @@ def test_sources_that_make_no_sense(kind: type[Source], error: type[Exception], 
 
 def test_options_of_a_world_have_a_limit() -> None:
     with pytest.raises(SpecError, match=f"options: expected up to {MAX_OPTIONS_BYTES} bytes of JSON"):
-        WorldSource(factory="a:b", options={"x": "y" * MAX_OPTIONS_BYTES})
+        WorldFactory(factory="a:b", options={"x": "y" * MAX_OPTIONS_BYTES})
     PolicyFactory(factory="a:b", options={"x": "y" * MAX_OPTIONS_BYTES})

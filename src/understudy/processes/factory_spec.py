@@ -1,4 +1,4 @@
-"""Source: something named by text, so that any process and any interpreter can build it."""
+"""FactorySpec: names a factory and its options as text, so that any process and any interpreter can call it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from understudy.core.spec import describe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
-    """What is built, `factory(**options)`, and the interpreter and variables of the process it lives in."""
+class FactorySpec:
+    """The call `factory(**options)`, and the interpreter and environment variables of the process that makes it."""
 
-    error: ClassVar[type[UnderstudyError]]  # of those that make no sense
-    example: ClassVar[str]  # of a factory
+    error: ClassVar[type[UnderstudyError]]  # raised for an invalid spec
+    example: ClassVar[str]  # of a factory, for error messages
 
     factory: str  # "module:name"
     options: Mapping[str, Any] = field(default_factory=dict)  # plain JSON values
     python: str | None = None  # an interpreter, such as envs/libero/bin/python, that has numpy; None: this one
-    env: Mapping[str, str] = field(default_factory=dict)  # on top of this process's own variables
+    env: Mapping[str, str] = field(default_factory=dict)  # added to this process's own variables
 
     def __post_init__(self) -> None:
         module, colon, name = self.factory.partition(":")

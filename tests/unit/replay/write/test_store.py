@@ -20,12 +20,11 @@ from understudy.core import (
     SpecError,
     Step,
     StoreClosedError,
-    StoreError,
     StoreFormatError,
     StoreLockedError,
 )
 from understudy.core.examples import CANONICAL, random_episode, random_steps, robot_spec, small_spec
-from understudy.replay import Budget, Reader, Retention, Store, compact, verify
+from understudy.replay import Reader, Store, verify
 from understudy.replay.format.chunk import Chunk, Part
 from understudy.replay.format.paths import segment_files
 
@@ -201,72 +200,6 @@ def test_commits_of_many_threads_are_grouped(tmp_path: Path) -> None:
     assert commits < num_threads * num_episodes
 
 
-def test_deleting_is_soft_until_compaction(tmp_path: Path) -> None:
-    spec = robot_spec(16)
-    episodes = [random_episode(spec, 10, n) for n in range(8)]
-    with Store.open(tmp_path / "store", segment_bytes=40_000) as store, Reader(tmp_path / "store") as reader:
-        write(store, "w", spec, *episodes)
-        assert store.delete([2, 3, 4]) == 3
-        assert store.delete([2]) == 0
-        assert [record.id for record in reader.episodes()] == [1, 5, 6, 7, 8]
-        assert reader.read(2).equals(episodes[1])  # still there for who asks by name
-        assert store.restore([2]) == 1
-        size = sum(file.stat().st_blocks for file in segment_files(store.path))
-        report = compact(store, min_dead=0.0)
-        assert report.episodes_purged == 2
-        assert report.bytes_freed > 0
-        assert sum(file.stat().st_blocks for file in segment_files(store.path)) < size
-        for n in (0, 1, 4, 5, 6, 7):
-            assert reader.read(n + 1).equals(episodes[n])
-        with pytest.raises(StoreError, match="removed by compaction"):
-            reader.read(3)
-        with pytest.raises(StoreError, match="removed by compaction; import it again"):
-            store.restore([3])
-        with pytest.raises(StoreError, match="there is no episode 99"):
-            store.delete([99])
-    assert verify(tmp_path / "store").ok
-
-
-def test_compaction_leaves_segments_alone_that_are_live_enough(tmp_path: Path) -> None:
-    spec = small_spec()
-    with Store.open(tmp_path / "store") as store:
-        write(store, "w", spec, *[random_episode(spec, 10, n) for n in range(10)])
-        store.delete([1])
-        assert compact(store, min_dead=0.5).segments_removed == 0
-        assert compact(store, min_dead=0.05).segments_removed == 1
-        with pytest.raises(StoreError, match="min_dead: expected a share from 0 to 1, got 2"):
-            compact(store, min_dead=2)
-
-
-def test_retention_has_a_budget_for_each_kind(tmp_path: Path) -> None:
-    spec = small_spec()
-    with Store.open(tmp_path / "store") as store, Reader(tmp_path / "store") as reader:
-        writer = store.writer("w", spec)
-        for kind, human in (("demonstration", True), ("practice", False), ("practice", True)):
-            for n in range(5):
-                steps, last = random_steps(spec, 10, n, human=human)
-                writer.begin(EpisodeInfo(kind=kind))
-                for step in steps:
-                    writer.append(step)
-                writer.end(last)
-
-        def kept() -> dict[str, int]:
-            kinds = [record.info.kind for record in reader.episodes()]
-            return {kind: kinds.count(kind) for kind in kinds}
-
-        assert kept() == {"demonstration": 5, "practice": 5, "correction": 5}
-        assert store.over_budget(Retention()) == []
-        assert store.retain(Retention(correction=Budget(max_steps=20))) == 3
-        assert kept() == {"demonstration": 5, "practice": 5, "correction": 2}
-        size = reader.record(6).num_bytes
-        assert store.retain(Retention(practice=Budget(max_bytes=4 * size))) == 1
-        assert kept() == {"demonstration": 5, "practice": 4, "correction": 2}
-        assert [r.id for r in reader.episodes("kind = 'practice' and deleted is null")] == [7, 8, 9, 10]  # the newest
-        assert store.retain(Retention(demonstration=Budget(max_steps=0))) == 5
-        with pytest.raises(StoreError, match="max_steps: expected None or a number from 0, got -1"):
-            Budget(max_steps=-1)
-
-
 def test_judging_and_labelling_afterwards(tmp_path: Path) -> None:
     spec = small_spec()
     with Store.open(tmp_path / "store") as store, Reader(tmp_path / "store") as reader:
@@ -412,14 +345,3 @@ def test_what_an_episode_said_before_an_edit_is_kept(tmp_path: Path) -> None:
     ]
     assert json.loads(edits[0][4])["labels"] == {"colour": "red"}
     assert json.loads(edits[1][4])["labels"] == {"colour": "red", "x": "y"}
-
-
-def test_compaction_keeps_the_commit_that_brought_the_rows(tmp_path: Path) -> None:
-    spec = small_spec()
-    with Store.open(tmp_path / "store") as store:
-        write(store, "w", spec, *[random_episode(spec, 3, n) for n in range(4)])
-        before = {int(s["episode"]): int(s["commit_id"]) for s in store.catalog.spans()}
-        store.delete([2])
-        compact(store, min_dead=0.0)
-        after = {int(s["episode"]): int(s["commit_id"]) for s in store.catalog.spans()}
-    assert after == {episode: commit for episode, commit in before.items() if episode != 2}

@@ -1,0 +1,24 @@
+"""Options: those of another project are refused with advice, unknown ones with the nearest."""
+
+from __future__ import annotations
+
+import pytest
+
+from understudy.compat.options import refuse_options
+from understudy.core import StoreError
+
+
+def test_no_option_is_fine() -> None:
+    refuse_options("Buffer", {}, {"log_level": "leave it out"}, ("path",))
+
+
+def test_an_option_of_the_other_project_is_refused_with_what_to_do() -> None:
+    with pytest.raises(StoreError, match="Buffer: log_level: leave it out"):
+        refuse_options("Buffer", {"log_level": 1}, {"log_level": "leave it out"}, ("path",))
+
+
+def test_an_unknown_option_gets_the_nearest_or_all() -> None:
+    with pytest.raises(TypeError, match="Buffer: there is no option 'pth'; did you mean 'path'"):
+        refuse_options("Buffer", {"pth": 1}, {}, ("path", "seed"))
+    with pytest.raises(TypeError, match="there is no option 'colour'; it has path, seed"):
+        refuse_options("Buffer", {"colour": 1}, {}, ("path", "seed"))
