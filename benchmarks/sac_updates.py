@@ -3,14 +3,13 @@
     python benchmarks/sac_updates.py                                  # this checkout
     python benchmarks/sac_updates.py --against /path/to/another/src   # beside another checkout, taking turns
 
-With `--against`, each round measures both in processes of their own, one after the other; a ratio is the median over
-rounds of this checkout's updates per CPU second over the other's.
+With `--against`, two processes take turns of a fraction of a second, so that both see the same load of the machine. The
+ratio is the median over turns of this checkout's updates per CPU second over the other's.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -20,33 +19,62 @@ from typing import Any
 
 import numpy as np
 
-CASES = ("state", "state, 10 critics", "cameras")
+# Hidden units, number of critics, rows of a batch, cameras of 64 x 64 pixels.
+CASES: dict[str, tuple[int, int, int, int]] = {
+    "state, the default of `train rlpd`": (128, 2, 128, 0),
+    "state, the default of SACConfig": (256, 2, 256, 0),
+    "state, 10 critics": (256, 10, 256, 0),
+    "two cameras": (128, 2, 64, 2),
+}
 
 
-def measure(case: str, seconds: float) -> float:
-    """Updates per CPU second of one case, in this process."""
+def serve(case: str) -> None:
+    """Run as many updates as each line of the input says, and answer with their CPU seconds."""
     import torch
 
     from understudy.algorithms import SAC, SACConfig
     from understudy.core import ArraySpec, Spec, StepSpec
-    from understudy.policies import Inputs, Stats
+    from understudy.policies import ActorConfig, Inputs, Stats
 
     torch.set_num_threads(1)
-    cameras = case == "cameras"
-    image = ArraySpec(shape=(64, 64, 3), dtype="uint8")
-    fields = {"state": ArraySpec(shape=(24,), dtype="float32"), **({"front": image, "wrist": image} if cameras else {})}
+    hidden, num_critics, rows, cameras = CASES[case]
+    fields = {f"camera_{number}": ArraySpec(shape=(64, 64, 3), dtype="uint8") for number in range(cameras)}
+    fields["state"] = ArraySpec(shape=(24,), dtype="float32")
     action = Spec(ArraySpec(shape=(7,), dtype="float32", low=(-1.0,) * 7, high=(1.0,) * 7))
     spec = StepSpec(observation=Spec(fields), action=action)
-    config = SACConfig(num_critics=10) if "10 critics" in case else SACConfig()
+    config = SACConfig(
+        actor=ActorConfig(hidden=(hidden, hidden)), critic_hidden=(hidden, hidden), num_critics=num_critics
+    )
     sac = SAC(config, spec, Stats.none(Inputs(spec.observation)), seed=0)
-    batch = random_batch(spec, 64 if cameras else 256)
-    for _ in range(5):
-        sac.update(batch, report=False)
-    count, began = 0, time.process_time()
-    while time.process_time() - began < seconds:
-        sac.update(batch, report=count % 20 == 0)
-        count += 1
-    return count / (time.process_time() - began)
+    batch = random_batch(spec, rows)
+    for line in sys.stdin:
+        began = time.process_time()
+        for _ in range(int(line)):
+            sac.update(batch, report=False)
+        print(time.process_time() - began, flush=True)
+
+
+class Worker:
+    """A process that measures one case with the Understudy of `src`."""
+
+    def __init__(self, src: str, case: str):
+        environment = {**os.environ, "PYTHONPATH": src, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, __file__, "--serve", case]
+        self.process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def cpu_s(self, updates: int) -> float:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{updates}\n")
+        self.process.stdin.flush()
+        return float(self.process.stdout.readline())
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
 
 
 def random_batch(spec: Any, size: int) -> Any:
@@ -83,35 +111,41 @@ def random_batch(spec: Any, size: int) -> Any:
     )
 
 
-def in_process(src: str, case: str, seconds: float) -> float:
-    """The same in a process that imports Understudy from `src`."""
-    command = [sys.executable, __file__, "--case", case, "--seconds", str(seconds)]
-    environment = {**os.environ, "PYTHONPATH": src, "OMP_NUM_THREADS": "1"}
-    return float(json.loads(subprocess.run(command, env=environment, check=True, capture_output=True).stdout))
+def compare(case: str, sources: list[str], turns: int, turn_s: float) -> str:
+    """A line of figures for one case."""
+    workers = [Worker(source, case) for source in sources]
+    for worker in workers:
+        worker.cpu_s(5)
+    updates = max(1, round(turn_s / (workers[0].cpu_s(5) / 5)))
+    speeds = np.array(
+        [[updates / worker.cpu_s(updates) for worker in (workers, workers[::-1])[turn % 2]] for turn in range(turns)]
+    )
+    speeds[1::2] = speeds[1::2, ::-1]
+    for worker in workers:
+        worker.close()
+    line = f"{case}: {np.median(speeds[:, 0]):.1f} updates per CPU second"
+    if len(sources) == 1:
+        return line
+    ratios = speeds[:, 0] / speeds[:, 1]
+    low, middle, high = np.percentile(ratios, (25, 50, 75))
+    return f"{line}, the other {np.median(speeds[:, 1]):.1f}; ratio {middle:.3f} (quartiles {low:.3f} to {high:.3f})"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--against", help="The src directory of another checkout to compare with.")
-    parser.add_argument("--rounds", type=int, default=7, help="Number of rounds of each case.")
-    parser.add_argument("--seconds", type=float, default=3.0, help="CPU seconds of each measurement.")
-    parser.add_argument("--case", choices=CASES, help="Measure one case in this process and print its number.")
+    parser.add_argument("--turns", type=int, default=40, help="Number of turns of each process in each case.")
+    parser.add_argument("--turn-s", type=float, default=0.3, help="Length of a turn, in CPU seconds.")
+    parser.add_argument("--serve", choices=CASES, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.case is not None:
-        print(json.dumps(measure(options.case, options.seconds)))
+    if options.serve is not None:
+        serve(options.serve)
         return
-    here = str(Path(__file__).resolve().parent.parent / "src")
+    sources = [str(Path(__file__).resolve().parent.parent / "src")]
+    if options.against is not None:
+        sources.append(options.against)
     for case in CASES:
-        ours, theirs = [], []
-        for _ in range(options.rounds):
-            ours.append(in_process(here, case, options.seconds))
-            if options.against is not None:
-                theirs.append(in_process(options.against, case, options.seconds))
-        line = f"{case}: {np.median(ours):.1f} updates per CPU second"
-        if theirs:
-            ratio = np.median(np.array(ours) / np.array(theirs))
-            line += f", the other {np.median(theirs):.1f}, ratio {ratio:.3f}"
-        print(line, flush=True)
+        print(compare(case, sources, options.turns, options.turn_s), flush=True)
 
 
 if __name__ == "__main__":

@@ -86,9 +86,15 @@ def load_backbone(directory: Path) -> nn.Module:
             f"encoder/pretrained: needs transformers ({error}); run: pip install 'understudy[vla]'"
         ) from error
     try:
-        model: Any = AutoModel.from_pretrained(
-            str(directory), local_files_only=True, trust_remote_code=False, use_safetensors=True, dtype=torch.float32
-        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)  # a pooling head that the files lack gets the same weights everywhere, and is not used
+            model: Any = AutoModel.from_pretrained(
+                str(directory),
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,
+                dtype=torch.float32,
+            )
     except (OSError, ValueError, KeyError) as error:
         raise PolicyError(
             f"encoder/pretrained: {directory}: expected a checkpoint of a vision encoder, got {error}"
