@@ -32,7 +32,7 @@ case $1 in
     *) run=$2 ;;
 esac
 
-# A job that was started again goes on with its run, if that had begun. What is placed where is said again.
+# A job that Slurm starts again resumes its run, if the run exists, with the same --cluster.* options.
 command=("$@")
 if [[ ${SLURM_RESTART_COUNT:-0} -gt 0 && $1 == train && -e $run/config.json ]]; then
     command=(resume "$run")

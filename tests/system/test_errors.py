@@ -65,10 +65,10 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["record", "x", "--env", "toy:pik_red"], "did you mean 'pick_red'?"),
         (["record", "127.0.0.1:1", "--successes", "1"], "127.0.0.1:1"),
         (["evaluate", "nowhere", "--env", "toy"], "nowhere: expected a policy, got no such file; check the path"),
-        (["resume", "nowhere"], "nowhere: is not a run, it has no config.json; `understudy train` makes one"),
+        (["resume", "nowhere"], "nowhere: is not a run, it has no config.json; create one with `understudy train`"),
         (["train", "rlpd", "x", "--env", STATE, "--steps", "0"], "steps: expected a number from 1, got 0"),
         (["verify", "nowhere"], "not an Understudy store"),
-        (["demo", "full"], "full: is there already, and is no demo; choose another directory"),
+        (["demo", "full"], "full: exists already and is not a demo; choose another directory"),
         (["demo", "x", "--page", "somewhere"], "page: expected host:port, such as 127.0.0.1:7448, got 'somewhere'"),
     ],
 )

@@ -164,9 +164,9 @@ def test_ranks_hear_each_other_and_rows_move_once(three: Path) -> None:
         assert one["sum"] == heard[0]["sum"]
         assert "sum: rank 1 and rank 0 differ in a, b; give the same names" in one["errors"][0]
         assert "all ranks must do the same" in one["errors"][1]
-        assert one["errors"][2] == "need: rank 1 asks for 1 rows that no rank has: 99"
+        assert one["errors"][2] == "need: rank 1 needs 1 rows that no rank has: 99"
         assert one["errors"][3] == "c: rank 0 has float64 [1], rank 1 float64 [2]; give rows of one kind"
-        assert one["errors"][4] == "ids: rank 0 has the same row twice; number the rows over all ranks"
+        assert one["errors"][4] == "ids: rank 0 has the same row twice; give every row its own number"
     # Rank 0 has 0-4, rank 1 nothing, rank 2 has 5, 6 and 0; they need {4, 0}, {4, 0, 1} and {4, 0, 2}.
     row = 6 + 4 * len("task xxxxxx") + 1 + 8
     assert [one["moved"] for one in heard] == [[0, 5 * row, 0], [3, 0, 3 * row], [2, 0, 2 * row]]

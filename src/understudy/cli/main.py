@@ -72,11 +72,11 @@ def _run(args: list[str]) -> int:
     if args and args[0] == "--version":
         print(f"understudy {__version__}")
         return 0
-    prog, table = "understudy", COMMANDS
-    while table:
-        name = _choose(prog, args, table)
-        prog, args, command = f"{prog} {name}", args[1:], table[name]
-        table = dict(command.subcommands)
+    name = _choose("understudy", args, COMMANDS)
+    prog, args, command = f"understudy {name}", args[1:], COMMANDS[name]
+    if command.subcommands:
+        name = _choose(prog, args, command.subcommands)
+        prog, args, command = f"{prog} {name}", args[1:], command.subcommands[name]
 
     # Imported only now, because it imports numpy.
     from understudy.core.errors import UnderstudyError

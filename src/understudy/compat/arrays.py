@@ -9,7 +9,7 @@ import numpy as np
 from understudy.core import ArraySpec, Spec, SpecError
 from understudy.core import tree as trees
 from understudy.core.spec import describe
-from understudy.core.tree import Tree
+from understudy.core.tree import AnyTree
 
 Array = np.ndarray[Any, Any]
 
@@ -26,11 +26,11 @@ def to_numpy(value: Any, path: str) -> Any:
         raise SpecError(f"{path}: numpy cannot hold it ({error}); convert it first, for example to float32") from None
 
 
-def tree_to_numpy(tree: Tree, path: str) -> Tree:
+def tree_to_numpy(tree: AnyTree, path: str) -> AnyTree:
     return trees.map_with_paths(lambda name, leaf: to_numpy(leaf, name), tree, path)
 
 
-def conform(spec: Spec, value: Tree, path: str) -> Tree:
+def conform(spec: Spec, value: AnyTree, path: str) -> AnyTree:
     """The value in the dtypes of the spec. Floats are rounded to the spec's precision; nothing else is converted."""
     if _fits(spec.tree, value):
         return value
@@ -41,7 +41,7 @@ def conform(spec: Spec, value: Tree, path: str) -> Tree:
     return trees.unflatten(trees.below(spec.check(trees.unflatten(trees.below(given, path)), path), path))
 
 
-def _fits(wanted: Tree, value: Tree) -> bool:
+def _fits(wanted: AnyTree, value: AnyTree) -> bool:
     """Whether the value needs no conversion, which is the common case."""
     if isinstance(wanted, ArraySpec):
         return wanted.fits(value)

@@ -15,7 +15,7 @@ from understudy.core import SpecError, StoreError
 from understudy.core import tree as trees
 from understudy.core.spec import describe
 from understudy.core.step import NO_VERSION
-from understudy.core.tree import Tree
+from understudy.core.tree import AnyTree
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class QueuedDataStore:
         self._lock = threading.Lock()
         self._queue: deque[tuple[int, dict[str, Any], int]] = deque()  # number, transition, policy version
         self._latest = -1
-        self._last_next_observation: Tree = None
+        self._last_next_observation: AnyTree = None
         self._owner: object = None
         self._check: Callable[[Mapping[str, Any]], object] | None = None
         self._version: Callable[[], int] = lambda: NO_VERSION

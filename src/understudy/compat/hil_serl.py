@@ -45,7 +45,7 @@ from understudy.core import (
 )
 from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
-from understudy.core.tree import Tree
+from understudy.core.tree import AnyTree
 from understudy.replay import Reader, Store
 from understudy.replay.maintain.compaction import compact
 from understudy.replay.read.view import EVERYTHING
@@ -235,6 +235,7 @@ class MemoryEfficientReplayBuffer(Closeable):
         observations, next_observations = batch.observation, batch.next_observation
         if frames:
             observations, next_observations = _pack(observations, next_observations, frames)
+        extras: AnyTree = batch.extras
         return {
             "observations": observations,
             "actions": batch.action,
@@ -242,7 +243,7 @@ class MemoryEfficientReplayBuffer(Closeable):
             "rewards": batch.reward,
             "masks": 1 - batch.terminated.astype(np.float32),
             "dones": batch.terminated | batch.truncated,
-            **batch.extras,
+            **extras,
         }
 
     def get_iterator(
@@ -365,7 +366,7 @@ class _PrefetchSource:
         return {}
 
 
-def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[Step, Tree, bool | None]:
+def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[Step, AnyTree, bool | None]:
     """A transition as a step, its next observation, and the success of the episode if given; `how` goes to Step."""
     optional = {"infos"} | spec.extras.flat.keys()
     for name in _FIELDS + tuple(spec.extras.flat):
@@ -378,6 +379,7 @@ def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[
     terminated, truncated = _ends(transition["masks"], transition["dones"])
     infos = transition.get("infos") or {}
     succeed = infos.get("succeed")
+    extras: AnyTree = {name: number(transition[name], name) for name in spec.extras.flat}
     step = Step(
         observation=conform(spec.observation, transition["observations"], "observations"),
         action=conform(spec.action, transition["actions"], "actions"),
@@ -385,7 +387,7 @@ def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[
         terminated=terminated,
         truncated=truncated,
         source=Source.HUMAN if "intervene_action" in infos else Source.POLICY,
-        extras={name: number(transition[name], name) for name in spec.extras.flat},
+        extras=extras,
         **how,
     )
     next_observation = conform(spec.observation, transition["next_observations"], "next_observations")
@@ -421,7 +423,9 @@ def _with_packed_images(
     batch: TransitionBatch, image_keys: tuple[str, ...]
 ) -> tuple[TransitionBatch, dict[str, Array]]:
     """The batch with images that are views of arrays [B, 2T, ...], so that sampling writes the packed frames."""
-    now, then, frames = dict(batch.observation), dict(batch.next_observation), {}
+    now: dict[str, Any] = dict(batch.observation)
+    then: dict[str, Any] = dict(batch.next_observation)
+    frames = {}
     for key in image_keys:
         size, stack, *shape = now[key].shape
         frames[key] = np.empty((size, 2 * stack, *shape), now[key].dtype)
@@ -429,7 +433,7 @@ def _with_packed_images(
     return replace(batch, observation=now, next_observation=then), frames
 
 
-def _pack(observation: Tree, next_observation: Tree, frames: dict[str, Array]) -> tuple[Tree, Tree]:
+def _pack(observation: AnyTree, next_observation: AnyTree, frames: dict[str, Array]) -> tuple[AnyTree, AnyTree]:
     """The first observation with the frames of both, each once, and the second without images."""
     packed, rest = dict(observation), dict(next_observation)
     for key, both in frames.items():

@@ -26,7 +26,7 @@ from understudy.compat.arrays import tree_to_numpy
 from understudy.compat.rlds_steps import open_episodes
 from understudy.core import ArraySpec, EpisodeError, EpisodeInfo, Spec, SpecError, Step, StepSpec
 from understudy.core import tree as trees
-from understudy.core.tree import Tree
+from understudy.core.tree import AnyTree
 from understudy.replay import Store, Writer
 
 if TYPE_CHECKING:
@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 FIRST, MID, LAST = np.int32(0), np.int32(1), np.int32(2)
 _WRITER = "rlds"
 
-PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], Tree]
+PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], AnyTree]
 
 
 class Trajectory(NamedTuple):
     """A step and its successor's type, with the fields and the order of TF-Agents; as a spec, it holds ArraySpecs."""
 
     step_type: Any
-    observation: Tree
-    action: Tree
-    policy_info: Tree
+    observation: AnyTree
+    action: AnyTree
+    policy_info: AnyTree
     next_step_type: Any
     reward: Any
     discount: Any
@@ -137,11 +137,11 @@ def _trajectories(
 def _steps(episodes: Iterable[dict[str, Any]], first: int) -> Iterator[tuple[dict[str, Any], str]]:
     for number, columns in enumerate(episodes, first):
         for row in range(len(columns["is_first"])):
-            step = trees.unflatten({path: column[row] for path, column in columns.items()})
+            step: AnyTree = trees.unflatten({path: column[row] for path, column in columns.items()})
             yield step, f"episode {number}, step {row}"
 
 
-def _pair(step: dict[str, Any], after: dict[str, Any], policy_info: Tree, where: str) -> Trajectory:
+def _pair(step: dict[str, Any], after: dict[str, Any], policy_info: AnyTree, where: str) -> Trajectory:
     last, terminal, next_first = bool(step["is_last"]), bool(step["is_terminal"]), bool(after["is_first"])
     if terminal and not last:
         raise EpisodeError(f"{where}: is terminal and not the last of its episode; set is_last, or clear is_terminal")
@@ -171,42 +171,44 @@ def _step_type(step: Mapping[str, Any]) -> np.int32:
 # ---- specs
 
 
-def _trajectory_spec(spec: Spec, policy_info: Tree) -> Trajectory:
+def _trajectory_spec(spec: Spec, policy_info: AnyTree) -> Trajectory:
     kind = ArraySpec(shape=(), dtype="int32")
+    tree: AnyTree = spec.tree
     return Trajectory(
         step_type=kind,
-        observation=spec.tree["observation"],
-        action=spec.tree["action"],
+        observation=tree["observation"],
+        action=tree["action"],
         policy_info=policy_info,
         next_step_type=kind,
-        reward=spec.tree["reward"],
+        reward=tree["reward"],
         discount=ArraySpec(shape=(), dtype="float32", low=0, high=1),
     )
 
 
-def _spec_of(policy_info: Tree) -> Tree:
+def _spec_of(policy_info: AnyTree) -> AnyTree:
     """The ArraySpecs of a policy_info; () if there is none."""
     if isinstance(policy_info, tuple) and not policy_info:
         return ()
     return _policy_info_spec(policy_info).tree
 
 
-def _policy_info_spec(policy_info: Tree) -> Spec:
+def _policy_info_spec(policy_info: AnyTree) -> Spec:
     if isinstance(policy_info, tuple) and not policy_info:
         return Spec({})
     leaf: Callable[[Any], ArraySpec] = lambda x: ArraySpec(shape=np.shape(x), dtype=str(np.asarray(x).dtype))  # noqa: E731
     return Spec(trees.map_leaves(leaf, policy_info))
 
 
-def _step_spec(spec: Spec, policy_info: Tree) -> StepSpec:
+def _step_spec(spec: Spec, policy_info: AnyTree) -> StepSpec:
     extras: dict[str, Any] = {"discount": ArraySpec(shape=(), dtype="float32", low=0, high=1)}
     info = _policy_info_spec(policy_info).tree
     if not isinstance(info, Mapping) or info:
         extras["policy_info"] = info
+    tree: AnyTree = spec.tree
     return StepSpec(
-        observation=Spec(spec.tree["observation"]),
-        action=Spec(spec.tree["action"]),
-        reward=spec.tree["reward"],
+        observation=Spec(tree["observation"]),
+        action=Spec(tree["action"]),
+        reward=tree["reward"],
         extras=Spec(extras),
     )
 
@@ -302,5 +304,5 @@ def _step(trajectory: Trajectory) -> Step:
     )
 
 
-def _as_given(tree: Tree) -> Tree:
+def _as_given(tree: AnyTree) -> AnyTree:
     return trees.map_leaves(lambda leaf: leaf if isinstance(leaf, str) else np.asarray(leaf), tree)

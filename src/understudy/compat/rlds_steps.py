@@ -12,7 +12,7 @@ from understudy.compat.arrays import tree_to_numpy
 from understudy.core import ArraySpec, EpisodeError, Spec, SpecError
 from understudy.core import tree as trees
 from understudy.core.spec import describe
-from understudy.core.tree import Tree
+from understudy.core.tree import AnyTree
 from understudy.formats.rlds import RldsEpisodes
 
 STEP_FEATURES = ("observation", "action", "reward", "discount", "is_first", "is_last", "is_terminal")
@@ -49,7 +49,7 @@ def _check_features(spec: Spec) -> None:
             raise SpecError(f"steps/{name}: expected bool [], got {spec.flat.get(name, 'a dict')}; convert it")
 
 
-def _columns(episode: Mapping[str, Any], where: str) -> Tree:
+def _columns(episode: Mapping[str, Any], where: str) -> AnyTree:
     """The steps of an episode as a tree of columns."""
     if "steps" not in episode:
         raise SpecError(

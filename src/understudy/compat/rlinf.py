@@ -194,10 +194,11 @@ class TrajectoryReplayBuffer(Closeable):
             sampler.seed, sampler.num_batches = self._seed, self._num_batches
             batch: TransitionBatch = sampler.sample(size=num_chunks)
             self._num_batches += 1
+        extras: Any = batch.extras
         return {
             "actions": batch.action,
             "rewards": batch.reward,
-            **batch.extras,
+            **extras,
             "curr_obs": batch.observation,
             "next_obs": batch.next_observation,
         }

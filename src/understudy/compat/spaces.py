@@ -9,7 +9,7 @@ import numpy as np
 
 from understudy.core import ArraySpec, Spec, SpecError
 from understudy.core.spec import describe
-from understudy.core.tree import Tree, join
+from understudy.core.tree import AnyTree, join
 
 
 def spec_of(space: Any, path: str) -> Spec:
@@ -17,7 +17,7 @@ def spec_of(space: Any, path: str) -> Spec:
     return space if isinstance(space, Spec) else Spec(_tree(space, path))
 
 
-def _tree(space: Any, path: str) -> Tree:
+def _tree(space: Any, path: str) -> AnyTree:
     if isinstance(space, ArraySpec):
         return space
     if isinstance(space, Spec):

@@ -1,4 +1,4 @@
-"""The nouns: trees, specs, steps, episodes, batches and errors. Numpy only."""
+"""Trees of arrays, specs, steps, episodes, batches and errors: what every other package knows. Numpy only."""
 
 from understudy.core.batch import BlockBatch, SequenceBatch, TransitionBatch
 from understudy.core.episode import KINDS, SPLITS, Episode, EpisodeInfo, Kind, Split
@@ -22,12 +22,13 @@ from understudy.core.errors import (
 )
 from understudy.core.spec import ArraySpec, Spec, text
 from understudy.core.step import NO_VERSION, Source, Step, StepSpec
-from understudy.core.tree import Tree
+from understudy.core.tree import AnyTree, Nested, Tree
 
 __all__ = [
     "KINDS",
     "NO_VERSION",
     "SPLITS",
+    "AnyTree",
     "ArraySpec",
     "BacklogError",
     "BlockBatch",
@@ -38,6 +39,7 @@ __all__ = [
     "EpisodeInfo",
     "FencedError",
     "Kind",
+    "Nested",
     "RefusedError",
     "SequenceBatch",
     "SequenceError",

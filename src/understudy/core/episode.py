@@ -1,4 +1,4 @@
-"""Episode: all rows from a reset to an end, T steps and the last observation, and what is known about them."""
+"""Episode: all steps from a reset to the end, the last observation, and the attributes of the episode."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 
 from understudy.core import tree as trees
 from understudy.core.errors import EpisodeError
-from understudy.core.spec import ArraySpec, describe, refuse_half_characters
+from understudy.core.spec import ArraySpec, describe, refuse_lone_surrogates
 from understudy.core.step import Source, Step, StepSpec
 from understudy.core.tree import Tree
 
-# Practice becomes correction with the first human step; a demonstration stays one.
+# `practice` becomes `correction` with the first human step; `demonstration` stays. Stored in catalogs, never changed.
 Kind: TypeAlias = Literal["demonstration", "practice", "correction"]
 Split: TypeAlias = Literal["train", "eval"]
 
@@ -47,7 +47,7 @@ class EpisodeInfo:
             if value is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and wanted is int)):
                 raise EpisodeError(f"{name}: expected {wanted.__name__} or None, got {describe(value)}; convert it")
             if isinstance(value, str):
-                refuse_half_characters(value, name)
+                refuse_lone_surrogates(value, name)
             elif type(value) is int and not -(2**63) <= value < 2**63:
                 raise EpisodeError(f"{name}: expected a number of 64 bits, got {describe(value)}; choose a smaller one")
         for name, allowed in (("split", SPLITS), ("kind", KINDS)):
@@ -58,7 +58,7 @@ class EpisodeInfo:
         if not all(isinstance(x, str) for pair in self.labels.items() for x in pair):
             raise EpisodeError(f"labels: expected names and values that are text, got {dict(self.labels)!r}; convert")
         for text in (x for pair in self.labels.items() for x in pair):
-            refuse_half_characters(text, "labels")
+            refuse_lone_surrogates(text, "labels")
         object.__setattr__(self, "labels", dict(self.labels))
 
 
@@ -123,7 +123,9 @@ class Episode:
 
         return Episode(
             observation=part("observation", columns),
-            **{name: part(name, steps) for name in ("action", "proposal", "extras")},
+            action=part("action", steps),
+            proposal=part("proposal", steps),
+            extras=part("extras", steps),
             **{name: steps[name] for name in _STEP_COLUMNS},
             info=info,
         )

@@ -1,10 +1,10 @@
-"""The errors that several packages know; each message says what, got, wanted and what to do next."""
+"""The errors that several packages share. Each message names the field, what was expected, what was got, and a fix."""
 
 from __future__ import annotations
 
 
 class UnderstudyError(Exception):
-    """Base of all errors that are meant for the person who runs the program."""
+    """Base of all errors that are meant for the user; commands print them as one sentence, without a traceback."""
 
 
 class SpecError(UnderstudyError, ValueError):
@@ -12,7 +12,7 @@ class SpecError(UnderstudyError, ValueError):
 
 
 class EpisodeError(UnderstudyError, ValueError):
-    """Steps were given in an order that no episode can have."""
+    """Steps are in an order that no episode can have."""
 
 
 class StoreError(UnderstudyError):
@@ -24,11 +24,11 @@ class StoreLockedError(StoreError):
 
 
 class StoreFormatError(StoreError):
-    """The directory is not a store, or one that this version cannot open here."""
+    """The directory is not a store, or this version cannot open it there."""
 
 
 class StoreFailedError(StoreError):
-    """An input or output call failed; the store takes no more commits until it is opened again."""
+    """Reading or writing a file failed; the store accepts no more commits until it is opened again."""
 
 
 class StoreClosedError(StoreError):
@@ -60,12 +60,12 @@ class UnavailableError(DeliveryError):
 
 
 class RefusedError(DeliveryError):
-    """The server does not let this client in, or does not know what it asks for."""
+    """The server refuses this client or its request."""
 
 
 class WireError(DeliveryError):
-    """Bytes that are not a message, or not the message that was sent."""
+    """Bytes that are no message, or a damaged one."""
 
 
 class BacklogError(DeliveryError):
-    """More was written than could be recorded in time; the step was not taken."""
+    """Steps were appended faster than they could be recorded; this step was not accepted."""

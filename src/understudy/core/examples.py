@@ -23,7 +23,7 @@ def robot_spec(size: int = 128) -> StepSpec:
 
 
 def small_spec() -> StepSpec:
-    """Four numbers seen and two done: rows of a few bytes."""
+    """An observation of four numbers and an action of two: rows of a few bytes."""
     return StepSpec(
         observation=Spec(ArraySpec(shape=(4,), dtype="float32")),
         action=Spec(ArraySpec(shape=(2,), dtype="float32")),
@@ -31,7 +31,7 @@ def small_spec() -> StepSpec:
 
 
 def nested_spec() -> StepSpec:
-    """Trees in every place, several dtypes, a hybrid action, and what a policy needs to recompute."""
+    """Nested observation, action and extras, several dtypes, a hybrid action, and a policy's log-prob and value."""
     return StepSpec(
         observation=Spec(
             {
@@ -79,7 +79,7 @@ def random_value(leaf: ArraySpec, rng: np.random.Generator) -> Any:
     low = np.where(np.isfinite(low), low, np.minimum(high, 0.0) - 100.0)
     high = np.where(np.isfinite(high), high, np.maximum(low, 0.0) + 100.0)
     if dtype.kind in "iu":
-        exact = 2**53  # the whole numbers that float64 can tell apart
+        exact = 2**53  # up to here float64 holds every integer
         least, most = max(np.iinfo(dtype).min, -exact), min(np.iinfo(dtype).max, exact)
         first, last = (np.clip(x, least, most).astype(np.int64) for x in (np.ceil(low), np.floor(high)))
         whole = rng.integers(first, last + 1, shape or None)

@@ -11,7 +11,7 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 def multiply(a: Array, b: Array) -> Array:
-    """First b, then a."""
+    """The rotation b followed by a."""
     ax, ay, az, aw = a.tolist()
     bx, by, bz, bw = b.tolist()
     return np.array(
@@ -35,7 +35,7 @@ def from_vector(v: Array) -> Array:
 
 
 def to_vector(q: Array) -> Array:
-    """The shorter way: an angle of at most pi."""
+    """The rotation vector, with an angle of at most pi."""
     x, y, z, w = q.tolist()
     size = math.sqrt(x * x + y * y + z * z)
     if size < 1e-12:

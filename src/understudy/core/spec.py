@@ -1,4 +1,4 @@
-"""Spec: the shapes, dtypes and bounds of a tree of arrays, and the sentence that says what is wrong with a value."""
+"""Spec: the shapes, dtypes and bounds of a tree of arrays, and checks that name the first wrong field."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from understudy.core import tree as trees
 from understudy.core.errors import SpecError
-from understudy.core.tree import Tree
+from understudy.core.tree import Nested, Tree
 
 Bound: TypeAlias = float | tuple[float, ...] | None
 
@@ -131,7 +131,7 @@ class ArraySpec:
             if not isinstance(value, str):
                 raise SpecError(f"{path}: expected text, got {describe(value)}; pass a str")
             if not value.isascii():
-                refuse_half_characters(value, path)
+                refuse_lone_surrogates(value, path)
             return value
         if self.fits(value):
             return value
@@ -248,8 +248,8 @@ def _exact(number: Any) -> str:
     return np.format_float_positional(number, trim="-")
 
 
-def refuse_half_characters(value: str, path: str) -> None:
-    """UTF-8 has no place for halves of characters (lone surrogates), and neither has a file."""
+def refuse_lone_surrogates(value: str, path: str) -> None:
+    """Refuse lone surrogates (halves of characters), which UTF-8 cannot encode."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -271,11 +271,11 @@ _LEAF_KEY = "$array"
 class Spec:
     """A tree of ArraySpecs. An empty dict is a tree with no leaves."""
 
-    tree: Tree
+    tree: Nested[ArraySpec]
 
     def __post_init__(self) -> None:
         for path, leaf in self.leaves():
-            refuse_half_characters(path, "spec")
+            refuse_lone_surrogates(path, "spec")
             if not isinstance(leaf, ArraySpec):
                 raise SpecError(f"{path or 'spec'}: expected an ArraySpec, got {describe(leaf)}; wrap it")
             if _LEAF_KEY in path.split(trees.SEPARATOR):
@@ -305,14 +305,14 @@ class Spec:
         for name, leaf in wanted.items():
             checked[name] = leaf.check(found[name], name or "value")
 
-    def _below(self, path: str) -> Tree:
+    def _below(self, path: str) -> Nested[tuple[str, ArraySpec]]:
         """The tree with each leaf beside its path below `path`; made once, since every step asks for it."""
         if path not in self._trees_below:
             self._trees_below[path] = trees.map_with_paths(lambda name, leaf: (name, leaf), self.tree, path)
         return self._trees_below[path]
 
     @cached_property
-    def _trees_below(self) -> dict[str, Tree]:
+    def _trees_below(self) -> dict[str, Nested[tuple[str, ArraySpec]]]:
         return {}
 
     def _refuse_paths(self, found: Mapping[str, Any], wanted: Mapping[str, ArraySpec], path: str) -> None:
@@ -334,13 +334,14 @@ class Spec:
     def zero(self) -> Tree:
         return trees.map_leaves(lambda leaf: leaf.zero(), self.tree)
 
-    def to_json(self) -> Tree:
+    def to_json(self) -> dict[str, Any]:
         """Plain JSON values; the leaves are told from dicts by their key '$array'."""
-        return trees.map_leaves(lambda leaf: {_LEAF_KEY: leaf.to_json()}, self.tree)
+        found: Any = trees.map_leaves(lambda leaf: {_LEAF_KEY: leaf.to_json()}, self.tree)
+        return dict(found)
 
     @staticmethod
-    def from_json(value: Tree) -> Spec:
-        def build(node: Any) -> Tree:
+    def from_json(value: Mapping[str, Any]) -> Spec:
+        def build(node: Mapping[str, Any]) -> Nested[ArraySpec]:
             if _LEAF_KEY in node:
                 return ArraySpec.from_json(node[_LEAF_KEY])
             return {name: build(child) for name, child in node.items()}
@@ -348,12 +349,12 @@ class Spec:
         return Spec(build(value))
 
 
-def _fits_into(checked: dict[str, Any], value: Tree, wanted: Tree) -> bool:
+def _fits_into(checked: dict[str, Any], value: Any, wanted: Nested[tuple[str, ArraySpec]]) -> bool:
     """Collect the leaves of a value in which nothing needs to be converted or refused; False as soon as one does."""
-    if type(wanted) is tuple:
+    if isinstance(wanted, tuple):
         path, leaf = wanted
         checked[path] = value
-        return bool(leaf.fits(value))
+        return leaf.fits(value)
     good = type(value) is dict and len(value) == len(wanted)
     for name, child in wanted.items():
         good = good and name in value and _fits_into(checked, value[name], child)

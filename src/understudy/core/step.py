@@ -1,4 +1,4 @@
-"""Step: one row of experience. StepSpec: what its fields must look like."""
+"""Step: one environment step. StepSpec: the shapes, dtypes and bounds of its fields."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from understudy.core.errors import SpecError
 from understudy.core.spec import ArraySpec, Spec, canonical_json, describe
 from understudy.core.tree import Tree
 
-NO_VERSION = -1  # policy_version of a step that no published policy had a part in
+NO_VERSION = -1  # policy_version of a step in which no published policy took part
 
 
 class Source(IntEnum):
@@ -30,9 +30,9 @@ class Source(IntEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Step:
-    """An observation, the action executed on it, what came of it, and how it was chosen.
+    """An observation, the action executed on it, its outcome, and who chose the action.
 
-    `proposal` is what the policy would have done, where it was asked; when the policy itself acted it may be left
+    `proposal` is the action that the policy proposed, if it was asked; when the policy itself acted it may be left
     out. `terminated` says that the task ended here; `truncated` that only the episode did (a time limit).
     """
 
@@ -118,7 +118,7 @@ class StepSpec:
         return {path: leaf.zero() for path, leaf in self.columns.items()}
 
     def last_row(self, observation: Tree) -> dict[str, Any]:
-        """The row of an episode's last observation: nothing was done on it."""
+        """The row of an episode's last observation, on which no action was executed."""
         return {
             **self._zero_row,
             **self.observation.check(observation, "observation"),

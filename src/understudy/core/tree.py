@@ -1,15 +1,21 @@
-"""Trees: nested dicts with string keys whose leaves are arrays; flat, they are dicts from paths to leaves."""
+"""Trees: nested dicts with string keys whose leaves are arrays. In flat form: one dict from path to leaf."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from understudy.core.errors import SpecError
 
-Tree: TypeAlias = Any  # a leaf, or Mapping[str, Tree]
+Leaf = TypeVar("Leaf")
+New = TypeVar("New")
+
+Nested: TypeAlias = "Leaf | Mapping[str, Nested[Leaf]]"
+# Of arrays. Two kinds of leaves are no arrays, and are looked at in flat form: text is a str, a ragged column a list.
+Tree: TypeAlias = "Nested[np.ndarray[Any, Any]]"
+AnyTree: TypeAlias = Any  # of what another library gives: leaves of any type, also in tuples and lists
 
 SEPARATOR = "/"
 
@@ -19,19 +25,19 @@ def join(prefix: str, name: str) -> str:
     return f"{prefix}{SEPARATOR}{name}" if prefix and name else prefix or name
 
 
-def leaves(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def leaves(tree: Nested[Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Walk the leaves with their paths, in the order of the dicts."""
     return iter(flatten(tree, prefix).items())
 
 
-def flatten(tree: Tree, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Nested[Any], prefix: str = "") -> dict[str, Any]:
     """The tree as one dict from path to leaf; a bare leaf has the path `prefix`."""
     flat: dict[str, Any] = {}
     _flatten_into(flat, tree, prefix)
     return flat
 
 
-def _flatten_into(flat: dict[str, Any], tree: Tree, prefix: str) -> None:
+def _flatten_into(flat: dict[str, Any], tree: Nested[Any], prefix: str) -> None:
     if isinstance(tree, np.ndarray) or not isinstance(tree, Mapping):  # an array is told at once, a Mapping slowly
         flat[prefix] = tree
         return
@@ -43,7 +49,7 @@ def _flatten_into(flat: dict[str, Any], tree: Tree, prefix: str) -> None:
         _flatten_into(flat, child, f"{prefix}{SEPARATOR}{name}" if prefix else name)
 
 
-def unflatten(flat: Mapping[str, Any]) -> Tree:
+def unflatten(flat: Mapping[str, Leaf]) -> Nested[Leaf]:
     """The tree whose `flatten` is `flat`; the single path '' gives a bare leaf."""
     if set(flat) == {""}:
         return flat[""]
@@ -66,21 +72,21 @@ def below(flat: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     return found
 
 
-def map_leaves(function: Callable[[Any], Any], tree: Tree) -> Tree:
+def map_leaves(function: Callable[[Any], New], tree: Nested[Any]) -> Nested[New]:
     """The same tree with each leaf replaced by `function(leaf)`."""
     if isinstance(tree, Mapping):
         return {name: map_leaves(function, child) for name, child in tree.items()}
     return function(tree)
 
 
-def map_with_paths(function: Callable[[str, Any], Any], tree: Tree, prefix: str = "") -> Tree:
+def map_with_paths(function: Callable[[str, Any], New], tree: Nested[Any], prefix: str = "") -> Nested[New]:
     """The same tree with each leaf replaced by `function(path, leaf)`."""
     if isinstance(tree, Mapping):
         return {name: map_with_paths(function, child, join(prefix, name)) for name, child in tree.items()}
     return function(prefix, tree)
 
 
-def equal(a: Tree, b: Tree) -> bool:
+def equal(a: Nested[Any], b: Nested[Any]) -> bool:
     """Whether two trees have the same paths and bit-equal leaves (shape, dtype and bytes)."""
     flat_a, flat_b = flatten(a), flatten(b)
     return flat_a.keys() == flat_b.keys() and all(equal_leaf(leaf, flat_b[path]) for path, leaf in flat_a.items())

@@ -142,7 +142,8 @@ def sync_file(path: Path) -> None:
 
 def write_at(fd: int, data: Buffer | np.ndarray[Any, Any], offset: int) -> None:
     """Write all of a contiguous buffer at `offset`; the disk begins with the first pieces while others are copied."""
-    view = memoryview(data)  # type: ignore[arg-type]  # numpy's stubs for Python 3.11 know no buffers
+    source: Any = data  # numpy's stubs for older Pythons do not say that an array is a buffer
+    view = memoryview(source)
     view = view.cast("B") if view.nbytes else memoryview(b"")
     large = len(view) >= LARGE_WRITE_BYTES
     while view:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from understudy.core import SPLITS, StepSpec, Tree, UnderstudyError
+from understudy.core import SPLITS, AnyTree, StepSpec, UnderstudyError
 from understudy.core import tree as trees
 from understudy.core.examples import random_tree
 from understudy.core.spec import describe
@@ -57,7 +57,7 @@ class Case:
     task: str
     start: int
     seed: int
-    actions: list[Tree]
+    actions: list[AnyTree]
 
     @property
     def options(self) -> dict[str, Any]:
@@ -162,7 +162,8 @@ def _check_spec(world: World, second: World | None, cases: list[Case]) -> None:
     for case in cases:
         for number, moment in enumerate(_play(world, case)):
             try:
-                world.step_spec.observation.check(moment.observation, "observation")
+                observation: AnyTree = moment.observation
+                world.step_spec.observation.check(observation, "observation")
                 world.step_spec.reward.check(moment.reward, "reward")
             except UnderstudyError as error:
                 raise _Broken(f"{error} ({_at(number, case)}); make observe() and step_spec agree") from error
@@ -309,7 +310,7 @@ _OF_REPEATABLE = (_check_determinism, _check_observing, _check_looking)  # what 
 class _Moment:
     """What came of a reset (the first) or a step."""
 
-    observation: Tree | None  # None if nobody looked
+    observation: AnyTree | None  # None if nobody looked
     reward: float
     terminated: bool
     truncated: bool
@@ -351,7 +352,7 @@ def _cases(world: World, episodes: int) -> list[Case]:
     return cases
 
 
-def _extreme(spec: StepSpec, side: Literal["low", "high"]) -> Tree:
+def _extreme(spec: StepSpec, side: Literal["low", "high"]) -> AnyTree:
     """The least or the greatest action that the spec allows; zero where it has no bound."""
 
     def value(leaf: Any) -> Any:
@@ -388,7 +389,7 @@ def _compare(one: list[_Moment], two: list[_Moment], case: Case, between: str, a
                 )
 
 
-def _difference(one: Tree, two: Tree) -> str | None:
+def _difference(one: AnyTree, two: AnyTree) -> str | None:
     """The path of the first field that is not bit-equal."""
     flat, other = trees.flatten(one, "observation"), trees.flatten(two, "observation")
     if flat.keys() != other.keys():
@@ -400,18 +401,18 @@ def _at(number: int, case: Case) -> str:
     return f"{'after reset' if number == 0 else f'step {number}'}, {case}"
 
 
-def _copy(tree: Tree) -> Tree:
+def _copy(tree: AnyTree) -> AnyTree:
     return trees.map_leaves(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tree)
 
 
-def _scribble(tree: Tree) -> None:
+def _scribble(tree: AnyTree) -> None:
     """Write other numbers into every array that can be written to."""
     for _, leaf in trees.leaves(tree):
         if isinstance(leaf, np.ndarray) and leaf.flags.writeable and leaf.size:
             leaf.view(np.uint8 if leaf.ndim and leaf.flags.c_contiguous else leaf.dtype)[...] = 1
 
 
-def _restore(tree: Tree, copy: Tree) -> None:
+def _restore(tree: AnyTree, copy: AnyTree) -> None:
     for (_, leaf), (_, before) in zip(trees.leaves(tree), trees.leaves(copy), strict=True):
         if isinstance(leaf, np.ndarray) and leaf.flags.writeable:
             leaf[...] = before

@@ -119,7 +119,7 @@ class RobotEnv(World):
         self._now, self._images = self._read(), None
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        pose = self._now["pose"]
+        pose, action = self._now["pose"], np.asarray(action)
         position = np.clip(pose[:3] + self.scale[0] * action[:3], self.limits["low"], self.limits["high"])
         self._arm.tell("/pose", {"arr": [*position.tolist(), *turned(pose[3:], self.scale[1] * action[3:6]).tolist()]})
         self._move_fingers(float(action[6]))

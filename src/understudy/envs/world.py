@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core import ArraySpec, Spec, Split, StepSpec, Tree, UnderstudyError
+from understudy.core import ArraySpec, Nested, Spec, Split, StepSpec, Tree, UnderstudyError
 from understudy.core import tree as trees
 from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
@@ -244,8 +244,8 @@ def as_gymnasium(world: World) -> Any:
             return _arrays(observation), info
 
         def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
-            observation, *outcome = world.step(action)
-            return _arrays(observation), *outcome
+            observation, reward, terminated, truncated, info = world.step(action)
+            return _arrays(observation), reward, terminated, truncated, info
 
         def close(self) -> None:
             world.close()
@@ -254,7 +254,7 @@ def as_gymnasium(world: World) -> Any:
 
 
 def _space(spaces: Any, spec: Spec, path: str) -> Any:
-    def build(tree: Tree, path: str) -> Any:
+    def build(tree: Nested[ArraySpec], path: str) -> Any:
         if isinstance(tree, ArraySpec):
             return _leaf_space(spaces, tree, path)
         return spaces.Dict({name: build(child, trees.join(path, name)) for name, child in tree.items()})

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from understudy.cli.store.import_ import episodes_bar
 from understudy.formats import parse_dataset_path
-from understudy.training.data import dataset_io as exchange
+from understudy.training.data import dataset_io
 
 
 def command(
@@ -29,16 +29,16 @@ def command(
         where: Episodes to export, as an SQL condition such as "success = 1 and kind = 'demonstration'".
     """
     console = Console(highlight=False)
-    place = parse_dataset_path(target)
-    with episodes_bar(console, place.path.name) as progress:
-        report = exchange.export_episodes(store, place, where=where, progress=progress)
+    dataset = parse_dataset_path(target)
+    with episodes_bar(console, dataset.path.name) as progress:
+        report = dataset_io.export_episodes(store, dataset, where=where, progress=progress)
     console.print(
-        f"{report.num_episodes:,} episodes exported ({report.num_steps:,} steps) to {place.path}",
+        f"{report.num_episodes:,} episodes exported ({report.num_steps:,} steps) to {dataset.path}",
         style="green",
         soft_wrap=True,
     )
     if report.num_unfinished:
         console.print(f"{report.num_unfinished:,} have no complete step yet and were skipped", soft_wrap=True)
-    for sentence in place.format.cannot:
-        console.print(f"  {place.format.name}: {sentence}", style="dim", soft_wrap=True, markup=False)
+    for sentence in dataset.format.cannot:
+        console.print(f"  {dataset.format.name}: {sentence}", style="dim", soft_wrap=True, markup=False)
     return 0

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from understudy.core import UnderstudyError
 from understudy.formats import DatasetPath, DatasetReader, parse_dataset_path
-from understudy.training.data import dataset_io as exchange
+from understudy.training.data import dataset_io
 
 
 def command(
@@ -44,21 +44,21 @@ def command(
         tls_cert: File with the server's TLS certificate in PEM format, if it uses one.
     """
     console = Console(highlight=False)
-    place = parse_dataset_path(source)
+    dataset = parse_dataset_path(source)
     if workers is not None:
-        place = replace(place, options={**place.options, "workers": str(workers)})
+        dataset = replace(dataset, options={**dataset.options, "workers": str(workers)})
     if store is None and not dry_run:
         raise UnderstudyError("store: expected a directory or the address of a server; to look first, add --dry-run")
-    with closing(place.format.read(place.path, place.options)) as opened:
+    with closing(dataset.format.read(dataset.path, dataset.options)) as opened:
         if dry_run:
-            _show(console, place, opened)
+            _show(console, dataset, opened)
             return 0
         assert store is not None
         with (
-            exchange.open_import_target(store, token_file=token_file, tls_cert=tls_cert) as target,
-            episodes_bar(console, place.path.name) as progress,
+            dataset_io.open_import_target(store, token_file=token_file, tls_cert=tls_cert) as target,
+            episodes_bar(console, dataset.path.name) as progress,
         ):
-            report = exchange.import_episodes(opened, target, place, kind=kind, progress=progress)
+            report = dataset_io.import_episodes(opened, target, dataset, kind=kind, progress=progress)
     parts = [f"{report.num_imported:,} episodes imported ({report.num_steps:,} steps)"]
     if report.num_known:
         parts.append(f"{report.num_known:,} were in the store already")
@@ -68,10 +68,10 @@ def command(
     return 0 if report.num_imported or report.num_known else 1
 
 
-def _show(console: Console, place: DatasetPath, opened: DatasetReader) -> None:
+def _show(console: Console, dataset: DatasetPath, opened: DatasetReader) -> None:
     """Print what each field of the dataset becomes."""
     total = "an unknown number of" if opened.num_episodes is None else f"{opened.num_episodes:,}"
-    console.print(f"[bold]{escape(str(place.path))}[/bold]  {place.format.name}, {total} episodes", soft_wrap=True)
+    console.print(f"[bold]{escape(str(dataset.path))}[/bold]  {dataset.format.name}, {total} episodes", soft_wrap=True)
     columns = opened.spec.columns
     table = Table()
     for name in ("dataset", "store", "type", "conversion"):
@@ -84,7 +84,7 @@ def _show(console: Console, place: DatasetPath, opened: DatasetReader) -> None:
 
 
 @contextmanager
-def episodes_bar(console: Console, what: str) -> Iterator[exchange.Progress]:
+def episodes_bar(console: Console, what: str) -> Iterator[dataset_io.ProgressCallback]:
     """A bar that is updated by calling it with (completed, total), and removed at the end."""
     columns = (
         TextColumn(escape(what)),

@@ -249,8 +249,8 @@ def in_terminal(images: list[Image]) -> Group:
     return Group(*lines)
 
 
-def _shrunk(image: Image, columns: int) -> list[list[list[int]]]:
+def _shrunk(image: Image, columns: int) -> Image:
     """The mean of each square of pixels."""
     side = len(image) // columns
     used = image[: side * columns, : side * columns]
-    return used.reshape(columns, side, columns, side, 3).mean(axis=(1, 3)).astype(int).tolist()
+    return used.reshape(columns, side, columns, side, 3).mean(axis=(1, 3)).astype(int)

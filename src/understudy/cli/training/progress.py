@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 if TYPE_CHECKING:
     from understudy.training.offpolicy.rlpd_learner import RLPDProgress
-    from understudy.training.onpolicy.onpolicy_run import Progress as OnPolicyProgress
+    from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress
 
 RECENT = 20  # episodes
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core import ArraySpec, Spec, StepSpec, Tree
+from understudy.core import AnyTree, ArraySpec, Spec, StepSpec
 from understudy.core import tree as trees
 from understudy.core.spec import Bound, describe
 from understudy.envs.suite import Suite, Task
@@ -73,13 +73,13 @@ class GymWorld(World):
         self._return = 0.0
         self._was_told = False  # whether this episode's info has spoken of success
 
-    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+    def advance(self, action: AnyTree) -> tuple[float, bool, bool, dict[str, Any]]:
         self._seen, reward, terminated, truncated, info = self._env.step(self._to_action(action))
         self._return += float(reward)
         last = terminated or truncated or self._num_steps + 1 >= self.task.max_steps
         return float(reward), bool(terminated), bool(truncated), {"success": self._succeeded(info, last)}
 
-    def observe(self) -> Tree:
+    def observe(self) -> AnyTree:
         seen = _arrays(self._seen, self._seen_spec)
         observation = {"state": seen} if self._is_bare else seen
         if self._size:
@@ -124,7 +124,7 @@ def _make(gymnasium: Any, id: str, options: Mapping[str, Any]) -> Any:
 # --- spaces ---
 
 
-def _spec(spaces: Any, space: Any, path: str, *, bounds: bool) -> Tree:
+def _spec(spaces: Any, space: Any, path: str, *, bounds: bool) -> AnyTree:
     """ArraySpecs for a space; a tuple becomes a dict with the keys "0", "1", ..."""
     if isinstance(space, spaces.Dict | spaces.Tuple):
         return {name: _spec(spaces, child, trees.join(path, name), bounds=bounds) for name, child in _children(space)}
@@ -168,7 +168,7 @@ def _bound(bound: Any, shape: tuple[int, ...], tightest: Callable[..., Any]) -> 
     return tuple(array.tolist()) if array.ndim else float(array)
 
 
-def _arrays(value: Any, spec: Tree) -> Tree:
+def _arrays(value: Any, spec: AnyTree) -> AnyTree:
     """What an environment shows, as the spec has it, in arrays of the caller's own."""
     if isinstance(spec, ArraySpec):
         return str(value) if spec.dtype == "str" else np.array(value, spec.numpy_dtype)
@@ -176,7 +176,7 @@ def _arrays(value: Any, spec: Tree) -> Tree:
     return {name: _arrays(children[name], child) for name, child in spec.items()}
 
 
-def _to_action(spaces: Any, space: Any) -> Callable[[Tree], Any]:
+def _to_action(spaces: Any, space: Any) -> Callable[[AnyTree], Any]:
     """From an action of the spec to one of the space."""
     if isinstance(space, spaces.Discrete):
         return int

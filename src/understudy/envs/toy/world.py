@@ -112,7 +112,7 @@ class ToyTable(World):
         self.table = start_state(task.name, start)
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        self.table.act(*action.tolist())
+        self.table.act(*np.asarray(action).tolist())
         success = succeeded(self.table, self.goal)
         return float(success), success or failed(self.table, self.goal), False, {"success": success}
 

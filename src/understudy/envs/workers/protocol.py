@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,7 +58,8 @@ class WorkerProtocol:
             return {"id": number, "do": "observe", "look": True}
         if isinstance(command, Advise):
             return {"id": number, "do": "advise", "noise": command.noise, "seed": command.seed, "look": False}
-        rows = [arena.write_action(row, flat) for row, flat in enumerate(command.actions)]
+        checked: Sequence[Any] = command.actions  # flat, by `check`
+        rows = [arena.write_action(row, flat) for row, flat in enumerate(checked)]
         ragged = [{path: encode_leaf(leaf) for path, leaf in row.items()} for row in rows if row]
         return {"id": number, "do": "steps", "num_steps": len(rows), "look": command.look, "ragged": ragged}
 
@@ -69,7 +70,7 @@ class WorkerProtocol:
         if isinstance(command, Advise):
             ragged = _decoded(self.step_spec.action, "action", message["advised"])
             return Advice(action=arena.read_action(0, ragged), progress=float(message["progress"]))
-        observation = None
+        observation: Any = None
         if isinstance(command, Observe) or command.look:
             observation = arena.read_observation(_decoded(self.step_spec.observation, "observation", message["ragged"]))
         info = {} if isinstance(command, Observe) else message["info"]

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core import Spec, StepSpec, Tree
+from understudy.core import AnyTree, Spec, StepSpec
 from understudy.core import tree as trees
 
 Array = np.ndarray[Any, Any]
@@ -100,7 +100,7 @@ class SharedArrays:
             column[...] = flat[path]
         return {path: flat[path] for path in self._observation.ragged}
 
-    def read_observation(self, ragged: Mapping[str, Any]) -> Tree:
+    def read_observation(self, ragged: Mapping[str, Any]) -> AnyTree:
         """A copy of the observation, with the ragged leaves put in."""
         return self._observation.read(..., ragged)
 
@@ -110,7 +110,7 @@ class SharedArrays:
             column[row] = flat[path]
         return {path: flat[path] for path in self._action.ragged}
 
-    def read_action(self, row: int, ragged: Mapping[str, Any]) -> Tree:
+    def read_action(self, row: int, ragged: Mapping[str, Any]) -> AnyTree:
         """A copy of the action, with the ragged leaves put in."""
         return self._action.read(row, ragged)
 
@@ -124,11 +124,11 @@ class _Columns:
         self.ragged = [path for _, path in trees.leaves(paths) if path not in columns]
         self._tree = trees.map_leaves(lambda path: columns.get(path, path), paths)
 
-    def read(self, row: Any, ragged: Mapping[str, Any]) -> Tree:
+    def read(self, row: Any, ragged: Mapping[str, Any]) -> AnyTree:
         return _read(self._tree, row, ragged)
 
 
-def _read(tree: Tree, row: Any, ragged: Mapping[str, Any]) -> Tree:
+def _read(tree: AnyTree, row: Any, ragged: Mapping[str, Any]) -> AnyTree:
     """Copies of one row of a tree of columns; a path stands where the leaf is ragged. Made for speed."""
     if type(tree) is dict:
         return {name: _read(child, row, ragged) for name, child in tree.items()}

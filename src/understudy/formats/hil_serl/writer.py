@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import uuid
 from dataclasses import asdict
@@ -14,7 +13,7 @@ import numpy as np
 
 from understudy.core import Episode, Source, Step, StepSpec, UnderstudyError
 from understudy.core import tree as trees
-from understudy.core.tree import Tree
+from understudy.core.tree import AnyTree, Tree
 from understudy.formats.arrival import arrive
 from understudy.formats.format import FormatError
 from understudy.formats.hil_serl.values import GRASP_PENALTY, OWN
@@ -61,7 +60,7 @@ class HilSerlWriter:
             self._write(dump_item(transition))
         self._end_if_full()
 
-    def _observation(self, observation: Tree) -> Tree:
+    def _observation(self, observation: Tree) -> AnyTree:
         if self._stack == "keep":
             return observation
         return trees.map_leaves(lambda leaf: np.asarray(leaf)[None] if not isinstance(leaf, str) else leaf, observation)

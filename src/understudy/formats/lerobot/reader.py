@@ -174,8 +174,9 @@ class LeRobotReader:
                     if self._plan.columns[path].dtype == "video" and leaf.bounded:
                         column = np.clip(column, *leaf.limits).astype(np.uint8)  # loss may leave the bounds
                 rest[path] = column
+        parts: dict[str, Any] = {name: trees.unflatten(trees.below(rest, name)) for name in _TREES}
         episode = Episode(
-            **{name: trees.unflatten(trees.below(rest, name)) for name in _TREES},
+            **parts,
             **{name: rest[name] for name in _FLAGS},
             info=info,
         )

@@ -17,7 +17,8 @@ from typing import Any, TypeVar
 
 from understudy.core import tree as trees
 from understudy.core.episode import Column
-from understudy.core.tree import Tree
+from understudy.core.spec import ArraySpec
+from understudy.core.tree import Nested
 from understudy.formats.format import FormatError
 from understudy.formats.rlds.columns import decode_column, num_rows
 from understudy.formats.rlds.dataset import Dataset, Record, open_dataset
@@ -158,7 +159,7 @@ class RldsEpisodes:
         self.workers = workers
 
     @property
-    def step_spec(self) -> Tree:
+    def step_spec(self) -> Nested[ArraySpec]:
         """A tree of ArraySpecs: what one step of it is."""
         return trees.unflatten({path: leaf.array_spec for path, leaf in self.reader.steps.items()})
 
@@ -167,7 +168,8 @@ class RldsEpisodes:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         for rows in self.rows():
-            yield {**trees.unflatten(rows.metadata), "steps": trees.unflatten(rows.steps)}
+            metadata: Any = trees.unflatten(rows.metadata)
+            yield {**metadata, "steps": trees.unflatten(rows.steps)}
 
     def rows(self, skip: Container[str] = ()) -> Iterator[Rows]:
         with closing(self.reader.dataset.records(skip)) as records:

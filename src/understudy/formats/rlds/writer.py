@@ -79,7 +79,7 @@ class RldsWriter:
                 "description": "Written by Understudy.",
                 "splits": splits,
             }
-            of_step = trees.unflatten(self._leaves)
+            of_step: Any = trees.unflatten(self._leaves)
             of_episode = {"episode_metadata": {"episode_id": Leaf(kind="text"), OWN: Leaf(kind="text")}}
             self._write(INFO_FILE, info)
             self._write(FEATURES_FILE, features_json(of_step, of_episode))

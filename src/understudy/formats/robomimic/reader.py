@@ -86,7 +86,8 @@ class RobomimicReader:
 
     def _spec(self, file: File, first: Group) -> StepSpec:
         where = f"{file.path}: {first.path}"
-        observation = {name[4:]: leaf_of(data) for name, data in first.datasets.items() if name.startswith("obs/")}
+        seen = {name[4:]: data for name, data in first.datasets.items() if name.startswith("obs/")}
+        observation: dict[str, Any] = {name: leaf_of(data) for name, data in seen.items()}
         unread = [name for name, leaf in observation.items() if leaf is None]
         if unread or not observation or "actions" not in first.datasets:
             missing = f"obs/{unread[0]} can be read" if unread else "obs and actions are there"
@@ -96,11 +97,12 @@ class RobomimicReader:
         extras = {}
         if self._options.extras == "all":
             extras = {name: leaf for name, data in row_datasets(first).items() if (leaf := leaf_of(data)) is not None}
+        action: Any = leaf_of(first.datasets["actions"])
         try:
             bare = observation.keys() == {BARE}
             return StepSpec(
                 observation=Spec(observation[BARE] if bare else trees.unflatten(observation)),
-                action=Spec(leaf_of(first.datasets["actions"])),
+                action=Spec(action),
                 extras=Spec(trees.unflatten(extras)),
             )
         except UnderstudyError as error:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from understudy.core import (
+    AnyTree,
     ArraySpec,
     BlockBatch,
     Episode,
@@ -18,7 +19,6 @@ from understudy.core import (
     SpecError,
     Step,
     StepSpec,
-    Tree,
 )
 from understudy.core import tree as trees
 from understudy.core.episode import stack
@@ -68,25 +68,25 @@ def _times(leaf: ArraySpec, steps: int) -> ArraySpec:
 class Decision:
     """A block of actions that a policy decided on, checked."""
 
-    action: Tree  # [H, ...]
+    action: AnyTree  # [H, ...]
     clipped: Array  # [H] bool: which actions were outside of their bounds
-    replay: Tree
+    replay: AnyTree
     log_prob: Array  # [H, D] float32
     value: Array | None  # [] float32
     version: int
 
-    def first(self, num_steps: int) -> list[Tree]:
+    def first(self, num_steps: int) -> list[AnyTree]:
         """The first actions, one by one."""
         return [_row(self.action, at) for at in range(num_steps)]
 
 
 def decisions(acted: Acted, num_rows: int, spec: StepSpec, *, clip: bool) -> list[Decision]:
     """The rows of a policy's answer, checked; raises PolicyError. With `clip`, actions are clipped to their bounds."""
-    has_value = "value" in spec.extras.tree
+    has_value = "value" in spec.extras.flat
     if has_value != (acted.value is not None):
         wanted, got = ("a value for each row", "None") if has_value else ("None", describe(acted.value))
         raise PolicyError(f"policy/value: expected {wanted}, got {got}; has_value says whether it has a value head")
-    parts = {"action": acted.action, "replay": acted.replay, "log_prob": acted.log_prob}
+    parts: dict[str, AnyTree] = {"action": acted.action, "replay": acted.replay, "log_prob": acted.log_prob}
     if has_value:
         parts["value"] = acted.value
     for path, leaf in trees.leaves(parts, "policy"):
@@ -95,19 +95,20 @@ def decisions(acted: Acted, num_rows: int, spec: StepSpec, *, clip: bool) -> lis
     return [_decision(_row(parts, at), acted.version, spec, clip=clip) for at in range(num_rows)]
 
 
-def _row(tree: Tree, at: int) -> Tree:
+def _row(tree: AnyTree, at: int) -> AnyTree:
     return trees.map_leaves(lambda leaf: np.array(leaf[at]), tree)  # a copy: policies may reuse their memory
 
 
-def _decision(row: dict[str, Tree], version: int, spec: StepSpec, *, clip: bool) -> Decision:
+def _decision(row: dict[str, AnyTree], version: int, spec: StepSpec, *, clip: bool) -> Decision:
     clipped = np.zeros(spec.reward.fixed_shape, bool)
     if clip:
         row["action"], clipped = _clipped(row["action"], spec.action)
     try:
         action = _checked(spec.action, row["action"], "action")
-        replay = _checked(Spec(spec.extras.tree["replay"]), row["replay"], "replay")
-        log_prob = spec.extras.tree["log_prob"].check(row["log_prob"], "log_prob")
-        value = spec.extras.tree["value"].check(row["value"], "value") if "value" in row else None
+        extras: AnyTree = spec.extras.tree
+        replay = _checked(Spec(extras["replay"]), row["replay"], "replay")
+        log_prob = extras["log_prob"].check(row["log_prob"], "log_prob")
+        value = extras["value"].check(row["value"], "value") if "value" in row else None
     except SpecError as error:
         raise PolicyError(f"policy/{error}") from None
     numbers = {**trees.flatten(action, "action"), "log_prob": log_prob}
@@ -119,11 +120,11 @@ def _decision(row: dict[str, Tree], version: int, spec: StepSpec, *, clip: bool)
     return Decision(action=action, clipped=clipped, replay=replay, log_prob=log_prob, value=value, version=version)
 
 
-def _checked(spec: Spec, value: Tree, path: str) -> Tree:
+def _checked(spec: Spec, value: AnyTree, path: str) -> AnyTree:
     return trees.unflatten(trees.below(spec.check(value, path), path)) if spec.flat else {}
 
 
-def _clipped(action: Tree, spec: Spec) -> tuple[Tree, Array]:
+def _clipped(action: AnyTree, spec: Spec) -> tuple[AnyTree, Array]:
     """The action clipped to its bounds, and which steps were outside. Values that are not arrays are refused later."""
     steps = next(iter(spec.flat.values())).fixed_shape[0]
     outside = np.zeros(steps, bool)
@@ -136,12 +137,12 @@ def _clipped(action: Tree, spec: Spec) -> tuple[Tree, Array]:
     return trees.unflatten(found), outside
 
 
-def block_step(observation: Tree, decision: Decision, stepped: Stepped, *, cut: bool) -> Step:
+def block_step(observation: AnyTree, decision: Decision, stepped: Stepped, *, cut: bool) -> Step:
     """The row of a block and its outcome; `cut` ends the episode here although the world did not."""
     steps, num_steps = len(decision.log_prob), len(stepped)
     reward = np.zeros(steps, np.float32)
     reward[:num_steps] = stepped.reward
-    extras: dict[str, Tree] = {
+    extras: dict[str, AnyTree] = {
         "replay": decision.replay,
         "log_prob": decision.log_prob,
         "executed": np.arange(steps) < num_steps,
@@ -161,7 +162,7 @@ def block_step(observation: Tree, decision: Decision, stepped: Stepped, *, cut: 
     )
 
 
-def stacked(observations: Sequence[Tree], spec: Spec) -> Tree:
+def stacked(observations: Sequence[AnyTree], spec: Spec) -> AnyTree:
     """Observations as a batch [B, ...]; a ragged field is a list."""
     flat = [trees.flatten(observation) for observation in observations]
     return trees.unflatten({path: stack([one[path] for one in flat], leaf) for path, leaf in spec.flat.items()})
@@ -194,8 +195,9 @@ def to_batch(rollouts: Sequence[Rollout]) -> BlockBatch:
     def extra(name: str) -> Array | None:
         return None if name not in episodes[0].extras else np.concatenate([one.extras[name] for one in episodes])
 
-    def part(name: str) -> Tree:
-        return _concatenated([one.extras.get(name, {}) for one in episodes])
+    def part(name: str) -> AnyTree:
+        extras: list[AnyTree] = [one.extras for one in episodes]
+        return _concatenated([one.get(name, {}) for one in extras])
 
     return BlockBatch(
         observation=_concatenated([_without_last(episode) for episode in episodes]),
@@ -214,11 +216,11 @@ def to_batch(rollouts: Sequence[Rollout]) -> BlockBatch:
     )
 
 
-def _without_last(episode: Episode) -> Tree:
+def _without_last(episode: Episode) -> AnyTree:
     return trees.map_leaves(lambda column: column[: len(episode)], episode.observation)
 
 
-def _concatenated(parts: Sequence[Tree]) -> Tree:
+def _concatenated(parts: Sequence[AnyTree]) -> AnyTree:
     """The columns of several episodes, concatenated."""
     flat = [trees.flatten(part) for part in parts]
 

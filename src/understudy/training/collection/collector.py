@@ -23,7 +23,7 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from understudy.core import Episode, EpisodeInfo, Step, StepSpec, Tree
+from understudy.core import AnyTree, Episode, EpisodeInfo, Step, StepSpec
 from understudy.core.closeable import Closeable
 from understudy.envs.registry import ResolvedWorld, find_world
 from understudy.envs.suite import Suite, Task
@@ -53,7 +53,7 @@ class _Attempt:
     attempt: int
     rng: np.random.Generator
     info: EpisodeInfo = field(default_factory=EpisodeInfo)
-    observation: Tree = None
+    observation: AnyTree = None
     decision: Decision | None = None  # sent to the worker
     steps: list[Step] = field(default_factory=list)
     num_steps: int = 0  # of the world
@@ -332,7 +332,9 @@ def _bootstrap(runs: Sequence[_Attempt], policy: BlockPolicy, sampling: Sampling
     )
     for run, decision in zip(runs, decisions(acted, len(runs), spec, clip=True), strict=True):
         last = run.steps[-1]
-        run.steps[-1] = replace(last, extras={**last.extras, "next_value": decision.value})
+        extras: AnyTree = last.extras
+        extras = {**extras, "next_value": decision.value}
+        run.steps[-1] = replace(last, extras=extras)
 
 
 def _rollout(run: _Attempt, spec: StepSpec) -> Rollout:

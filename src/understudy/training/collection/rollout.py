@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from understudy.core import Episode
 from understudy.training.collection.task_start_plan import Ticket
 
@@ -46,7 +48,7 @@ class Rollout:
     @property
     def num_steps(self) -> int:
         """Number of executed actions."""
-        return 0 if self.episode is None else int(self.episode.extras["executed"].sum())
+        return 0 if self.episode is None else int(np.asarray(self.episode.extras["executed"]).sum())
 
     @property
     def total_reward(self) -> float:

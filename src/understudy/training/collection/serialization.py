@@ -68,6 +68,6 @@ def _rollout(one: Mapping[str, Any], arrays: Mapping[str, Any]) -> Rollout:
 
 def _episode(columns: Mapping[str, Any], info: EpisodeInfo) -> Episode:
     names = ("observation", "action", "proposal", "extras")
-    parts = {name: trees.unflatten(trees.below(columns, name)) for name in names}
+    parts: dict[str, Any] = {name: trees.unflatten(trees.below(columns, name)) for name in names}
     rest = {name: column for name, column in columns.items() if name.partition(trees.SEPARATOR)[0] not in names}
     return Episode(**parts, **rest, info=info)

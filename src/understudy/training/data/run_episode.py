@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from understudy.core import NO_VERSION, EpisodeError, EpisodeInfo, Kind, Source, Step, Tree
+from understudy.core import NO_VERSION, AnyTree, EpisodeError, EpisodeInfo, Kind, Source, Step, Tree
 from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import Choice, Takeover
 from understudy.envs.world import World
@@ -141,7 +141,10 @@ def _begin(writer: Writer, reset_info: Mapping[str, Any], takeover: Takeover | N
 
 
 def _choose(observation: Tree, act: Act | None, source: Source, takeover: Takeover | None) -> tuple[Choice, int]:
-    proposal, version = (None, NO_VERSION) if act is None else act(observation)
+    proposal: AnyTree = None
+    version = NO_VERSION
+    if act is not None:
+        proposal, version = act(observation)
     if takeover is None:
         return Choice(action=proposal, source=source, proposal=proposal), version
     choice = takeover.choose(proposal)

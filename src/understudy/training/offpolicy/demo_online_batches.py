@@ -124,7 +124,7 @@ class Batches:
 
 def _rows(batch: TransitionBatch, rows: slice) -> TransitionBatch:
     """Some rows of a batch, in its memory."""
-    parts = {
+    parts: dict[str, Any] = {
         field.name: trees.map_leaves(lambda leaf: leaf[rows], getattr(batch, field.name)) for field in fields(batch)
     }
     return TransitionBatch(**parts)

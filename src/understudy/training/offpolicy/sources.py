@@ -159,7 +159,8 @@ class StoreSupply:
         looking = Sampler(self._reader, self._asked.view, batch_size=num_steps, seed=0, spec=self._number)
         try:
             looking.follow(self._commit)
-            return looking.sample().observation
+            found: TransitionBatch = looking.sample()
+            return found.observation
         finally:
             looking.close()
 

@@ -84,7 +84,7 @@ class Health:
     def progress(
         self, doing: str, step: int | None = None, update: int | None = None, policy_version: int | None = None
     ) -> None:
-        """Report that something was done, or that the caller polled again. Costs less than a microsecond."""
+        """Report that work was completed, or that the caller polled again. Costs less than a microsecond."""
         self._doing = doing
         self._at = time.monotonic()
         if step is not None:

@@ -15,21 +15,21 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 
 from understudy.cli import main
-from understudy.cli.training.demo import PICTURE, Page, _next, _sparks, in_terminal
+from understudy.cli.training.demo_stages import IMAGE_COLUMNS, Page, _next, _sparks, in_terminal
 from understudy.envs.registry import open_world
 from understudy.envs.toy.world import start_state
 from understudy.training.demo import CORNER, DEMONSTRATIONS, ENV, TASK, Demo
 
 
 def test_a_picture_is_drawn_with_two_pixels_to_a_letter() -> None:
-    picture = np.zeros((2 * PICTURE, 2 * PICTURE, 3), np.uint8)
+    picture = np.zeros((2 * IMAGE_COLUMNS, 2 * IMAGE_COLUMNS, 3), np.uint8)
     picture[: 2 * 5, :2] = (250, 10, 20)  # the first five pixels of the first column of the small one
     console = Console(width=100, color_system="truecolor", force_terminal=True)
     with console.capture() as captured:
         console.print(in_terminal([picture, picture]))
     lines = captured.get().splitlines()
-    assert len(lines) == PICTURE // 2
-    assert all(line.count("▀") == 2 * PICTURE for line in lines)
+    assert len(lines) == IMAGE_COLUMNS // 2
+    assert all(line.count("▀") == 2 * IMAGE_COLUMNS for line in lines)
     both, half = "38;2;250;10;20;48;2;250;10;20", "38;2;250;10;20;48;2;0;0;0"
     assert [line.count(both) for line in lines[:4]] == [2, 2, 0, 0]
     assert [line.count(half) for line in lines[:4]] == [0, 0, 2, 0]
@@ -81,7 +81,7 @@ def test_its_demonstrations_are_of_one_corner_and_of_training(tmp_path: Path) ->
 def test_a_demo_goes_on_as_it_was_begun(option: str, begun: int, tmp_path: Path) -> None:
     demo = Demo(tmp_path / "demo", seed=3, steps=40, episodes=2)
     assert Demo(tmp_path / "demo").config == demo.config
-    with pytest.raises(Exception, match=rf"{option}: .* was begun with {begun}, got 7; leave it out"):
+    with pytest.raises(Exception, match=rf"{option}: .* was started with {begun}, got 7; leave it out"):
         Demo(tmp_path / "demo", **{option: 7})
 
 
@@ -91,7 +91,7 @@ def test_another_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture
 
     Run.create(tmp_path / "run", "rlpd", RLPDConfig())
     assert main(["demo", str(tmp_path / "run")]) == 1
-    assert "is a run of its own, not a demo of this version; choose another directory" in capsys.readouterr().err
+    assert "is a run, but not a demo of this version; choose another directory" in capsys.readouterr().err
 
 
 def test_without_pillow_it_says_what_to_install(

@@ -82,7 +82,7 @@ def test_every_option_of_evaluate_changes_something(run: Path, tmp_path: Path) -
 
 
 def test_sampled_actions_are_drawn_from_the_seed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from understudy.cli.training import evaluate
+    from understudy.cli.training import evaluation
 
     seen: list[Any] = []
 
@@ -90,8 +90,8 @@ def test_sampled_actions_are_drawn_from_the_seed(run: Path, tmp_path: Path, monk
         seen.append((deterministic, rng.bit_generator.state["state"]["state"]))
         return policy_act(policy, rng, deterministic=deterministic)
 
-    policy_act = evaluate.policy_act
-    monkeypatch.setattr(evaluate, "policy_act", spy)
+    policy_act = evaluation.policy_act
+    monkeypatch.setattr(evaluation, "policy_act", spy)
     for number, options in enumerate(([], ["--sampled"], ["--sampled", "--seed", "1"])):
         result(run, tmp_path / str(number), *options)
     assert [deterministic for deterministic, _ in seen] == [True, False, False]

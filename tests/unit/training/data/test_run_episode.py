@@ -115,7 +115,7 @@ def test_a_world_that_breaks_leaves_a_cut_episode_with_what_was_lived(tmp_path: 
 
 
 def test_somebody_must_act(tmp_path: Path) -> None:
-    with Store.open(tmp_path / "store") as store, pytest.raises(EpisodeError, match="somebody must act"):
+    with Store.open(tmp_path / "store") as store, pytest.raises(EpisodeError, match="give a policy or a takeover"):
         run_episode(CountingWorld(), store.writer("actor", CountingWorld().step_spec))
 
 

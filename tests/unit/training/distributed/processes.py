@@ -71,7 +71,7 @@ def two(place: str) -> None:
         pace(ranks, out)
         make(ranks, torch.nn.Linear(4, 1), parallel="fsdp").save(out / "line")
         said = refused(lambda: make(ranks))
-        assert said == "parallel: 'none' would train 2 policies, one a rank; use 'ddp' or 'fsdp'", said
+        assert said == "parallel: 'none' would train 2 separate policies; use 'ddp' or 'fsdp'", said
         assert "state: is for one process, and there are 2" in refused(engine.state)
 
 
@@ -158,7 +158,7 @@ def three(place: str) -> None:
         engine = make(ranks, parallel="fsdp")
         before = engine.parameters()
         problem = refused(lambda: engine.load(out / "nowhere"))
-        assert problem.startswith(f"rank 0: {out}/nowhere: holds no whole checkpoint"), problem
+        assert problem.startswith(f"rank 0: {out}/nowhere: holds no complete checkpoint"), problem
         assert "are only on one side" in refused(lambda: engine.load(out / "line"))
         assert all(np.array_equal(before[name], value) for name, value in engine.parameters().items())
         words(ranks, out)

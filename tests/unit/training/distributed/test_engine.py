@@ -192,7 +192,7 @@ def test_refuses_the_state_of_another_module() -> None:
     before = engine.state()
     with pytest.raises(RanksError, match=r"module/first.weight: expected \[8, 4\], got \[16, 4\]"):
         engine.restore(make(Net(width=16)).state())
-    with pytest.raises(RanksError, match="are only on one side; make the module as it was made then"):
+    with pytest.raises(RanksError, match="are only on one side; build the same module as when it was saved"):
         engine.restore(make(torch.nn.Linear(4, 1)).state())
     after = engine.state()
     assert all(np.array_equal(before[name], after[name]) for name in before if name != "random/cpu")
@@ -210,7 +210,7 @@ def test_parameters_there_and_back() -> None:
     assert torch.equal(low.module.head.weight, engine.module.head.weight.bfloat16())  # type: ignore[union-attr]
     with pytest.raises(RanksError, match="the module has no 'tail'"):
         engine.load_parameters({**engine.parameters(), "tail": np.zeros(1)})
-    with pytest.raises(RanksError, match=r"'first\.bias' is not there"):
+    with pytest.raises(RanksError, match=r"'first\.bias' is missing"):
         engine.load_parameters({"head.bias": np.zeros(1, np.float32)})
 
 
@@ -241,7 +241,7 @@ def test_refuses_options(options: dict, said: str) -> None:
 
 def test_offloads_the_optimizer_where_there_is_another_memory() -> None:
     if not torch.cuda.is_available():
-        with pytest.raises(RanksError, match="there is only host memory here, and the state is in it; leave it off"):
+        with pytest.raises(RanksError, match="so the state is in host memory already; leave it off"):
             make(offload_optimizer=True)
         return
     engine = make(offload_optimizer=True)

@@ -30,7 +30,7 @@ def test_alone_nothing_moves() -> None:
         (np.array([1]), {"a": np.array([object()])}, np.array([1]), "a: expected numbers or text of a fixed width"),
         (np.array([1.5]), {}, np.array([1]), r"ids: expected int64 \[N\], got float64 \[1\]"),
         (np.array([1]), {}, np.array([[1]]), r"need: expected int64 \[N\], got int64 \[1, 1\]"),
-        (np.array([1]), {"a": np.zeros(1)}, np.array([2]), "need: rank 0 asks for 1 rows that no rank has: 2"),
+        (np.array([1]), {"a": np.zeros(1)}, np.array([2]), "need: rank 0 needs 1 rows that no rank has: 2"),
     ],
 )
 def test_refuses(ids: np.ndarray, columns: dict, need: np.ndarray, said: str) -> None:

@@ -94,13 +94,13 @@ def other_name(name: str) -> str:
 def test_refuses_what_is_not_what_was_saved(tmp_path: Path) -> None:
     engine = make()
     before = engine.parameters()
-    with pytest.raises(RanksError, match=r"holds no whole checkpoint .* give a directory that save has written to"):
+    with pytest.raises(RanksError, match=r"holds no complete checkpoint .* give a directory that save has written"):
         engine.load(tmp_path)
     path = make(1).save(tmp_path)
     shard = next(path.glob("*.safetensors"))
     content = shard.read_bytes()
     shard.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    with pytest.raises(RanksError, match="its shards are not those that were saved"):
+    with pytest.raises(RanksError, match="its shards do not match their checksums"):
         engine.load(tmp_path)
     shard.write_bytes(content)
     engine.load(tmp_path)
@@ -112,7 +112,7 @@ def test_refuses_what_is_not_what_was_saved(tmp_path: Path) -> None:
     wide.save(tmp_path / "wide")
     engine.load_parameters(before)
     with pytest.raises(
-        RanksError, match=r"first.weight: expected \[8, 4\], got \[16, 4\]; make the module as it was made then"
+        RanksError, match=r"first.weight: expected \[8, 4\], got \[16, 4\]; build the same module as when it was saved"
     ):
         engine.load(tmp_path / "wide")
     assert all(np.array_equal(before[name], value) for name, value in engine.parameters().items())

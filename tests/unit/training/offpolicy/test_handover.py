@@ -40,5 +40,5 @@ def test_a_local_run_goes_on_as_actor_and_learner(tmp_path: Path) -> None:
     last = list(read_metrics(run.metrics))[-1]
     assert last["step"] >= config.steps
     assert last["update"] == config.num_updates  # no more and no less, whoever made them
-    with pytest.raises(RunError, match="has a learner of its own; go on with `understudy serve"):
+    with pytest.raises(RunError, match="has a separate learner; resume it with `understudy serve"):
         LocalRun(run)

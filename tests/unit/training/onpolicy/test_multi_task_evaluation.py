@@ -86,7 +86,7 @@ def test_a_protocol_says_which_starts_and_says_so_in_words(
     config = TaskEvaluationConfig(**{"episodes": 4, **options})
     tickets = evaluation_tickets(SUITE, SUITE.tasks, config, seed=0)
     assert [ticket.start for ticket in tickets] == starts
-    said = TaskEvaluationResult(config=config, trials=()).to_json()
+    said = TaskEvaluationResult(config=config, episodes=()).to_json()
     assert said["meaning"].startswith(words)
     assert said["protocol"] == config.protocol
     assert said["split"] == config.starts
