@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.adam import adam
 
 from understudy.algorithms.algorithm import AlgorithmError
 
@@ -30,19 +31,39 @@ def init_moments(optimizer: Optimizer) -> None:
             }
 
 
-def descend(optimizer: Optimizer, loss: Tensor) -> None:
+def descend(optimizer: torch.optim.Adam, loss: Tensor) -> None:
     """One step down the gradient of a loss that depends on every parameter of the optimizer, and on others maybe.
 
-    Others get no gradient. The gradient stays in `grad` until the next call.
+    Others get no gradient. The gradient stays in `grad` until the next call. The step is that of `optimizer.step()` by
+    torch's own function: the hooks around `step` take longer than the step of a small network.
     """
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    (group,) = optimizer.param_groups
+    parameters = group["params"]
     for parameter in parameters:
         parameter.grad = None
     # Not autograd.grad: only backward lays a gradient out as its parameter, and fused Adam pairs them by memory.
     torch.autograd.backward(loss, inputs=parameters)
-    if any(parameter.grad is None for parameter in parameters):
+    gradients = [parameter.grad for parameter in parameters]
+    if any(gradient is None for gradient in gradients):
         raise AlgorithmError("loss: expected it to depend on every parameter of the optimizer; leave the others out")
-    optimizer.step()
+    moments = [optimizer.state[parameter] for parameter in parameters]
+    with torch.no_grad():
+        adam(
+            parameters,
+            gradients,
+            [moment["exp_avg"] for moment in moments],
+            [moment["exp_avg_sq"] for moment in moments],
+            [],
+            [moment["step"] for moment in moments],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
 
 
 def gradient_norm(optimizer: Optimizer) -> Tensor:

@@ -55,7 +55,7 @@ class CriticEnsemble(nn.ModuleList):
         *hidden, last = self
         x = x.expand(self.num if chosen is None else len(chosen), *x.shape)
         for layer in hidden:
-            x = layer(x, chosen)
+            x = layer.forward(x, chosen)  # not a call of the module, which costs as much as a small product
             x = torch.relu(functional.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
-        q: Tensor = last(x, chosen).squeeze(-1)
+        q: Tensor = last.forward(x, chosen).squeeze(-1)
         return q
