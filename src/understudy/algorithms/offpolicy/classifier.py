@@ -13,7 +13,7 @@ from understudy.algorithms.offpolicy import sac_losses as losses
 from understudy.algorithms.offpolicy.augment import shifted
 from understudy.algorithms.offpolicy.config import ClassifierTrainingConfig
 from understudy.algorithms.offpolicy.transitions import numbers
-from understudy.algorithms.optimizers import descend, gradient_norm, new_adam
+from understudy.algorithms.optimizers import FlatAdam
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, Spec, TransitionBatch, Tree
 from understudy.core.spec import describe
@@ -60,7 +60,7 @@ class ClassifierTraining(Resumable):
         self.network = ClassifierNetwork(config.classifier, observation, stats, self.device)
         init = torch.Generator().manual_seed(seed)
         self.network.init_parameters(init)
-        self._adam = new_adam(self.network.parameters(), learning_rate=config.learning_rate)
+        self._adam = FlatAdam(self.network.parameters(), learning_rate=config.learning_rate)
         self._generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, (), generator=init)))
 
     def _set_stats(self, stats: Stats) -> None:
@@ -85,14 +85,14 @@ class ClassifierTraining(Resumable):
         found = self.network(observation)
         weight = losses.balancing_weight(label) if self.config.balance else torch.ones_like(label)
         loss = losses.success_loss(found, label, weight)
-        descend(self._adam, loss)
+        self._adam.descend(loss)
         self.num_updates += 1
         if not report:
             return {}
         right = ((found > 0) == (label > 0.5)).float()
         metrics = {
             "loss": loss,
-            "gradient": gradient_norm(self._adam),
+            "gradient": self._adam.gradient_norm(),
             "accuracy": right.mean(),
             "positive_share": label.mean(),
         }

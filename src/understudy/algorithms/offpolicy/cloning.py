@@ -11,7 +11,7 @@ from understudy.algorithms.offpolicy import sac_losses as losses
 from understudy.algorithms.offpolicy.augment import shifted
 from understudy.algorithms.offpolicy.config import CloningConfig
 from understudy.algorithms.offpolicy.transitions import numbers
-from understudy.algorithms.optimizers import descend, gradient_norm, new_adam
+from understudy.algorithms.optimizers import FlatAdam
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, StepSpec, TransitionBatch, Tree
 from understudy.policies import tanh_normal
@@ -35,7 +35,7 @@ class Cloning(Resumable):
         self.actor = Actor(config.actor, spec, stats, self.device)
         init = torch.Generator().manual_seed(seed)
         self.actor.init_parameters(init)
-        self._adam = new_adam(self.actor.parameters(), learning_rate=config.learning_rate)
+        self._adam = FlatAdam(self.actor.parameters(), learning_rate=config.learning_rate)
         self._generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, (), generator=init)))
 
     def _set_stats(self, stats: Stats) -> None:
@@ -65,9 +65,9 @@ class Cloning(Resumable):
             loss = loss + choice_loss
             agrees = (values.argmax(dim=1) == choice).float().mean()
             metrics |= {"gripper_loss": choice_loss, "gripper_agreement": agrees}
-        descend(self._adam, loss)
+        self._adam.descend(loss)
         self.num_updates += 1
-        return numbers({"loss": loss, "gradient": gradient_norm(self._adam), **metrics}) if report else {}
+        return numbers({"loss": loss, "gradient": self._adam.gradient_norm(), **metrics}) if report else {}
 
     def policy(self, *, version: int = NO_VERSION) -> ActorPolicy:
         """The policy as it is now; later updates do not change it."""

@@ -21,7 +21,7 @@ from understudy.algorithms.offpolicy.augment import shifted
 from understudy.algorithms.offpolicy.config import SACConfig
 from understudy.algorithms.offpolicy.critics import CriticEnsemble
 from understudy.algorithms.offpolicy.transitions import TransitionTensors, numbers, to_tensors
-from understudy.algorithms.optimizers import descend, gradient_norm, new_adam
+from understudy.algorithms.optimizers import FlatAdam
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, StepSpec, TransitionBatch, Tree
 from understudy.policies import tanh_normal
@@ -54,13 +54,14 @@ class SAC(Resumable):
         if self.actor.gripper is not None:
             heads["gripper"] = self.actor.gripper
         self.target = nn.ModuleDict(copy.deepcopy(heads)).requires_grad_(False)  # the encoder has no target network
-        self._heads: list[Tensor] = [parameter for head in heads.values() for parameter in head.parameters()]
-        self._targets: list[Tensor] = list(self.target.parameters())
+        heads_of = [parameter for head in heads.values() for parameter in head.parameters()]
         self.log_temperature = nn.Parameter(torch.tensor(math.log(config.initial_temperature), device=self.device))
-        learned_from_returns = [*self.actor.encoder.parameters(), *self._heads]
-        self._critic_adam = new_adam(learned_from_returns, learning_rate=config.critic_lr)
-        self._actor_adam = new_adam(self.actor.actor.parameters(), learning_rate=config.actor_lr)
-        self._temperature_adam = new_adam([self.log_temperature], learning_rate=config.temperature_lr)
+        learned_from_returns = [*self.actor.encoder.parameters(), *heads_of]
+        self._critic_adam = FlatAdam(learned_from_returns, learning_rate=config.critic_lr)
+        self._actor_adam = FlatAdam(self.actor.actor.parameters(), learning_rate=config.actor_lr)
+        self._temperature_adam = FlatAdam([self.log_temperature], learning_rate=config.temperature_lr)
+        self._heads = [parameter.detach() for parameter in heads_of]  # after the optimizer has made them views
+        self._targets = list(self.target.parameters())
         self._generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, (), generator=init)))
 
     def start_from(self, policy: ActorPolicy) -> None:
@@ -124,11 +125,10 @@ class SAC(Resumable):
             }
         if choice is not None:
             loss = loss + self._gripper_loss(part, features, next_features, choice, metrics)
-        descend(self._critic_adam, loss)
-        with torch.no_grad():
-            torch._foreach_lerp_(self._targets, self._heads, config.tau)
+        self._critic_adam.descend(loss)
+        torch._foreach_lerp_(self._targets, self._heads, config.tau)
         if metrics is not None:
-            metrics["critic_gradient"] = gradient_norm(self._critic_adam)
+            metrics["critic_gradient"] = self._critic_adam.gradient_norm()
         return features.detach()
 
     def _gripper_loss(
@@ -169,13 +169,13 @@ class SAC(Resumable):
             loss = loss + self.config.bc_weight * distance
             if metrics is not None:
                 metrics["bc_mse"] = distance / part.demonstrated.mean().clamp(min=1e-6)
-        descend(self._actor_adam, loss)
+        self._actor_adam.descend(loss)
         arm, log_prob = arm.detach(), log_prob.detach()
-        descend(self._temperature_adam, losses.temperature_loss(self.log_temperature, log_prob, self.target_entropy))
+        self._temperature_adam.descend(losses.temperature_loss(self.log_temperature, log_prob, self.target_entropy))
         if metrics is not None:
             metrics |= {
                 "actor_loss": loss,
-                "actor_gradient": gradient_norm(self._actor_adam),
+                "actor_gradient": self._actor_adam.gradient_norm(),
                 "actor_q": q.mean(),
                 "entropy": -log_prob.mean(),
                 "saturation": (arm.abs() > 0.99).float().mean(),
