@@ -28,7 +28,7 @@ from rich.table import Table
 from understudy.core import Tree
 from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.workers.isolated import IsolatedWorld
-from understudy.envs.workers.worker import Limits
+from understudy.envs.workers.restarting_worker import Limits
 from understudy.envs.world_factory import WorldFactory
 
 WORLDS = str(Path(__file__).resolve().parent / "worlds")

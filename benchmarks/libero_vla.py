@@ -132,7 +132,7 @@ def _record(store: Path, successes: int, seed: int) -> None:
     )
     rng = np.random.default_rng(seed)
     with IsolatedWorld(source, limits=known.limits) as world, open_target(str(store)) as target:
-        expert = AlwaysScript(lambda: world.advise(noise=0.1, rng=rng).action)
+        expert = AlwaysScript(lambda: world.expert_action(noise=0.1, rng=rng).action)
         for task in TASKS:
             began = time.monotonic()
             config = RecordConfig(task=task, successes=successes, max_episodes=3 * successes, seed=seed)
@@ -162,8 +162,8 @@ def _show(name: str, run: Path) -> None:
         elif line["kind"] == "train" and "collect_s" in line:
             print(
                 f"{name}, iteration: {line['rollouts']} episodes in {line['collect_s']:.0f} s "
-                f"({line['steps_per_s']:.1f} steps/s), {100 * line['success']:.0f} % succeed; learned in {line['learn_s']:.1f} s, ratio "
-                f"{line['ratio']:.3f}, gradient {line['gradient']:.3f}"
+                f"({line['steps_per_s']:.1f} steps/s), {100 * line['success']:.0f} % succeed; "
+                f"learned in {line['learn_s']:.1f} s, ratio {line['ratio']:.3f}, gradient {line['gradient']:.3f}"
             )
 
 

@@ -75,13 +75,14 @@ def experts(run: str, num_starts: int, out: Path) -> None:
 
 def episode(world: MetaworldWorld, task: str, start: int, noise: float) -> tuple[bool, int, int]:
     """Whether it succeeded, its steps, and the longest run of steps without progress."""
-    world.reset_without_looking(seed=start, options={"task": task, "start": start})
+    world.reset_without_observation(seed=start, options={"task": task, "start": start})
     rng = np.random.default_rng(start)
     best, stalled, longest, num_steps = 0.0, 0, 0, 0
     while True:
-        _, terminated, truncated, info = world.step_without_looking(world.advise(noise=noise, rng=rng).action)
+        action = world.expert_action(noise=noise, rng=rng).action
+        _, terminated, truncated, info = world.step_without_observation(action)
         num_steps += 1
-        progress = world.advise().progress
+        progress = world.expert_action().progress
         stalled = 0 if progress > best + MARGIN else stalled + 1
         best, longest = max(best, progress), max(longest, stalled)
         if terminated or truncated:
@@ -114,7 +115,7 @@ def speed(out: Path) -> None:
                 rng = np.random.default_rng(0)
                 actions = iter(rng.uniform(-1, 1, (SIMULATOR_STEPS, 4)).astype(np.float32))
                 row[name] = rate(lambda world=world, actions=actions: world.step(next(actions)), 60 if cameras else 450)
-                row["reset_s"] = 1 / rate(lambda world=world: world.reset_without_looking(seed=0), 10)
+                row["reset_s"] = 1 / rate(lambda world=world: world.reset_without_observation(seed=0), 10)
         for name, cameras in (("stock_one", ["corner4"]), ("stock_two", ["corner4", "gripperPOV"])):
             row[name] = stock(task, cameras)
         rows.append(row)
@@ -172,7 +173,7 @@ def picture(out: Path) -> None:
             num_steps = episode(world, task, 0, 0.0)[1]
             observation, _ = world.reset(seed=0, options={"task": task, "start": 0})
             for _ in range(num_steps * 2 // 3):
-                observation, *_ = world.step(world.advise().action)
+                observation, *_ = world.step(world.expert_action().action)
             tile = observation["corner4"]
             tile[:56, -56:] = observation["gripperPOV"].reshape(56, 4, 56, 4, 3).mean(axis=(1, 3))
             tiles.append(tile)

@@ -250,7 +250,8 @@ def update(*, episodes: int = 16, rounds: int = 9, max_steps: int = 50) -> int:
     print(
         f"update, {size / 1e6:.2f}M parameters, {num_rows} blocks, {num_updates} steps of the optimizer: "
         f"{np.median(ours):.2f} CPU s with the PolicyGradientLearner, {np.median(bare):.2f} bare, "
-        f"{np.median(ratios):.3f}x (rounds {min(ratios):.2f} to {max(ratios):.2f}; 0.9 is wanted); weights are {apart:.1e} apart at the end"
+        f"{np.median(ratios):.3f}x (rounds {min(ratios):.2f} to {max(ratios):.2f}; 0.9 is wanted); "
+        f"the weights differ by {apart:.1e} at the end"
     )
     return 0
 

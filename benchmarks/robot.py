@@ -55,7 +55,7 @@ def _play(url: str, args: argparse.Namespace) -> int:
                 world.reset(seed=start, options={"task": task.name, "start": start})
                 terminated = truncated = False
                 while not (terminated or truncated):
-                    _, _, terminated, truncated, info = world.step(world.advise(noise=0.1, rng=rng).action)
+                    _, _, terminated, truncated, info = world.step(world.expert_action(noise=0.1, rng=rng).action)
                 successes += info["success"]
                 steps.append(world._num_steps)
             print(f"{task.name}: {successes} of {args.episodes}, {np.median(steps):.0f} steps (median)", flush=True)

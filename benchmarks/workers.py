@@ -47,8 +47,8 @@ from understudy.envs.workers.outcomes import (
     WorkerRaised,
     WorkerTooLarge,
 )
+from understudy.envs.workers.restarting_worker import Limits
 from understudy.envs.workers.vector import Vector
-from understudy.envs.workers.worker import Limits
 from understudy.envs.world_factory import WorldFactory
 
 HERE = str(Path(__file__).resolve().parent)

@@ -147,7 +147,7 @@ def stepping(
         first = num_blocks * block_steps
         num_blocks += 1
         for index in range(first, first + block_steps):
-            _, terminated, truncated, _ = world.step_without_looking(actions[index % len(actions)])
+            _, terminated, truncated, _ = world.step_without_observation(actions[index % len(actions)])
             num_steps += 1
             if terminated or truncated:
                 break

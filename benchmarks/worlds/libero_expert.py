@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from understudy.envs.simulators.libero import LiberoWorld
-from understudy.envs.world import Advice
+from understudy.envs.world import ExpertAction
 
 BOWL, PLATE = "akita_black_bowl_1", "plate_1"
 RIM = np.array([0.0, -0.048, 0.028])  # metres from the bowl's place to that part of its rim which the fingers take
@@ -24,7 +24,7 @@ GAIN = 12.0  # of an action for a metre
 class BowlsWorld(LiberoWorld):
     """Some tasks of libero_spatial, and how to do them."""
 
-    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
         """It remembers nothing: where hand, bowl and plate are says what comes next. Progress is 1 on the plate."""
         state = self._running.state()
         hand, opening = state[7:10].astype(np.float64), float(state[14] - state[15])
@@ -36,7 +36,7 @@ class BowlsWorld(LiberoWorld):
             action[:3] += noise * rng.normal(size=3)
         action[6] = 1.0 if close else -1.0
         far = float(np.linalg.norm((plate - bowl)[:2]))
-        return Advice(action=np.clip(action, -1, 1).astype(np.float32), progress=1.0 - far)
+        return ExpertAction(action=np.clip(action, -1, 1).astype(np.float32), progress=1.0 - far)
 
     def _place(self, name: str) -> np.ndarray[Any, Any]:
         scene = self._running

@@ -8,7 +8,7 @@ from tests.docs.pages import DOCS, run_page
 
 from understudy.core import ArraySpec, Spec
 from understudy.envs.teleop.axes import Axes
-from understudy.envs.teleop.keys import SPEEDS, Keymap
+from understudy.envs.teleop.key_bindings import SPEEDS, KeyBindings
 
 PAGE = DOCS / "teleoperation.md"
 
@@ -22,7 +22,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_the_table_has_every_key() -> None:
     spec = Spec(ArraySpec(shape=(7,), dtype="float32"))
-    described = Keymap.of(Axes.of(spec)).describe()
+    described = KeyBindings.of(Axes.of(spec)).describe()
     rows = re.findall(r"^\| (.*?) \| (.*?) \|", PAGE.read_text(), re.MULTILINE)
     table = {re.sub(r", or .*", "", keys): does for keys, does in rows}
     for axis in described["axes"]:

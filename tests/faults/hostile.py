@@ -611,7 +611,8 @@ def write_good_episodes(address: str, place: Path) -> dict[str, Any]:
     steps = seed = 0
     ended = _stdin_ended()
     with connect(address, token=TOKEN) as remote:
-        writer = remote.writer(GOOD, small_spec(), spool=place, commit_steps=10, config=OutboxConfig(block_s=30.0))
+        config = OutboxConfig(block_timeout_s=30.0)
+        writer = remote.writer(GOOD, small_spec(), spool=place, commit_steps=10, config=config)
         with writer:
             while not next(ended):
                 episode = good_episode(seed)

@@ -13,9 +13,7 @@ from tests.writing import write_episode
 from understudy.core import DamageError, Episode, StepSpec, StoreError
 from understudy.core.examples import random_episode, robot_spec, small_spec, text_spec
 from understudy.replay import Reader, Store, repair, verify
-from understudy.replay.format.catalog import CATALOG_FILE
-from understudy.replay.format.seal import SEAL_FILE
-from understudy.replay.write.store import segment_files
+from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE, segment_files
 
 NUM_FLIPS = 1000
 NUM_REPAIRS = 60

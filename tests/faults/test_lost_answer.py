@@ -14,7 +14,7 @@ from understudy.replay.format.chunk import Chunk
 
 
 class LosesOneAnswer:
-    """Hands chunks on to a store; the answer to one of them does not come back."""
+    """OperatorInput chunks on to a store; the answer to one of them does not come back."""
 
     keeps_columns = False
 

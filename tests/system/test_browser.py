@@ -26,7 +26,7 @@ from understudy.envs.teleop.browser import BrowserDevice
 from understudy.envs.teleop.takeover import Reading, Takeover
 from understudy.envs.toy import ToyTable
 from understudy.replay import Reader, Store
-from understudy.training import Rolled, run_episode
+from understudy.training import EpisodeResult, run_episode
 
 pytest.importorskip("websockets")
 
@@ -94,7 +94,7 @@ def device() -> Iterator[BrowserDevice]:
 def open_page(page: Any, device: BrowserDevice) -> None:
     page.goto(device.url)
     page.locator("#link.on").wait_for()
-    wait_for(lambda: device.attended)
+    wait_for(lambda: device.connected)
 
 
 def drives(device: BrowserDevice) -> bool:
@@ -148,7 +148,7 @@ def test_what_is_pressed_is_what_is_recorded(patient: BrowserDevice, page: Any, 
     open_page(page, device)
     world = ToyTable()
     logged = Logged(device)
-    done: list[Rolled] = []
+    done: list[EpisodeResult] = []
     next_s = [time.monotonic()]
 
     def act(observation: Tree) -> tuple[Tree, int]:
@@ -269,7 +269,7 @@ def test_killing_the_browser_gives_control_back(mortal: Chromium, device: Browse
     time.sleep(0.5)
     assert drives(device)  # it goes on for as long as the key is held
     assert seconds_to(lambda: mortal.signal(signal.SIGKILL), lambda: not drives(device), every_s=0.002) < 0.3 + 0.1
-    wait_for(lambda: not device.attended)
+    wait_for(lambda: not device.connected)
 
 
 @pytest.mark.serial
@@ -280,7 +280,7 @@ def test_a_browser_that_falls_silent_loses_control(mortal: Chromium, device: Bro
     page.keyboard.down("w")
     wait_for(lambda: drives(device))
     assert seconds_to(lambda: mortal.signal(signal.SIGSTOP), lambda: not drives(device), every_s=0.002) < 0.3 + 0.1
-    assert device.attended  # for all that anybody knows
+    assert device.connected  # for all that anybody knows
     mortal.signal(signal.SIGCONT)
     wait_for(lambda: drives(device))  # the key is still down
 
@@ -314,7 +314,7 @@ def test_a_page_of_another_site_cannot_drive(page: Any, device: BrowserDevice, t
             (frame,) = page.main_frame.child_frames
             assert frame.locator("#who").count() == 0
             time.sleep(0.5)  # a page in it would have connected by now
-            assert not device.attended
+            assert not device.connected
         finally:
             other.shutdown()
             thread.join()
@@ -374,7 +374,7 @@ def test_the_token_is_in_the_address(page: Any) -> None:
     with BrowserDevice(ToyTable().step_spec, host="0.0.0.0", token="a1b2c3d4e5f6a7b8") as device:
         page.goto(device.url.replace("a1b2", "b2a1"))
         page.get_by_text("the token is missing or wrong").wait_for()
-        assert not device.attended
+        assert not device.connected
         page.goto("about:blank")
         open_page(page, device)
 

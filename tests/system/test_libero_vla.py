@@ -7,12 +7,12 @@ import pytest
 
 from understudy.cli import main
 from understudy.core import tree as trees
-from understudy.envs.registry import KNOWN, open_world
+from understudy.envs.registry import WORLD_REGISTRY, open_world
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay import Reader
 from understudy.training.runs.metrics import read_metrics
 
-LIBERO = KNOWN["libero"]
+LIBERO = WORLD_REGISTRY["libero"]
 TASK = "pick_up_the_black_bowl_next_to_the_plate_and_place_it_on_the_plate"
 ENV = f'libero:libero_spatial?tasks=["{TASK}"]&size=32'
 TINY = VLAConfig(

@@ -58,7 +58,7 @@ def test_the_expert_succeeds_over_http(simulated: str, task: str) -> None:
             rng = np.random.default_rng(start)
             terminated = truncated = False
             while not (terminated or truncated):
-                _, _, terminated, truncated, info = world.step(world.advise(noise=0.1, rng=rng).action)
+                _, _, terminated, truncated, info = world.step(world.expert_action(noise=0.1, rng=rng).action)
             assert info["success"], f"start {start}"
         print(task, world.pace.report)
         assert world.pace.report.rate < 20.5

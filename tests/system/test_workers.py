@@ -17,7 +17,7 @@ from understudy.core import tree as trees
 from understudy.envs.check import check_env
 from understudy.envs.toy import ToyTable
 from understudy.envs.workers.isolated import IsolatedWorld
-from understudy.envs.world_factory import WorldSource
+from understudy.envs.world_factory import WorldFactory
 
 TOY = "understudy.envs.toy:ToyTable"
 
@@ -34,7 +34,7 @@ def test_of_eight_workers_one_breaks_every_moment_and_every_promise_is_kept() ->
 def test_the_toy_table_gives_the_same_bits_in_a_worker() -> None:
     here = ToyTable(size=32)
     rng = np.random.default_rng(0)
-    with IsolatedWorld(WorldSource(factory=TOY, options={"size": 32})) as there:
+    with IsolatedWorld(WorldFactory(factory=TOY, options={"size": 32})) as there:
         for seed in range(2):
             (seen, info), (wanted, wanted_info) = (world.reset(seed=seed) for world in (there, here))
             assert trees.equal(seen, wanted)
@@ -50,7 +50,7 @@ def test_the_toy_table_gives_the_same_bits_in_a_worker() -> None:
 
 
 def test_an_isolated_world_keeps_the_contract_of_worlds() -> None:
-    report = check_env(lambda: IsolatedWorld(WorldSource(factory=TOY, options={"size": 16})), episodes=1)
+    report = check_env(lambda: IsolatedWorld(WorldFactory(factory=TOY, options={"size": 16})), episodes=1)
     assert "passed" in str(report)
 
 
@@ -64,7 +64,7 @@ def test_the_study_of_throughput_leaves_its_figures(tmp_path: Path) -> None:
 @pytest.mark.serial
 def test_a_round_trip_costs_little_beside_a_step_with_images() -> None:
     """The promise is 0.85 (benchmarks/workers.py); a loaded machine gets some room."""
-    source = WorldSource(factory=TOY, options={"size": 128})
+    source = WorldFactory(factory=TOY, options={"size": 128})
     figures = compare(source, num_workers=4, block_steps=4, seconds=0.4, rounds=4)
     assert max(figures["ratio"], figures["cpu_ratio"]) > 0.7
 
@@ -106,7 +106,7 @@ def test_a_worker_lives_in_a_virtual_environment_of_its_own(other_python: str, t
         )
         assert done.returncode == 1, f"{missing} is there, so this test shows nothing"
     (tmp_path / "telling.py").write_text(SEEN_FROM_THERE)
-    source = WorldSource(
+    source = WorldFactory(
         factory="telling:Telling", options={"size": 16}, python=other_python, env={"PYTHONPATH": str(tmp_path)}
     )
     here = ToyTable(size=16)
@@ -126,7 +126,7 @@ def test_a_worker_lives_in_a_virtual_environment_made_with_pip(tmp_path: Path) -
     python = str(tmp_path / "venv" / "bin" / "python")
     variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     subprocess.run([python, "-m", "pip", "install", "-q", "numpy"], check=True, env=variables)
-    with IsolatedWorld(WorldSource(factory=TOY, options={"size": 16}, python=python)) as there:
+    with IsolatedWorld(WorldFactory(factory=TOY, options={"size": 16}, python=python)) as there:
         seen, _ = there.reset(seed=3)
     assert trees.equal(seen, ToyTable(size=16).reset(seed=3)[0])
     assert sys.executable != python

@@ -34,7 +34,7 @@ from understudy.cluster.status import Event, RoleNow, RoleState
 from understudy.core import StepSpec, UnderstudyError
 from understudy.envs.suite import Suite, Task
 from understudy.policies import BlockPolicy, Sampling
-from understudy.training.collection import Rollout, Ticket, unpack
+from understudy.training.collection import Rollout, Ticket, deserialize_rollouts
 from understudy.training.collection.collector import check_tickets
 from understudy.training.onpolicy.config import OnPolicyConfig
 
@@ -356,7 +356,7 @@ class ClusterCollector:
     def _take(self, worker: _Worker, said: Answer, waiting: deque[Ticket]) -> list[Rollout]:
         if said.refusal is not None:
             raise said.refusal
-        found = [one for one in unpack(*said.rollouts) if worker.tickets.pop(one.ticket.number, None) is not None]
+        found = [one for one in deserialize_rollouts(*said.rollouts) if worker.tickets.pop(one.ticket.number, None) is not None]
         worker.doing = f"{said.doing}, {len(worker.tickets)} tickets"
         if said.error is not None:
             found += self._lost(worker, f"failed: {said.error}", waiting)

@@ -24,7 +24,7 @@ from understudy.cluster.status import Event, RoleNow
 from understudy.cluster.supervisor import LOOK_S, Lost, idle_s, last_line
 from understudy.core import UnderstudyError
 from understudy.training.distributed.errors import RanksError
-from understudy.training.onpolicy.run import Progress
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class Learners:
         self,
         make: Callable[[tuple[str, ...]], RankJob],
         place: ClusterConfig,
-        watch: Callable[[Progress], None],
+        watch: Callable[[OnPolicyProgress], None],
         told: Callable[[list[str]], None],
     ):
         self.events: list[Event] = []

@@ -27,8 +27,8 @@ from understudy.cluster.roles.offpolicy import ActorWorker, LearnerWorker, Look,
 from understudy.cluster.status import Event, RoleNow, RoleState, What
 from understudy.cluster.supervisor import LOOK_S, MAX_STACK, PAUSE_S, Lost, idle_s, last_line
 from understudy.core import UnavailableError, UnderstudyError
-from understudy.training.offpolicy.learner import Moment
 from understudy.training.offpolicy.rlpd import RLPDConfig
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.run import Run
 
@@ -84,7 +84,7 @@ class Crew:
         self,
         make: Callable[[], OffPolicyJob],
         place: ClusterConfig,
-        watch: Callable[[Moment], None],
+        watch: Callable[[RLPDProgress], None],
         told: Callable[[list[str]], None],
     ):
         self.events: list[Event] = []
@@ -283,7 +283,7 @@ def run_rlpd(
     place: ClusterConfig,
     *,
     address: str = HERE,
-    watch: Callable[[Moment], None] | None = None,
+    watch: Callable[[RLPDProgress], None] | None = None,
     told: Callable[[list[str]], None] | None = None,
 ) -> None:
     """A run of RLPD on a cluster, until its steps are done."""

@@ -76,7 +76,7 @@ class ShardWorker:
         config = ServerConfig(
             host=self._host or ray.util.get_node_ip_address(), port=self._port, token=self._token, replaces=replaces
         )
-        self._server = self._undo.enter_context(Server(self._store, config, answer=self._answer))
+        self._server = self._undo.enter_context(Server(self._store, config, on_request=self._answer))
         health = self._undo.enter_context(Health(self._path / HEALTH, role="server", name=self._name))
         health.add(lambda: {"address": self._server.address, "commit": self._store.last_commit})
         self._health, self._id = health, found

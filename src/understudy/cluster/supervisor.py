@@ -18,7 +18,7 @@ from ray.exceptions import RayError, RayTaskError
 from understudy.cluster.config import ClusterConfig
 from understudy.cluster.ray_session import ClusterError, room
 from understudy.cluster.status import Event, RoleNow, RoleState
-from understudy.training.runs.health import STUCK_S
+from understudy.training.runs.health import PROGRESS_TIMEOUT_S
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def idle_s(health: Mapping[str, Any]) -> float:
 
 def stack_after_s(place: ClusterConfig) -> float:
     """After how long without progress a role shows its stack: no later than it is replaced for that."""
-    return min(STUCK_S, place.stuck_s)
+    return min(PROGRESS_TIMEOUT_S, place.stuck_s)
 
 
 def last_line(error: BaseException) -> str:

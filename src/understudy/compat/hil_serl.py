@@ -228,7 +228,7 @@ class MemoryEfficientReplayBuffer(Closeable):
         with self._lock:
             self._check_open()
             sampler = self._updated_sampler()
-            batch: TransitionBatch = sampler.make(batch_size)
+            batch = sampler.make(batch_size)
             if pack_obs_and_next_obs:
                 batch, frames = _with_packed_images(batch, self.image_keys)
             sampler.sample(batch, size=batch_size)
@@ -353,14 +353,15 @@ class _PrefetchSource:
         self._buffer = buffer
         self._sample_args = sample_args
 
-    def follow(self) -> None:
-        """Nothing: `sample` follows."""
+    def follow(self) -> int:
+        return len(self._buffer)  # `sample` follows
 
     def make(self) -> list[Any]:
         return []
 
-    def sample(self, out: list[Any]) -> None:
+    def sample(self, out: list[Any]) -> list[Any]:
         out[:] = [self._buffer.sample(**self._sample_args)]
+        return out
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -24,7 +24,7 @@ from understudy.compat.options import refuse_options
 from understudy.compat.stitch import Stitcher
 from understudy.compat.temporary_store import temporary_store_path
 from understudy.compat.trajectory import Trajectory, check_same_fields, parse_trajectory
-from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError, TransitionBatch
+from understudy.core import EpisodeInfo, StepSpec, StoreClosedError, StoreError, StoreFormatError
 from understudy.core.closeable import Closeable
 from understudy.durable import files
 from understudy.durable.errors import store_errors
@@ -192,7 +192,7 @@ class TrajectoryReplayBuffer(Closeable):
             # Steps are in the order in which they were written, so the last ones belong to the last trajectories.
             sampler.selector = Uniform(last_steps=sum(trajectory.num_steps for trajectory in self._window()))
             sampler.seed, sampler.num_batches = self._seed, self._num_batches
-            batch: TransitionBatch = sampler.sample(size=num_chunks)
+            batch = sampler.sample(size=num_chunks)
             self._num_batches += 1
         extras: Any = batch.extras
         return {

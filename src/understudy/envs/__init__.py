@@ -5,14 +5,14 @@ from understudy.envs.suite import Suite, SuiteError, Task
 from understudy.envs.toy import ToyTable, script
 from understudy.envs.workers.isolated import IsolatedWorld
 from understudy.envs.workers.outcomes import WorkerFailure
+from understudy.envs.workers.restarting_worker import Limits, Worker
 from understudy.envs.workers.vector import Vector
-from understudy.envs.workers.worker import Limits, Worker
-from understudy.envs.world import Advice, World, WorldError, as_gymnasium
+from understudy.envs.world import ExpertAction, World, WorldError, as_gymnasium
 from understudy.envs.world_factory import WorldFactory
 
 __all__ = [
-    "Advice",
     "CheckError",
+    "ExpertAction",
     "IsolatedWorld",
     "Limits",
     "Report",

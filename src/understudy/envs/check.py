@@ -88,7 +88,7 @@ def _check(world: World, second: World | None, episodes: int) -> Report:
     name = type(world).__name__
     passed: list[str] = []
     problems: list[str] = []
-    left_out = () if world.repeatable else _OF_REPEATABLE
+    left_out = () if world.deterministic else _NEEDS_DETERMINISM
     for check in _CHECKS:
         title = check.__name__.removeprefix("_check_")
         if check in left_out:
@@ -141,7 +141,7 @@ def _check_starts(world: World, second: World | None, cases: list[Case]) -> None
     every = [(task, start) for task in world.suite.tasks for start in _sample(task.num_starts, MAX_STARTS)]
     for index in _sample(len(every), MAX_STARTS):
         task, start = every[index]
-        info = world.reset_without_looking(seed=0, options={"task": task.name, "start": start})
+        info = world.reset_without_observation(seed=0, options={"task": task.name, "start": start})
         if world.task != task or (info["task"], info["start"]) != (task.name, start):
             raise _Broken(
                 f"expected task {task.name!r} and start {start} after a reset to them, got {world.task.name!r} and "
@@ -184,10 +184,10 @@ def _check_success(world: World, second: World | None, cases: list[Case]) -> Non
 def _check_actions(world: World, second: World | None, cases: list[Case]) -> None:
     """The world leaves the caller's action as it was."""
     for case in cases:
-        world.reset_without_looking(seed=case.seed, options=case.options)
+        world.reset_without_observation(seed=case.seed, options=case.options)
         for action in case.actions:
             mine = trees.map_leaves(np.copy, action)
-            _, terminated, truncated, _ = world.step_without_looking(mine)
+            _, terminated, truncated, _ = world.step_without_observation(mine)
             if not trees.equal(mine, action):
                 raise _Broken("action: expected it unchanged after advance, got other numbers; copy it before you clip")
             if terminated or truncated:
@@ -234,7 +234,7 @@ def _check_looking(world: World, second: World | None, cases: list[Case]) -> Non
             seen,
             blind,
             case,
-            "step and step_without_looking",
+            "step and step_without_observation",
             "whatever changes the world belongs in advance, not in observe",
         )
 
@@ -265,10 +265,10 @@ def _check_buffers(world: World, second: World | None, cases: list[Case]) -> Non
 def _check_ends(world: World, second: World | None, cases: list[Case]) -> None:
     """An episode ends once: terminated by the task, or truncated by the time limit and no later."""
     for task in {case.task: case for case in cases}.values():
-        world.reset_without_looking(seed=task.seed, options=task.options)
+        world.reset_without_observation(seed=task.seed, options=task.options)
         limit = world.task.max_steps
         for number in range(1, limit + 1):
-            _, terminated, truncated, _ = world.step_without_looking(task.actions[number % len(task.actions)])
+            _, terminated, truncated, _ = world.step_without_observation(task.actions[number % len(task.actions)])
             if terminated or truncated:
                 break
         else:
@@ -277,7 +277,7 @@ def _check_ends(world: World, second: World | None, cases: list[Case]) -> None:
                 f"do not override step: write advance"
             )
         try:
-            world.step_without_looking(task.actions[0])
+            world.step_without_observation(task.actions[0])
         except WorldError:
             continue
         raise _Broken(
@@ -300,7 +300,7 @@ _CHECKS: tuple[Callable[[World, World | None, list[Case]], None], ...] = (
     _check_ends,
 )
 
-_OF_REPEATABLE = (_check_determinism, _check_observing, _check_looking)  # what lives in real time cannot pass them
+_NEEDS_DETERMINISM = (_check_determinism, _check_observing, _check_looking)  # what lives in real time cannot pass them
 
 
 # --- playing ---
@@ -319,11 +319,11 @@ class _Moment:
 
 def _play(world: World, case: Case, *, look: Literal["once", "twice", "last", "never"] = "once") -> Iterator[_Moment]:
     """The moments of one episode; with "last" only the last is looked at."""
-    info = world.reset_without_looking(seed=case.seed, options=case.options)
+    info = world.reset_without_observation(seed=case.seed, options=case.options)
     reward, terminated, truncated = 0.0, False, False
     for number in range(len(case.actions) + 1):
         if number:
-            reward, terminated, truncated, info = world.step_without_looking(case.actions[number - 1])
+            reward, terminated, truncated, info = world.step_without_observation(case.actions[number - 1])
         ended = terminated or truncated or number == len(case.actions)
         if look == "twice":
             world.observe()

@@ -19,9 +19,9 @@ import numpy as np
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core.rotation import between, turned
 from understudy.envs.pace import Pace
-from understudy.envs.robot_client import HttpCamera, Link
+from understudy.envs.robot_client import HttpCamera, RobotHttpClient
 from understudy.envs.suite import Suite, Task
-from understudy.envs.world import Advice, World, WorldError
+from understudy.envs.world import ExpertAction, World, WorldError
 from understudy.web.tokens import read_token
 
 Array: TypeAlias = np.ndarray[Any, Any]
@@ -65,7 +65,7 @@ class RobotEnv(World):
     """
 
     state_names = STATE_NAMES
-    repeatable = False
+    deterministic = False
 
     def __init__(
         self,
@@ -80,10 +80,10 @@ class RobotEnv(World):
         self.hz = hz
         self.pace = Pace(hz)
         token = None if token_file is None else read_token(Path(token_file))
-        self._arm = Link(url, token=token, client=f"RobotEnv {uuid.uuid4().hex[:12]}")
+        self._arm = RobotHttpClient(url, token=token, client=f"RobotEnv {uuid.uuid4().hex[:12]}")
         self.limits = self._arm.ask("/limits")
         scene = scene or self.limits["scene"]
-        self._scene = None if scene is None else Link(scene, token=token)
+        self._scene = None if scene is None else RobotHttpClient(scene, token=token)
         self._cameras = self._open_cameras(cameras, scene, token)
         self.scale = np.array(scale or self._usual_scale(), float)
         self._beat_s = self.limits["heartbeat_s"] / 2
@@ -140,10 +140,10 @@ class RobotEnv(World):
     def close(self) -> None:
         self._arm.close()
         for link in (self._scene, *self._cameras.values()):
-            if isinstance(link, Link | HttpCamera):
+            if isinstance(link, RobotHttpClient | HttpCamera):
                 link.close()
 
-    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
         """Straight to the target, or over the cube, down, close and up; from what is measured now."""
         pose = self._now["pose"]
         goal, grip = (self._target[:3], OPEN) if self.task.name == "reach" else self._lift_plan()
@@ -154,7 +154,7 @@ class RobotEnv(World):
                 raise WorldError("rng: noise needs a random generator, got None; pass np.random.default_rng(seed)")
             way = way / max(1.0, float(np.abs(way).max())) + noise * rng.normal(size=3)
         action = np.clip(np.array([*way, *turn, grip]), -1.0, 1.0).astype(np.float32)
-        return Advice(action=action, progress=self._progress())
+        return ExpertAction(action=action, progress=self._progress())
 
     # --- parts of the above ---
 

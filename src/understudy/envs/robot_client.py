@@ -1,4 +1,4 @@
-"""Link: one kept HTTP connection to an arm's server or a scene. HttpCamera: images over one."""
+"""RobotHttpClient: one kept HTTP connection to an arm's server or a scene. HttpCamera: images over one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TIMEOUT_S = 5.0
 MAX_PICTURE = 4096  # pixels a side
 
 
-class Link:
+class RobotHttpClient:
     """Requests, one after the other. A connection that was closed meanwhile is opened again, once."""
 
     def __init__(self, url: str, *, token: str | None = None, client: str | None = None):
@@ -95,7 +95,7 @@ class HttpCamera:
     """A camera at an address that gives PPM images."""
 
     def __init__(self, url: str, *, token: str | None = None):
-        self._link = Link(url, token=token)
+        self._link = RobotHttpClient(url, token=token)
 
     def read(self) -> Array:
         """The image of this moment: uint8 [h, w, 3]."""

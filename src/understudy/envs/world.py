@@ -36,7 +36,7 @@ class WorldError(UnderstudyError):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Advice:
+class ExpertAction:
     """What a scripted expert would do now, and how far the task has come."""
 
     action: Tree
@@ -46,13 +46,13 @@ class Advice:
 class World(Closeable):
     """Something that is seen and acted on. A subclass says what it is (`step_spec`, `suite`) and writes four methods.
 
-    Nothing is rendered unless `observe` is called: `step` looks after acting, `step_without_looking` does not.
+    Nothing is rendered unless `observe` is called: `step` looks after acting, `step_without_observation` does not.
     """
 
     step_spec: StepSpec
     suite: Suite
-    stands_on: tuple[str, ...] = ("numpy",)  # packages whose versions change what it does
-    repeatable: bool = True  # the same start, seed and actions give the same bits; False for what lives in real time
+    version_packages: tuple[str, ...] = ("numpy",)  # packages whose versions change what it does
+    deterministic: bool = True  # the same start, seed and actions give the same bits; False for what lives in real time
     hz: float | None = None  # the control rate that `step` keeps; None: it is as fast as it can
 
     _task: Task | None = None
@@ -78,17 +78,17 @@ class World(Closeable):
     def close(self) -> None:
         """Let go of what the world holds; it is not used afterwards."""
 
-    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
         """What an expert would do now, for worlds that have one. Changes nothing. `noise` is the spread of what is
         added to speeds, drawn from `rng`, so that no two demonstrations are alike."""
         raise WorldError(
-            f"{self._name}: it has no scripted expert; act with a device or a policy, or write {self._name}.advise"
+            f"{self._name}: it has no scripted expert; act with a device or a policy, or write {self._name}.expert_action"
         )
 
     def versions(self) -> dict[str, str]:
         """The versions of what the world stands on, for the fingerprint of a score."""
         found = {}
-        for name in self.stands_on:
+        for name in self.version_packages:
             with suppress(importlib.metadata.PackageNotFoundError):
                 found[name] = importlib.metadata.version(name)
         return found
@@ -97,8 +97,8 @@ class World(Closeable):
 
     @property
     def has_expert(self) -> bool:
-        """Whether `advise` was written."""
-        return type(self).advise is not World.advise
+        """Whether `expert_action` was written."""
+        return type(self).expert_action is not World.expert_action
 
     @property
     def task(self) -> Task:
@@ -119,10 +119,10 @@ class World(Closeable):
         Without a start, one is drawn from the split. The info holds task, instruction, start, split and seed; given
         back as seed and options they begin the same episode again.
         """
-        info = self.reset_without_looking(seed=seed, options=options)
+        info = self.reset_without_observation(seed=seed, options=options)
         return self.observe(), info
 
-    def reset_without_looking(
+    def reset_without_observation(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """As `reset`, without the observation."""
@@ -138,10 +138,10 @@ class World(Closeable):
 
     def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
         """Act once and look: observation, reward, terminated, truncated, info."""
-        reward, terminated, truncated, info = self.step_without_looking(action)
+        reward, terminated, truncated, info = self.step_without_observation(action)
         return self.observe(), reward, terminated, truncated, info
 
-    def step_without_looking(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+    def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
         """Act once; for blocks of actions of which only the last one's outcome is looked at."""
         if self._state != "running":
             self._refuse_step()

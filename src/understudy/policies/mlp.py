@@ -33,9 +33,7 @@ class MLP(nn.ModuleList):
     def forward(self, x: Tensor) -> Tensor:
         *hidden, last = self
         for layer in hidden:
-            x = torch.relu(
-                layer.forward(x)
-            )  # no call of the module, which costs as much as a small product
+            x = torch.relu(layer.forward(x))  # no call of the module, which costs as much as a small product
         y: Tensor = last.forward(x)
         return y
 

@@ -9,6 +9,7 @@ from understudy.replay.maintain.verify import VerifyReport, verify
 from understudy.replay.read.batch_shapes import Sequences, Transitions
 from understudy.replay.read.reader import Changes, Reader
 from understudy.replay.read.view import DEMO, EVERYTHING, ONLINE, Clause, View
+from understudy.replay.sample.batch_source import BatchSource, EmptyError, ViewSampler
 from understudy.replay.sample.mixture import Mixture
 from understudy.replay.sample.prefetch import Prefetch
 from understudy.replay.sample.rate_limiter import RateLimiter
@@ -23,10 +24,12 @@ __all__ = [
     "EVERYTHING",
     "ONLINE",
     "BatchRecord",
+    "BatchSource",
     "Budget",
     "Changes",
     "Clause",
     "CompactionReport",
+    "EmptyError",
     "EpisodeRecord",
     "Fifo",
     "Mixture",
@@ -45,6 +48,7 @@ __all__ = [
     "UniformEpisodes",
     "VerifyReport",
     "View",
+    "ViewSampler",
     "Writer",
     "backup",
     "compact",

@@ -21,6 +21,7 @@ import numpy as np
 
 from understudy.core import Step, UnderstudyError
 from understudy.core.examples import robot_spec
+from understudy.core.tree import flatten
 from understudy.replay.format.paths import segment_files
 from understudy.replay.format.segment import read_layout
 from understudy.replay.read.reader import Reader
@@ -172,7 +173,7 @@ def _cold(path: Path, config: SampleBenchConfig) -> tuple[float, float]:
                 sampler.follow()
                 batch = sampler.make()
                 sampler.sample(size=64)  # maps the segments, once for each
-                for array in (*batch.observation.values(), *batch.next_observation.values()):
+                for array in (*flatten(batch.observation).values(), *flatten(batch.next_observation).values()):
                     array[...] = 1  # as on the bare side, its memory is there
                 _drop_cache(path)
                 started = time.perf_counter()

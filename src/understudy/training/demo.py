@@ -263,7 +263,7 @@ def _in_corner(start: int) -> bool:
 
 
 def _script(world: World, rng: np.random.Generator) -> Takeover:
-    return Takeover(AlwaysScript(lambda: world.advise(noise=NOISE, rng=rng).action), operator="script")
+    return Takeover(AlwaysScript(lambda: world.expert_action(noise=NOISE, rng=rng).action), operator="script")
 
 
 def _run_policy(world: World, policy: ActorPolicy, start: int) -> list[Array]:

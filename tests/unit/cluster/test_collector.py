@@ -25,7 +25,7 @@ from understudy.core import UnderstudyError
 from understudy.policies import Sampling
 from understudy.training.collection import Collector, Plan, PlannedTask, Rollout, Ticket
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policies import load_policy
+from understudy.training.onpolicy.policy_files import load_policy
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 

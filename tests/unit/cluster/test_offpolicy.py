@@ -22,8 +22,8 @@ from understudy.cluster.rlpd_supervisor import run_rlpd
 from understudy.cluster.status import EVENTS, NOW
 from understudy.core import UnderstudyError
 from understudy.replay import Reader, verify
-from understudy.training.offpolicy.learner import Moment
-from understudy.training.offpolicy.local import LocalRun
+from understudy.training.offpolicy.local_run import LocalRun
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run, RunError
@@ -154,7 +154,7 @@ def local(demos: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
     path = tmp_path_factory.mktemp("local") / "run"
     with LocalRun(Run.create(path, "rlpd", small_config(demos))) as local:
-        local.go()
+        local.run()
     return path
 
 
@@ -167,7 +167,7 @@ def equal(path: Path, local: Path) -> None:
 
 
 def test_in_step_it_equals_the_local_run(tmp_path: Path, demos: str, local: Path, address: str) -> None:
-    news: list[Moment] = []
+    news: list[RLPDProgress] = []
     told: list[str] = []
     path = tmp_path / "run"
     run = Run.create(path, "rlpd", small_config(demos))
@@ -192,7 +192,7 @@ def test_in_step_it_equals_the_local_run_whoever_is_killed(tmp_path: Path, demos
     path = tmp_path / "run"
     config = small_config(demos, steps=2000, updates_per_step=1, eval_every=800)  # long enough for all kills
     with LocalRun(Run.create(tmp_path / "local", "rlpd", config)) as here:
-        here.go()
+        here.run()
     with Killer(path, "actor-0", "learner", "shard-0") as killer:
         run_rlpd(Run.create(path, "rlpd", config), IN_STEP, address=address)
     equal(path, tmp_path / "local")
@@ -209,7 +209,7 @@ def test_an_episode_whose_actor_died_is_lived_again_and_counts_once(tmp_path: Pa
     )
     (tmp_path / "died").touch()
     with LocalRun(Run.create(tmp_path / "local", "rlpd", config)) as here:
-        here.go()
+        here.run()
     (tmp_path / "died").unlink()
     run_rlpd(Run.create(tmp_path / "run", "rlpd", config), IN_STEP, address=address)
     equal(tmp_path / "run", tmp_path / "local")
@@ -235,7 +235,7 @@ def check_once(path: Path, num_steps: int) -> None:
 def test_beside_actors_everybody_is_killed_and_goes_on(tmp_path: Path, demos: str, address: str) -> None:
     path = tmp_path / "run"
     config = small_config(
-        demos, steps=2000, eval_every=600, checkpoint_every=150, publish_every=20, max_behind=300, cloning_updates=0
+        demos, steps=2000, eval_every=600, checkpoint_every=150, publish_every=20, max_pending_updates=300, cloning_updates=0
     )
     run = Run.create(path, "rlpd", config)
     told: list[str] = []
@@ -300,7 +300,7 @@ def test_actors_join_and_leave_with_their_nodes(tmp_path: Path, demos: str, addr
         eval_every=10**6,
         checkpoint_every=500,
         publish_every=20,
-        max_behind=200,
+        max_pending_updates=200,
         cloning_updates=0,
     )
     run = Run.create(path, "rlpd", config)
@@ -313,7 +313,7 @@ def test_actors_join_and_leave_with_their_nodes(tmp_path: Path, demos: str, addr
     def states() -> dict[str, str]:
         return {role["name"]: role["state"] for role in said(path)["roles"]} if (path / NOW).exists() else {}
 
-    def watch(moment: Moment) -> None:
+    def watch(moment: RLPDProgress) -> None:
         now = states()
         if now and now != (seen[-1] if seen else None):
             seen.append(now)

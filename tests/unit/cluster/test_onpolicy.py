@@ -22,7 +22,7 @@ from understudy.cluster.ray_session import ClusterError
 from understudy.cluster.status import EVENTS, NOW
 from understudy.core import UnderstudyError
 from understudy.replay import Reader
-from understudy.training.onpolicy.run import OnPolicyRun, Progress
+from understudy.training.onpolicy.onpolicy_run import OnPolicyRun, OnPolicyProgress
 from understudy.training.runs.run import Run, RunError
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
@@ -76,8 +76,8 @@ def kill_learner(path: Path) -> bool:
 def test_it_equals_the_local_run(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"))
     with OnPolicyRun(Run.create(tmp_path / "here", "grpo", config)) as here:
-        here.go()
-    news: list[Progress] = []
+        here.run()
+    news: list[OnPolicyProgress] = []
     run_on_policy(Run.create(tmp_path / "there", "grpo", config), TWO, address=address, watch=news.append)
     assert metrics(tmp_path / "there") == metrics(tmp_path / "here")
     assert all(line["lag"] == 0 for line in metrics(tmp_path / "there") if line["kind"] == "train")
@@ -112,11 +112,11 @@ def test_a_wave_ahead_is_one_version_behind(tmp_path: Path, address: str) -> Non
 def test_a_learner_that_dies_begins_again(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=MANY)
     with OnPolicyRun(Run.create(tmp_path / "here", "grpo", config)) as here:
-        here.go()
+        here.run()
     path = tmp_path / "there"
     killed = threading.Event()
 
-    def kill(news: Progress) -> None:
+    def kill(news: OnPolicyProgress) -> None:
         if news.iteration >= 2 and not killed.is_set() and kill_learner(path):
             killed.set()
 
@@ -134,7 +134,7 @@ def test_learners_that_keep_failing_end_the_run(tmp_path: Path, address: str) ->
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=MANY)
     path = tmp_path / "run"
 
-    def kill(news: Progress) -> None:
+    def kill(news: OnPolicyProgress) -> None:
         kill_learner(path)
 
     with pytest.raises(ClusterError, match="learners: failed 1 times without an iteration between"):

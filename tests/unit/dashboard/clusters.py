@@ -107,9 +107,7 @@ def break_some(journal: Journal) -> None:
     journal.tell(
         [
             Event(what="node lost", name="sim-c", text="sim-c (10.0.0.3) is gone", time_s=now_s - 190),
-            Event(
-                what="tickets reissued", name="rank-0", text="301 tickets were reissued", time_s=now_s - 189
-            ),
+            Event(what="tickets reissued", name="rank-0", text="301 tickets were reissued", time_s=now_s - 189),
             Event(what="shard lost", name="shard-2", text="shard-2 is lost with 250,002 steps", time_s=now_s - 130),
             Event(
                 what="stuck",

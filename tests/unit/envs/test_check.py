@@ -130,8 +130,8 @@ def test_starts_are_ignored() -> None:
 
 def test_reset_is_overridden() -> None:
     class OwnReset(Good):
-        def reset_without_looking(self, **arguments: Any) -> dict[str, Any]:
-            return super().reset_without_looking(seed=0)
+        def reset_without_observation(self, **arguments: Any) -> dict[str, Any]:
+            return super().reset_without_observation(seed=0)
 
     assert "do not override reset: write begin" in problems(OwnReset())
 
@@ -252,7 +252,7 @@ def test_acting_blindly_differs() -> None:
             return super().observe()
 
     text = problems(Lazy())
-    assert "looking: observation/at: expected the same bits in step and step_without_looking" in text
+    assert "looking: observation/at: expected the same bits in step and step_without_observation" in text
     assert "whatever changes the world belongs in advance" in text
 
 
@@ -279,7 +279,7 @@ def test_the_state_itself_is_given_away() -> None:
 
 def test_the_limit_is_ignored() -> None:
     class Endless(Good):
-        def step_without_looking(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
             return self.advance(action)
 
     text = problems(Endless())
@@ -289,9 +289,9 @@ def test_the_limit_is_ignored() -> None:
 
 def test_steps_go_on_after_the_end() -> None:
     class Undead(Good):
-        def step_without_looking(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
             self._state = "running"
-            return super().step_without_looking(action)
+            return super().step_without_observation(action)
 
     assert "ends: expected an error for a step after the end, got another step" in problems(Undead())
 
@@ -322,7 +322,7 @@ def test_what_lives_in_real_time_is_not_asked_to_repeat_itself() -> None:
 
     with pytest.raises(CheckError, match="determinism"):
         check_env(Clock())
-    Clock.repeatable = False
+    Clock.deterministic = False
     report = check_env(Clock())
     assert "determinism" not in report.passed
     assert str(report).endswith("; 3 left out, since it lives in real time")

@@ -70,7 +70,7 @@ def test_the_expert_reaches_and_the_rate_is_kept(server: ArmServer) -> None:
         assert (numbers["force_z"], numbers["gripper"]) == (3.0, 1.0)
         terminated = truncated = False
         while not (terminated or truncated):
-            observation, reward, terminated, truncated, info = world.step(world.advise().action)
+            observation, reward, terminated, truncated, info = world.step(world.expert_action().action)
         assert terminated
         assert (reward, info["success"]) == (1.0, True)
         report = world.pace.report
@@ -164,12 +164,12 @@ def test_an_arm_that_is_stopped_in_mid_episode_says_so(server: ArmServer) -> Non
 def test_noise_bends_the_way_and_needs_a_generator(server: ArmServer) -> None:
     with RobotEnv(server.url, hz=50) as world:
         world.reset(seed=0)
-        straight = world.advise()
-        bent = world.advise(noise=0.3, rng=np.random.default_rng(0))
+        straight = world.expert_action()
+        bent = world.expert_action(noise=0.3, rng=np.random.default_rng(0))
         assert not np.allclose(straight.action[:3], bent.action[:3])
         assert np.allclose(straight.action[3:], bent.action[3:])
         with pytest.raises(WorldError, match=r"rng: noise needs a random generator, got None"):
-            world.advise(noise=0.3)
+            world.expert_action(noise=0.3)
 
 
 def test_starts_are_inside_and_differ() -> None:

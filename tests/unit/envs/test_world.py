@@ -125,8 +125,8 @@ def test_blind_steps_do_not_look() -> None:
     world = Line()
     world.reset(seed=0)
     for _ in range(3):
-        world.step_without_looking(STAY)
-    world.reset_without_looking(seed=0)
+        world.step_without_observation(STAY)
+    world.reset_without_observation(seed=0)
     assert world.num_looks == 1
 
 

@@ -31,7 +31,7 @@ from understudy.policies.lora import LoraConfig, add_lora, has_lora, load_adapte
 from understudy.policies.openvla import OpenVLAPolicy
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.distributed.launch import launch_function
-from understudy.training.distributed.ranks import alone
+from understudy.training.distributed.ranks import single_rank
 
 SMALL = LoraConfig(rank=4, alpha=8.0)
 
@@ -312,7 +312,7 @@ def test_a_sharded_module_trains_as_a_whole_one(directory: Path, tmp_path: Path)
 def test_two_ranks_train_as_one(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 over two processes, half of the rows each, by the engine that trains large policies."""
     monkeypatch.chdir(Path(__file__).parents[3])
-    ranks_process.update(directory, tmp_path / "one.npz", "none", alone())
+    ranks_process.update(directory, tmp_path / "one.npz", "none", single_rank())
     function = "tests.unit.policies.openvla.ranks_process:rank"
     assert launch_function(2, function, checkpoint=str(directory), place=str(tmp_path / "two.npz")) == 0
     with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "two.npz") as two:

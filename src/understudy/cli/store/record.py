@@ -101,7 +101,7 @@ def _script(world: World, noise: float, seed: int) -> Device:
     if not world.has_expert:
         raise UnderstudyError(f"human: {world.suite.name} has no scripted expert; demonstrate with --human browser")
     rng = np.random.default_rng(seed)
-    return AlwaysScript(lambda: world.advise(noise=noise, rng=rng).action)
+    return AlwaysScript(lambda: world.expert_action(noise=noise, rng=rng).action)
 
 
 def _bar(console: Console, task: str) -> Progress:

@@ -253,4 +253,5 @@ def _shrunk(image: Image, columns: int) -> Image:
     """The mean of each square of pixels."""
     side = len(image) // columns
     used = image[: side * columns, : side * columns]
-    return used.reshape(columns, side, columns, side, 3).mean(axis=(1, 3)).astype(int)
+    means: Image = used.reshape(columns, side, columns, side, 3).mean(axis=(1, 3)).astype(int)
+    return means

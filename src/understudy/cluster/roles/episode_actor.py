@@ -25,12 +25,12 @@ from understudy.core import StepSpec
 from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
 from understudy.service.client.remote import Remote, connect
-from understudy.training.data.run_episode import Rolled
+from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.actor import Actor
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.episode_backend import NAME, Commit
-from understudy.training.offpolicy.rlpd import RLPDConfig, judge_in, make_takeover
-from understudy.training.offpolicy.sharded_source import Shards
-from understudy.training.runs.evaluate import EvaluationConfig, Judged
+from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for, make_takeover
+from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult
 from understudy.training.runs.health import Health
 from understudy.training.runs.run import RunError
 
@@ -45,7 +45,7 @@ class PlayerJob:
     directory: Path  # in which relative paths are meant
     threads: int  # of torch: the same as the learner's, so that both find the same bits
     stuck_s: float  # without progress, after which it shows its stack
-    shard: str | None = None  # name=host:port; None: it only judges
+    shard: str | None = None  # name=host:port; None: it only evaluates
     token: str | None = None
 
 
@@ -72,7 +72,7 @@ class Player(Placed):
         self._undo = ExitStack()
         self._remote: Remote | None = None
         self._actor: Actor | None = None
-        self.health = Health(None, role="actor", name=NAME, stuck_s=job.stuck_s)
+        self.health = Health(None, role="actor", name=NAME, progress_timeout_s=job.stuck_s)
 
     def look(self, addresses: Mapping[str, str]) -> Mapping[str, Any]:
         """What it does; and it is told where its shard is."""
@@ -88,10 +88,10 @@ class Player(Placed):
                 os.chdir(self._job.directory)
             torch.set_num_threads(self._job.threads)
             self._world = self._undo.enter_context(open_world(self._job.config.env))
-            self._judge = judge_in(self._world, self.health.progress)
+            self._evaluate = evaluator_for(self._world, self.health.progress)
         return self._world.step_spec
 
-    def live(self, sent: Sent | None, number: int) -> Rolled:
+    def run_episode(self, sent: Sent | None, number: int) -> EpisodeResult:
         """The episode of a number, durable on the shard when this returns."""
         self.open()
         if self._actor is None:
@@ -102,33 +102,33 @@ class Player(Placed):
             self._actor = Actor(
                 self._job.config, self._world, self._writer, name=NAME, takeover=takeover, health=self.health
             )
-        rolled = self._actor.live(None if sent is None else sent.policy(), number)
+        rolled = self._actor.run_episode(None if sent is None else sent.policy(), number)
         while not self._writer.wait_delivered(DELIVER_S):
             self.health.progress(f"waiting for the shard: {self._writer.delivery.problem or 'it is slow'}")
         return rolled
 
-    def judge(self, sent: Sent, config: EvaluationConfig) -> tuple[Judged, dict[str, bytes]]:
-        """Play held-out episodes; the films come along, since the run's directory may not be here."""
+    def evaluate(self, sent: Sent, config: EvaluationConfig) -> tuple[EvaluationResult, dict[str, bytes]]:
+        """Play held-out episodes; the videos come along, since the run's directory may not be here."""
         self.open()
         with tempfile.TemporaryDirectory() as place:
-            judged = self._judge(sent.policy(), config, Path(place))
-            return judged, {path.name: path.read_bytes() for path in Path(place).iterdir()}
+            result = self._evaluate(sent.policy(), config, Path(place))
+            return result, {path.name: path.read_bytes() for path in Path(place).iterdir()}
 
 
-def judged_by(player: Minded, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
-    """What a player says of a policy; its films are put where they belong."""
-    judged, content = player.ask("judge", Sent.of(policy), config)
-    for name, film in content.items():
-        films.mkdir(parents=True, exist_ok=True)
-        (films / name).write_bytes(film)
-    return judged  # type: ignore[no-any-return]
+def evaluate_with(player: Minded, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
+    """What a player says of a policy; its videos are put where they belong."""
+    result, content = player.ask("evaluate", Sent.of(policy), config)
+    for name, video in content.items():
+        videos.mkdir(parents=True, exist_ok=True)
+        (videos / name).write_bytes(video)
+    return result  # type: ignore[no-any-return]
 
 
 def follow(remote: Remote, addresses: Mapping[str, str]) -> None:
     """Shards may have moved: look for them where they are said to be now."""
     for name in remote.names:
         if name in addresses:
-            remote.move(name, addresses[name])
+            remote.update_address(name, addresses[name])
 
 
 class PlayerStage:
@@ -154,7 +154,7 @@ class PlayerStage:
 
         self.player = Minded("actor", "actor-0", make, place, told=addresses, progress=progress)
         self._spec: StepSpec = self.player.ask("open")
-        shards.remote.wait_for_all(progress)
+        shards.remote.wait_until_reachable(progress)
 
     @property
     def step_spec(self) -> StepSpec:
@@ -166,33 +166,33 @@ class PlayerStage:
 
     @property
     def commit(self) -> Commit:
-        self._shards.remote.wait_for_all(self._progress)
+        self._shards.remote.wait_until_reachable(self._progress)
         return {self._shard: int(self._shards.remote.status()[self._shard]["commit"])}
 
-    def set_aside(self, commit: Commit) -> list[str]:
+    def rollback(self, commit: Commit) -> list[str]:
         if not isinstance(commit, dict) or self._shard not in commit:
             raise RunError(f"this run keeps its episodes elsewhere, and not on {self._shard}; go on without --cluster")
-        return self._set_aside(commit[self._shard])
+        return self._rollback(commit[self._shard])
 
-    def _set_aside(self, commit: int) -> list[str]:
-        self._shards.remote.wait_for_all(self._progress)
-        return list(self._shards.remote.request("set_aside", {"commit": commit, "actors": NAME}))
+    def _rollback(self, commit: int) -> list[str]:
+        self._shards.remote.wait_until_reachable(self._progress)
+        return list(self._shards.remote.request("rollback", {"commit": commit, "actors": NAME}))
 
-    def begin(self, health: Health) -> None:
+    def start(self, health: Health) -> None:
         """It is ready."""
 
-    def live(self, policy: ActorPolicy | None, number: int) -> Rolled:
+    def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
         commit = self.commit
         assert isinstance(commit, dict)
 
         def lost() -> None:
-            self._set_aside(commit[self._shard])
+            self._rollback(commit[self._shard])
 
         sent = None if policy is None else Sent.of(policy)
-        return self.player.ask("live", sent, number, lost=lost)  # type: ignore[no-any-return]
+        return self.player.ask("run_episode", sent, number, lost=lost)  # type: ignore[no-any-return]
 
-    def judge(self, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
-        return judged_by(self.player, policy, config, films)
+    def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
+        return evaluate_with(self.player, policy, config, videos)
 
     def close(self) -> None:
         self.player.close()

@@ -19,10 +19,10 @@ import torch
 from understudy.core import Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import Acted, Evaluated, Sampling
-from understudy.training.distributed.ddp import Alone
 from understudy.training.distributed.ranks import Ranks
+from understudy.training.distributed.single_process import SingleProcess
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policies import load_policy
+from understudy.training.onpolicy.policy_files import load_policy
 
 Array = np.ndarray[Any, Any]
 
@@ -42,7 +42,7 @@ class Copy:
 
     def __init__(self, config: OnPolicyConfig, path: Path, spec: StepSpec, *, device: str):
         self._policy = load_policy(replace(config, device=device), path, spec, adapted=True)
-        self._policy.forward = Alone(self._policy.model, Ranks(0, 1, device=device), config.engine.precision).forward
+        self._policy.forward = SingleProcess(self._policy.model, Ranks(0, 1, device=device), config.engine.precision).forward
         self._version: int | None = None
         self.facts = PolicyFacts(
             block_steps=self._policy.block_steps,

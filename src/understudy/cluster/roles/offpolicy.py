@@ -24,21 +24,21 @@ import torch
 
 from understudy.cluster.config import ClusterConfig
 from understudy.cluster.ray_session import ClusterError, Placed, elsewhere, options
-from understudy.cluster.roles.episode_actor import Player, PlayerJob, PlayerStage, follow, judged_by
+from understudy.cluster.roles.episode_actor import Player, PlayerJob, PlayerStage, evaluate_with, follow
 from understudy.cluster.status import Event, RoleNow
 from understudy.cluster.supervisor import Minded, stack_after_s
-from understudy.core.closing import Closes
+from understudy.core.closeable import Closeable
 from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
-from understudy.replay.format.catalog import CATALOG_FILE
+from understudy.replay.format.paths import CATALOG_FILE
 from understudy.service.client.remote import Remote, connect
 from understudy.training.offpolicy.actor import run_actor
-from understudy.training.offpolicy.learner import Moment
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.learner_process import run_learner
-from understudy.training.offpolicy.local import LocalRun
-from understudy.training.offpolicy.rlpd import RLPDConfig, judge_in
-from understudy.training.offpolicy.sharded_source import Shards
-from understudy.training.runs.evaluate import EvaluationConfig, Judged
+from understudy.training.offpolicy.local_run import LocalRun
+from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for
+from understudy.training.offpolicy.rlpd_learner import RLPDProgress
+from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
 
@@ -79,7 +79,7 @@ class Look:
     """What a role says then. News and events are said once."""
 
     health: Mapping[str, Any]
-    news: tuple[Moment, ...] = ()
+    news: tuple[RLPDProgress, ...] = ()
     restored: tuple[str, ...] = ()
     events: tuple[Event, ...] = ()
     roles: tuple[RoleNow, ...] = ()
@@ -93,7 +93,7 @@ class ActorWorker(Placed):
         self._job, self._name, self._spool = job, name, Path(spool)
         self._remote = job.remote()
         self._num_actors = 1
-        self._health = Health(None, role="actor", name=name, stuck_s=stack_after_s(job.place))
+        self._health = Health(None, role="actor", name=name, progress_timeout_s=stack_after_s(job.place))
 
     def work(self) -> int:
         """Act until the learner says that it is enough; what was lived is delivered then, or stays in the spool."""
@@ -125,10 +125,10 @@ class LearnerWorker(Placed):
         self._remote = job.remote((in_step_shard(job.addresses),) if self._in_step else ())
         self._addresses = dict(job.addresses)
         self._lock = threading.Lock()
-        self._news: list[Moment] = []
+        self._news: list[RLPDProgress] = []
         self._restored: list[str] = []
         self._player: Minded | None = None
-        self._health = Health(job.run / HEALTH, role="learner", name="rlpd", stuck_s=stack_after_s(place))
+        self._health = Health(job.run / HEALTH, role="learner", name="rlpd", progress_timeout_s=stack_after_s(place))
         self._threads = max(int(place.learner.cpus), 1)
         self._playing = PlayerJob(
             config=config, directory=job.directory, threads=self._threads, token=job.token, stuck_s=stack_after_s(place)
@@ -147,26 +147,26 @@ class LearnerWorker(Placed):
             if self._in_step:
                 self._work_in_step(run, here)
             else:
-                judge = undo.enter_context(self._evaluator())
+                evaluator = undo.enter_context(self._evaluator())
                 run_learner(
                     run,
                     self._remote,
                     here=here,
-                    judge=judge.judge,
+                    evaluator=evaluator.evaluate,
                     watch=self._hear,
-                    told=self._tell,
+                    on_restored=self._tell,
                     health=self._health,
                 )
 
     def _work_in_step(self, run: Run, here: Mapping[str, Path]) -> None:
         own = run.store if (run.store / CATALOG_FILE).exists() else None
         mine = {name: path for name, path in here.items() if name in self._remote.names}
-        shards = Shards(remote=self._remote, here=mine, own=own)
+        shards = Shards(remote=self._remote, local=mine, own=own)
         stage = PlayerStage(self._playing, self._job.place, shards, lambda: self._addresses, self._health.progress)
         self._player = stage.player
         with LocalRun(run, self._hear, stage, self._health) as local:
             self._tell(local.restored)
-            local.go()
+            local.run()
 
     def _evaluator(self) -> _Evaluator:
         evaluator = _Evaluator(self._job, self._playing, lambda: self._addresses)
@@ -177,7 +177,7 @@ class LearnerWorker(Placed):
         with self._lock:
             self._restored = self._restored + restored
 
-    def _hear(self, news: Moment) -> None:
+    def _hear(self, news: RLPDProgress) -> None:
         with self._lock:
             if self._news and self._news[-1].evaluation is None:
                 self._news.pop()  # only the newest matters
@@ -203,7 +203,7 @@ class LearnerWorker(Placed):
         )
 
 
-class _Evaluator(Closes):
+class _Evaluator(Closeable):
     """Judges policies in a process of its own; where there is no room for one, in the learner's."""
 
     def __init__(self, job: OffPolicyJob, playing: PlayerJob, addresses: Any):
@@ -220,17 +220,17 @@ class _Evaluator(Closes):
         )
         self._room = True
 
-    def judge(self, policy: ActorPolicy, config: EvaluationConfig, films: Path) -> Judged:
+    def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
         if self._room:
             try:
-                return judged_by(self.player, policy, config, films)
+                return evaluate_with(self.player, policy, config, videos)
             except ClusterError as error:  # no room, or it dies of it time and again
                 self._room = False
                 self.player.close()
                 text = f"the learner evaluates by itself: {error}"
                 self.player.events.append(Event(what="worker lost", name="evaluator", text=text))
         with open_world(self._job.config.env) as world:
-            return judge_in(world)(policy, config, films)
+            return evaluator_for(world)(policy, config, videos)
 
     def close(self) -> None:
         self.player.close()

@@ -29,13 +29,14 @@ from understudy.cluster.supervisor import idle_s
 from understudy.policies import BlockPolicy, Sampling
 from understudy.service.client.remote import Remote, connect
 from understudy.service.client.remote_writer import RemoteWriter
-from understudy.training.collection import Rollout, Ticket, block_spec, write
+from understudy.training.collection import Rollout, Ticket, block_spec, write_rollouts
 from understudy.training.distributed.ranks import Ranks, join
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policies import policy_path
-from understudy.training.onpolicy.run import OnPolicyRun, Progress
-from understudy.training.runs.health import Health, stacks
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
+from understudy.training.onpolicy.policy_files import policy_path
+from understudy.training.runs.health import Health
 from understudy.training.runs.run import Run, RunError
+from understudy.training.runs.stack_dump import dump_stacks
 
 logger = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
@@ -61,7 +62,7 @@ class RankLook:
     """What a rank says when it is looked at. News and events are said once."""
 
     health: dict[str, Any]
-    news: list[Progress]
+    news: list[OnPolicyProgress]
     restored: list[str]
     events: list[Event]
     roles: list[RoleNow]
@@ -71,14 +72,14 @@ class RankLook:
 class RankStage:
     """Rollout workers on any node, and a writer to each shard."""
 
-    acts_here = False
+    uses_local_policy = False
 
     def __init__(self, job: RankJob, run: Run, config: OnPolicyConfig, ranks: Ranks):
         self._ranks = ranks
         self._waiting: Callable[[str], None] = lambda doing: None
         self.remotes: dict[str, Remote] = {}
         self._writers: dict[str, RemoteWriter] = {}
-        self.living = ClusterCollector(
+        self.runner = ClusterCollector(
             config,
             job.place,
             policy_path(config.policy),
@@ -98,10 +99,10 @@ class RankStage:
     def moved(self, addresses: Mapping[str, str]) -> None:
         """Where the shards are now."""
         for name, address in addresses.items():
-            self.remotes[name].move(name, address)
+            self.remotes[name].update_address(name, address)
 
     def open(self, policy: BlockPolicy) -> None:
-        spec = block_spec(self.living.step_spec, policy)
+        spec = block_spec(self.runner.step_spec, policy)
         for name, remote in self.remotes.items():
             # What is kept at once goes at once: an episode is acknowledged with all others of its wave.
             self._writers[name] = remote.writer(
@@ -109,17 +110,17 @@ class RankStage:
             )
 
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
-        self.living.publish(version, weights)
+        self.runner.publish(version, weights)
 
-    def ahead(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
+    def prefetch(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
         if self._max_lag:
-            self.living.ahead(tickets(), sampling)
+            self.runner.ahead(tickets(), sampling)
 
-    def keep(self, rollouts: Sequence[Rollout]) -> None:
+    def store(self, rollouts: Sequence[Rollout]) -> None:
         """A group stays together. Returns when all are acknowledged; a shard that is away is waited for."""
         writers = list(self._writers.values())
         for index, writer in enumerate(writers):
-            write([one for one in rollouts if one.ticket.group % len(writers) == index], writer)
+            write_rollouts([one for one in rollouts if one.ticket.group % len(writers) == index], writer)
         for name, writer in self._writers.items():
             while not writer.wait_delivered(DELIVER_S):
                 self._waiting(f"waiting for {name}: {writer.delivery.problem or 'it is slow'}")
@@ -129,11 +130,11 @@ class RankStage:
             return {}
         found = {}
         for name, remote in self.remotes.items():
-            remote.wait_for_all(self._waiting)
+            remote.wait_until_reachable(self._waiting)
             found[name] = int(remote.status()[name]["commit"])
         return found
 
-    def set_aside(self, commits: Mapping[str, int]) -> list[str]:
+    def rollback(self, commits: Mapping[str, int]) -> list[str]:
         if not self._ranks.first:
             return []
         if strange := sorted(commits.keys() - self.remotes.keys()):
@@ -143,12 +144,12 @@ class RankStage:
             )
         said: list[str] = []
         for name, remote in self.remotes.items():
-            remote.wait_for_all(self._waiting)
-            said += remote.request("set_aside", {"commit": commits.get(name, 0), "actors": "rank-"})
+            remote.wait_until_reachable(self._waiting)
+            said += remote.request("rollback", {"commit": commits.get(name, 0), "actors": "rank-"})
         return said
 
     def close(self) -> None:
-        self.living.close()
+        self.runner.close()
         for writer in self._writers.values():
             writer.close()
         for remote in self.remotes.values():
@@ -161,7 +162,7 @@ class LearnerRank(Placed):
     def __init__(self, job: RankJob):
         self._job = job
         self._lock = threading.Lock()
-        self._news: list[Progress] = []
+        self._news: list[OnPolicyProgress] = []
         self._run: OnPolicyRun | None = None
         self._stage: RankStage | None = None
         self._told = False
@@ -185,10 +186,10 @@ class LearnerRank(Placed):
         run = Run(self._job.run)
         if rank == 0:
             run.wait_unlocked(LOCKED_S)
-        with join() as ranks, OnPolicyRun(run, self._hear, ranks, self._staging) as self._run:
-            self._run.go()
+        with join() as ranks, OnPolicyRun(run, self._hear, ranks, self._make_backend) as self._run:
+            self._run.run()
 
-    def _staging(self, run: Run, config: OnPolicyConfig, ranks: Ranks) -> RankStage:
+    def _make_backend(self, run: Run, config: OnPolicyConfig, ranks: Ranks) -> RankStage:
         self._stage = RankStage(self._job, run, config, ranks)
         self._stage.watched(self._progress)
         return self._stage
@@ -200,7 +201,7 @@ class LearnerRank(Placed):
     def _progress(self, doing: str) -> None:
         self._health.progress(doing)
 
-    def _hear(self, news: Progress) -> None:
+    def _hear(self, news: OnPolicyProgress) -> None:
         with self._lock:
             if self._news and news.evaluation is None and news.report is None and self._news[-1].episodes:
                 self._news.pop()  # only the newest count of episodes matters
@@ -216,16 +217,16 @@ class LearnerRank(Placed):
             restored, self._told = run.restored, True
         health = self._health.now()
         if idle_s(health) > self._job.place.stuck_s:
-            health["stack"] = health["stack"] or stacks()
+            health["stack"] = health["stack"] or dump_stacks()
         if stage is None:
             return RankLook(health=health, news=news, restored=restored, events=[], roles=[], counts={})
         stage.moved(addresses)
-        living = stage.living
+        runner = stage.runner
         return RankLook(
             health=health,
             news=news,
             restored=restored,
-            events=living.take_events(),
-            roles=living.roles(),
-            counts={"reissued": living.num_reissued, "fenced": living.num_fenced, "restarts": living.num_restarts},
+            events=runner.take_events(),
+            roles=runner.roles(),
+            counts={"reissued": runner.num_reissued, "fenced": runner.num_fenced, "restarts": runner.num_restarts},
         )

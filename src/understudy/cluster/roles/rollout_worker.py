@@ -25,9 +25,9 @@ from understudy.cluster.roles.inference_worker import AskedPolicy, Copy
 from understudy.core import StepSpec, UnderstudyError
 from understudy.envs.suite import Suite, Task
 from understudy.policies import Sampling
-from understudy.training.collection import Collector, Rollout, Ticket, pack
+from understudy.training.collection import Collector, Rollout, Ticket, serialize_rollouts
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.runs.health import stacks
+from understudy.training.runs.stack_dump import dump_stacks
 
 Array = np.ndarray[Any, Any]
 
@@ -129,10 +129,10 @@ class RolloutWorker(Placed):
             stream.over.clear()
             idle_s = time.monotonic() - self._at
             return Answer(
-                rollouts=pack(found),
+                rollouts=serialize_rollouts(found),
                 doing=self._doing,
                 idle_s=idle_s,
-                stack=stacks() if idle_s > stuck_s else None,
+                stack=dump_stacks() if idle_s > stuck_s else None,
                 error=self._error,
                 refusal=self._refusal,
             )

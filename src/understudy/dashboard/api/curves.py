@@ -161,7 +161,9 @@ class _Content:
         numbers = {
             name: float(value)
             for name, value in line.items()
-            if isinstance(value, int | float) and name not in ("step", "update", "batch_digest") and math.isfinite(value)
+            if name not in ("step", "update", "batch_digest")
+            and isinstance(value, int | float)
+            and math.isfinite(value)
         }
         if kind not in self._bins and len(self._bins) >= MAX_KINDS:
             return

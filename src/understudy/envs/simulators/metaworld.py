@@ -21,7 +21,7 @@ from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core.spec import describe
 from understudy.envs.simulators.camera import Cameras, check_size
 from understudy.envs.suite import Suite, SuiteError, Task
-from understudy.envs.world import Advice, World, WorldError
+from understudy.envs.world import ExpertAction, World, WorldError
 
 NUM_STARTS = 500  # of each task; the last hundred are for evaluation
 SIMULATOR_STEPS = 500  # of an episode, as Metaworld has it
@@ -112,7 +112,7 @@ class Simulator:
 class MetaworldWorld(World):
     """Metaworld 3, its tasks as one suite. Needs metaworld; MUJOCO_GL=egl and LP_NUM_THREADS=1 for images."""
 
-    stands_on = ("numpy", "mujoco", "metaworld")
+    version_packages = ("numpy", "mujoco", "metaworld")
     state_names: tuple[str, ...]  # metres; quaternions w first; opening is 0 to 1; zero where there is no second object
     camera_names: tuple[str, ...]
 
@@ -181,19 +181,19 @@ class MetaworldWorld(World):
             state[-3:] = 0.0
         return {**self._images(self._now), "state": state[: len(self.state_names)]}
 
-    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
         """Metaworld's own expert. It looks at the true state, goal included, and remembers nothing.
 
         Progress is metres that the hand went the expert's way: it stalls when nothing moves or all goes elsewhere.
         """
         if self._now is None:
-            raise WorldError("advise: there is no episode; call reset first")
+            raise WorldError("expert_action: there is no episode; call reset first")
         action = self._wish(self._now)
         if noise:
             if rng is None:
                 raise WorldError("rng: noise needs a random generator, got None; pass np.random.default_rng(seed)")
             action[:3] = np.clip(action[:3] + noise * rng.normal(size=3), -1.0, 1.0)
-        return Advice(action=action, progress=self._progress)
+        return ExpertAction(action=action, progress=self._progress)
 
     def close(self) -> None:
         while self._simulators:

@@ -21,7 +21,7 @@ from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.envs.teleop.axes import NO_AXES, Axes, DeviceError
 from understudy.envs.teleop.browser_server import Frame, Image, PageServer
-from understudy.envs.teleop.keys import Keymap
+from understudy.envs.teleop.key_bindings import KeyBindings
 from understudy.envs.teleop.operator_input import EXPIRY_S, OperatorInput
 from understudy.envs.teleop.takeover import Reading
 
@@ -58,7 +58,7 @@ class BrowserDevice(Closeable):
         if not 0 < speed <= 1:
             raise DeviceError(f"speed: expected more than 0 and up to 1, got {describe(speed)}")
         axes = NO_AXES if watch_only else Axes.of(step_spec.action, names=names, high_closes=high_closes)
-        self._hands = OperatorInput(axes, expiry_s=expiry_s, to_the_end=to_the_end)
+        self._operator_input = OperatorInput(axes, expiry_s=expiry_s, to_the_end=to_the_end)
         self._cameras = [
             path
             for path, leaf in step_spec.observation.leaves()
@@ -68,7 +68,14 @@ class BrowserDevice(Closeable):
         self._num_frames = 0
         self._num_episodes = 0
         self._server = PageServer(
-            Keymap.of(axes), self._hands, host=host, port=port, token=token, hosts=hosts, speed=speed, expiry_s=expiry_s
+            KeyBindings.of(axes),
+            self._operator_input,
+            host=host,
+            port=port,
+            token=token,
+            hosts=hosts,
+            speed=speed,
+            expiry_s=expiry_s,
         )
 
     @property
@@ -77,17 +84,17 @@ class BrowserDevice(Closeable):
         return self._server.url
 
     @property
-    def attended(self) -> bool:
+    def connected(self) -> bool:
         """Whether somebody has the page open and could drive."""
-        return self._server.attended
+        return self._server.connected
 
     def begin(self) -> None:
         """An episode begins: the fingers are taken to be open, and no verdict stands."""
         self._num_episodes += 1
-        self._hands.begin()
+        self._operator_input.begin()
 
     def read(self) -> Reading:
-        reading = self._hands.read()
+        reading = self._operator_input.read()
         self._acted = reading.action is not None
         return reading
 
@@ -101,7 +108,7 @@ class BrowserDevice(Closeable):
         said = dict(info)
         action = said.pop("action", None)
         if action is not None and not self._acted:
-            self._hands.follow(action)
+            self._operator_input.follow(action)
         self._num_frames += 1
         flat = trees.flatten(observation)
         self._server.publish(
@@ -109,7 +116,7 @@ class BrowserDevice(Closeable):
                 number=self._num_frames,
                 life=self._num_episodes,
                 images=tuple(_image(path, flat[path]) for path in self._cameras),
-                pushes=dict(self._hands.pushes),
+                pushes=dict(self._operator_input.pushes),
                 info={name: plain for name, value in said.items() if (plain := _plain(value)) is not None},
             )
         )

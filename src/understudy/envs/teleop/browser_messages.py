@@ -6,7 +6,7 @@ import json
 import math
 from typing import Any
 
-from understudy.envs.teleop.keys import NUM_BUTTONS, NUM_STICKS, Held
+from understudy.envs.teleop.key_bindings import NUM_BUTTONS, NUM_STICKS, Held
 
 MAX_KEYS = 32  # held at once
 

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 from understudy.envs.teleop.axes import DeviceError
 from understudy.envs.teleop.browser_messages import RefusedMessage, held_in, number, parsed
 from understudy.envs.teleop.clock import PageClock
-from understudy.envs.teleop.keys import Held, Keymap
+from understudy.envs.teleop.key_bindings import Held, KeyBindings
 from understudy.envs.teleop.operator_input import OperatorInput
 from understudy.web.access import AllowedHosts, check_access, is_same_origin
 from understudy.web.auth import page_headers
@@ -102,8 +102,8 @@ class PageServer:
 
     def __init__(
         self,
-        keymap: Keymap,
-        hands: OperatorInput,
+        bindings: KeyBindings,
+        operator_input: OperatorInput,
         *,
         host: str,
         port: int,
@@ -114,8 +114,8 @@ class PageServer:
     ):
         _import_websockets()
         check_access(host, token, in_url=True)
-        self._keymap = keymap
-        self._hands = hands
+        self._bindings = bindings
+        self._operator_input = operator_input
         self._expiry_s = expiry_s
         self._speed = speed
         self._token = token
@@ -134,7 +134,7 @@ class PageServer:
         self._ready.wait()
 
     @property
-    def attended(self) -> bool:
+    def connected(self) -> bool:
         driver = self._driver
         return driver is not None and driver.clock.known and not driver.silent
 
@@ -150,7 +150,7 @@ class PageServer:
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stop.set)
             self._thread.join()
-        self._hands.let_go()
+        self._operator_input.release()
 
     # --- the event loop, and everything below in its thread
 
@@ -205,7 +205,7 @@ class PageServer:
         seen: tuple[Frame | None, bool] = (None, False)
         while True:
             await asyncio.sleep(LOOK_S)
-            now = (self._frame, self._hands.driving)
+            now = (self._frame, self._operator_input.driving)
             if now != seen:
                 seen = now
                 self._wake_all()
@@ -300,14 +300,14 @@ class PageServer:
 
     def _offer(self, viewer: _Viewer) -> None:
         """Let a page drive if nobody does and there is something to drive."""
-        if self._keymap.pairs and (self._driver is None or self._driver.silent):
+        if self._bindings.pairs and (self._driver is None or self._driver.silent):
             self._release()
             self._driver = viewer
             viewer.held, viewer.heard_s = Held(), time.monotonic()
 
     def _release(self) -> None:
         self._driver = None
-        self._hands.let_go()
+        self._operator_input.release()
 
     # --- what a page says
 
@@ -341,14 +341,14 @@ class PageServer:
     def _act(self, viewer: _Viewer, held: Held, made_s: float) -> None:
         """The driver holds something, or has let go."""
         before, viewer.held = viewer.held, held
-        speed = self._keymap.speed(self._speed, before, held)
-        pushes = {name: push * speed for name, push in self._keymap.pushes(held).items()}
-        if self._hands.put(pushes, active=self._keymap.active(held), made_s=made_s):
-            for event in self._keymap.events(before, held):
+        speed = self._bindings.speed(self._speed, before, held)
+        pushes = {name: push * speed for name, push in self._bindings.pushes(held).items()}
+        if self._operator_input.put(pushes, active=self._bindings.active(held), made_s=made_s):
+            for event in self._bindings.events(before, held):
                 if event == "grip":
-                    self._hands.toggle_grip()
+                    self._operator_input.toggle_grip()
                 else:
-                    self._hands.judge(event == "success")
+                    self._operator_input.mark_outcome(event == "success")
         if speed != self._speed or held != before:
             self._speed = speed
             self._wake_all()
@@ -357,7 +357,7 @@ class PageServer:
 
     async def _send(self, viewer: _Viewer) -> None:
         """Tell a page what is new, at the pace at which it takes it."""
-        await viewer.tell({"type": "welcome", "controls": self._keymap.describe(), "expiry_ms": self._expiry_s * 1e3})
+        await viewer.tell({"type": "welcome", "controls": self._bindings.describe(), "expiry_ms": self._expiry_s * 1e3})
         told: dict[str, Any] = {}
         num_pings, ping_due_s = 0, 0.0
         while True:
@@ -387,7 +387,7 @@ class PageServer:
                 "asked_s": now_s,
                 "round_trip_ms": _ms(viewer.clock.round_trip_s if viewer.clock.known else None),
                 "picture_ms": _ms(viewer.picture_s),
-                "hand_ms": _ms(self._hands.latency_s),
+                "hand_ms": _ms(self._operator_input.latency_s),
             }
         )
 
@@ -395,10 +395,10 @@ class PageServer:
         return {
             "type": "state",
             "you_drive": viewer is self._driver,
-            "free": self._driver is None and bool(self._keymap.pairs),
+            "free": self._driver is None and bool(self._bindings.pairs),
             "num_pages": len(self._viewers),
-            "driving": self._hands.driving,
-            "closed": self._hands.closed,
+            "driving": self._operator_input.driving,
+            "closed": self._operator_input.closed,
             "speed": self._speed,
         }
 

@@ -80,7 +80,7 @@ class OperatorInput:
             self._pushes, self._active, self._heard_s = dict(pushes), active, made_s
             return time.monotonic() - made_s < self._expiry_s
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """The hands are off, for whatever reason; nothing they did before counts."""
         with self._lock:
             self._pushes, self._active = {}, False
@@ -90,7 +90,7 @@ class OperatorInput:
         with self._lock:
             self._closed, self._toggled = not self._closed, True
 
-    def judge(self, success: bool) -> None:
+    def mark_outcome(self, success: bool) -> None:
         """The person says that the episode succeeded, or failed."""
         with self._lock:
             self._verdict = success

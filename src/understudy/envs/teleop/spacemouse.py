@@ -20,7 +20,7 @@ from understudy.core import Source, StepSpec
 from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.envs.teleop.axes import Axes, DeviceError
-from understudy.envs.teleop.keys import past_dead_zone
+from understudy.envs.teleop.key_bindings import past_dead_zone
 from understudy.envs.teleop.operator_input import EXPIRY_S, OperatorInput
 from understudy.envs.teleop.takeover import Reading
 
@@ -59,29 +59,29 @@ class SpaceMouseDevice(Closeable):
         if not set(self._axes.names) & set(CAP):
             raise DeviceError(f"names: expected some of {', '.join(CAP)}, got {', '.join(self._axes.names)}")
         self._speed, self._dead_zone = speed, dead_zone
-        self._hands = OperatorInput(self._axes, expiry_s=expiry_s, to_the_end=to_the_end)
+        self._operator_input = OperatorInput(self._axes, expiry_s=expiry_s, to_the_end=to_the_end)
         self._mouse = _open()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="spacemouse", daemon=True)
         self._thread.start()
 
     @property
-    def attended(self) -> bool:
+    def connected(self) -> bool:
         """Whether the device can still be read."""
         return self._thread.is_alive()
 
     def begin(self) -> None:
         """An episode begins: the fingers are taken to be open."""
-        self._hands.begin()
+        self._operator_input.begin()
 
     def read(self) -> Reading:
-        return self._hands.read()
+        return self._operator_input.read()
 
     def close(self) -> None:
         self._ended.set()
         self._thread.join()
         self._mouse.close()
-        self._hands.let_go()
+        self._operator_input.release()
 
     def _follow(self) -> None:
         """Hand on every report until the device is gone."""
@@ -99,16 +99,16 @@ class SpaceMouseDevice(Closeable):
             heard_s, now_s = state.t, time.monotonic()
             grip, verdict = map(bool, [*state.buttons, 0, 0][:2])
             if grip and not before[0]:
-                self._hands.toggle_grip()
+                self._operator_input.toggle_grip()
             if verdict and not before[1]:
                 pressed_s = now_s
             if before[1] and not verdict:
-                self._hands.judge(now_s - pressed_s < LONG_PRESS_S)
+                self._operator_input.mark_outcome(now_s - pressed_s < LONG_PRESS_S)
             before = grip, verdict
             cap = {name: getattr(state, name) for name in CAP}
             pushed = pushes(cap, self._axes, dead_zone=self._dead_zone, speed=self._speed)
             active = any(pushed.values()) or (grip and self._axes.has_grip)
-            self._hands.put(pushed, active=active, made_s=now_s)
+            self._operator_input.put(pushed, active=active, made_s=now_s)
 
 
 def pushes(cap: Mapping[str, float], axes: Axes, *, dead_zone: float, speed: float) -> dict[str, float]:

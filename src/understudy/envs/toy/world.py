@@ -19,7 +19,7 @@ from understudy.envs.suite import Suite, Task
 from understudy.envs.toy import expert
 from understudy.envs.toy.physics import HALF_BLOCK, NOTHING, PLATE_RADIUS, Table
 from understudy.envs.toy.render import Renderer
-from understudy.envs.world import Advice, World, WorldError
+from understudy.envs.world import ExpertAction, World, WorldError
 
 RED, BLUE, PURPLE = 0, 1, 2
 COLOURS = ("red", "blue", "purple")
@@ -122,9 +122,9 @@ class ToyTable(World):
             return {"state": state}
         return {"front": self._renderer.front(self.table), "wrist": self._renderer.wrist(self.table), "state": state}
 
-    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
         action = expert.script(self, noise=noise, rng=rng)
-        return Advice(action=action, progress=expert.progress(self.table, self.goal))
+        return ExpertAction(action=action, progress=expert.progress(self.table, self.goal))
 
     def close(self) -> None:
         """Nothing is held."""

@@ -2,7 +2,7 @@
 
 from understudy.envs.workers.isolated import IsolatedWorld
 from understudy.envs.workers.outcomes import WorkerFailure
+from understudy.envs.workers.restarting_worker import Limits, Worker
 from understudy.envs.workers.vector import Vector
-from understudy.envs.workers.worker import Limits, Worker
 
 __all__ = ["IsolatedWorld", "Limits", "Vector", "Worker", "WorkerFailure"]

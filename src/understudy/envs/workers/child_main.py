@@ -98,10 +98,10 @@ class WorldServer:
         if do == "steps":
             answer = self._steps(request["num_steps"], request["ragged"])
         elif do == "reset":
-            info = self._world.reset_without_looking(seed=request["seed"], options=request["options"])
+            info = self._world.reset_without_observation(seed=request["seed"], options=request["options"])
             answer = {"info": _checked_info(info)}
-        elif do == "advise":
-            answer = self._advise(request["noise"], request["seed"])
+        elif do == "expert_action":
+            answer = self._expert_action(request["noise"], request["seed"])
         elif do == "close":
             self._world.close()
         if request["look"]:
@@ -117,9 +117,9 @@ class WorldServer:
         info: dict[str, Any] = {}
         for row in range(num_steps):
             action = self._arena.read_action(row, ragged[row] if ragged else {})
-            given: Any = self._world.step_without_looking(action)
+            given: Any = self._world.step_without_observation(action)
             if not isinstance(given, tuple) or len(given) != 4:
-                raise BadRequest(f"step_without_looking: expected 4 values, got {str(given)[:60]!r}; see World")
+                raise BadRequest(f"step_without_observation: expected 4 values, got {str(given)[:60]!r}; see World")
             info = _checked_info(given[3])
             self._check_reward(given[0])
             rewards.append(given[0])
@@ -130,12 +130,12 @@ class WorldServer:
         self._arena.flags[: len(flags)] = flags
         return {"num_steps": len(flags), "info": info}
 
-    def _advise(self, noise: float, seed: int) -> dict[str, Any]:
-        advice = self._world.advise(noise=noise, rng=np.random.default_rng(seed))
+    def _expert_action(self, noise: float, seed: int) -> dict[str, Any]:
+        advice = self._world.expert_action(noise=noise, rng=np.random.default_rng(seed))
         try:
             flat = self._spec.action.check(advice.action, "action")
         except SpecError as error:
-            raise BadRequest(f"advise: {error}") from None
+            raise BadRequest(f"expert_action: {error}") from None
         ragged = self._arena.write_action(0, flat)
         return {
             "advised": {path: encode_leaf(leaf) for path, leaf in ragged.items()},

@@ -9,9 +9,9 @@ import numpy as np
 
 from understudy.core import Tree
 from understudy.envs.suite import Task
-from understudy.envs.workers.outcomes import Advise, Observe, Observed, Reset, Stepped, Steps
-from understudy.envs.workers.worker import Limits, Worker
-from understudy.envs.world import Advice, World, WorldError
+from understudy.envs.workers.outcomes import AskExpert, Observe, Observed, Reset, Stepped, Steps
+from understudy.envs.workers.restarting_worker import Limits, Worker
+from understudy.envs.world import ExpertAction, World, WorldError
 from understudy.envs.world_factory import WorldFactory
 
 
@@ -33,7 +33,7 @@ class IsolatedWorld(World):
     ) -> tuple[Tree, dict[str, Any]]:
         return self._reset(Reset(seed=seed, options=self._with_task(options)))
 
-    def reset_without_looking(
+    def reset_without_observation(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         return self._reset(Reset(seed=seed, options=self._with_task(options), look=False))[1]
@@ -42,7 +42,7 @@ class IsolatedWorld(World):
         stepped = self.step_block([action])
         return stepped.observation, *_outcome(stepped)
 
-    def step_without_looking(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+    def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
         return _outcome(self.step_block([action], look=False))
 
     def step_block(self, actions: list[Tree], *, look: bool = True) -> Stepped:
@@ -63,12 +63,12 @@ class IsolatedWorld(World):
     def versions(self) -> dict[str, str]:
         return self.worker.versions
 
-    def advise(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> Advice:
+    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
         if noise and rng is None:
             raise WorldError("rng: noise needs a random generator, got None; pass np.random.default_rng(seed)")
         seed = 0 if rng is None else int(rng.integers(2**63))
-        advice = self.worker.call(Advise(noise=noise, seed=seed))
-        assert isinstance(advice, Advice)
+        advice = self.worker.call(AskExpert(noise=noise, seed=seed))
+        assert isinstance(advice, ExpertAction)
         return advice
 
     def close(self) -> None:
@@ -78,7 +78,7 @@ class IsolatedWorld(World):
         raise WorldError("begin: a generator cannot go to another process; call reset with a seed")
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        return self.step_without_looking(action)
+        return self.step_without_observation(action)
 
     def _with_task(self, options: Mapping[str, Any] | None) -> dict[str, Any]:
         """The task stays as it was by default, also in a new process."""

@@ -4,7 +4,7 @@
 |---|---|
 | Observed | the answer to Reset and Observe |
 | Stepped | the answer to Steps |
-| Advice | the answer to Advise |
+| ExpertAction | the answer to AskExpert |
 | WorkerRaised | the world raised; the traceback is in it |
 | WorkerHung | no answer in time; the stack of the worker is in it |
 | WorkerDied | the process ended; its exit code or signal and its last words are in it |
@@ -23,7 +23,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from understudy.core import Tree
-from understudy.envs.world import Advice
+from understudy.envs.world import ExpertAction
 from understudy.processes.failures import ProcessDied, ProcessFailure, ProcessGarbage, ProcessHung, ProcessRaised
 
 Array = np.ndarray[Any, Any]
@@ -52,14 +52,14 @@ class Observe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Advise:
-    """Ask the world's scripted expert; as World.advise, with the seed of a generator in its place."""
+class AskExpert:
+    """Ask the world's scripted expert; as World.expert_action, with the seed of a generator in its place."""
 
     noise: float = 0.0
     seed: int = 0
 
 
-Command: TypeAlias = Reset | Steps | Observe | Advise
+Command: TypeAlias = Reset | Steps | Observe | AskExpert
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,7 +93,7 @@ class Stepped:
 class WorkerFailure(ProcessFailure):
     """Base of the ways in which a worker fails.
 
-    It was doing "start", "reset", "step", "observe", "advise" or "nothing".
+    It was doing "start", "reset", "step", "observe", "expert_action" or "nothing".
     """
 
     holds = "world"
@@ -129,5 +129,5 @@ class WorkerTooLarge(WorkerFailure):
         self.limit_bytes = limit_bytes
 
 
-Answer: TypeAlias = Observed | Stepped | Advice
+Answer: TypeAlias = Observed | Stepped | ExpertAction
 Outcome: TypeAlias = Answer | WorkerFailure

@@ -9,9 +9,9 @@ from typing import Any
 from understudy.core import Spec, StepSpec
 from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import decode_leaf, encode_leaf
-from understudy.envs.workers.outcomes import Advise, Answer, Command, Observe, Observed, Reset, Stepped, Steps
+from understudy.envs.workers.outcomes import Answer, AskExpert, Command, Observe, Observed, Reset, Stepped, Steps
 from understudy.envs.workers.shared_memory import SharedArrays
-from understudy.envs.world import OPTIONS, Advice, WorldError
+from understudy.envs.world import OPTIONS, ExpertAction, WorldError
 
 PROTOCOL = 1
 
@@ -56,8 +56,8 @@ class WorkerProtocol:
             return {"id": number, "do": "reset", "seed": command.seed, "options": options, "look": command.look}
         if isinstance(command, Observe):
             return {"id": number, "do": "observe", "look": True}
-        if isinstance(command, Advise):
-            return {"id": number, "do": "advise", "noise": command.noise, "seed": command.seed, "look": False}
+        if isinstance(command, AskExpert):
+            return {"id": number, "do": "expert_action", "noise": command.noise, "seed": command.seed, "look": False}
         checked: Sequence[Any] = command.actions  # flat, by `check`
         rows = [arena.write_action(row, flat) for row, flat in enumerate(checked)]
         ragged = [{path: encode_leaf(leaf) for path, leaf in row.items()} for row in rows if row]
@@ -67,9 +67,9 @@ class WorkerProtocol:
         """The answer in a message and the shared memory, from which it is copied."""
         if arena.request != number:
             raise ValueError(f"memory: expected the answer to request {number}, got {arena.request}")
-        if isinstance(command, Advise):
+        if isinstance(command, AskExpert):
             ragged = _decoded(self.step_spec.action, "action", message["advised"])
-            return Advice(action=arena.read_action(0, ragged), progress=float(message["progress"]))
+            return ExpertAction(action=arena.read_action(0, ragged), progress=float(message["progress"]))
         observation: Any = None
         if isinstance(command, Observe) or command.look:
             observation = arena.read_observation(_decoded(self.step_spec.observation, "observation", message["ragged"]))

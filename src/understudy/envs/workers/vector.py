@@ -27,7 +27,7 @@ from functools import partial
 
 from understudy.core.closeable import Closeable
 from understudy.envs.workers.outcomes import Command, Outcome
-from understudy.envs.workers.worker import TICK_S, Limits, Worker
+from understudy.envs.workers.restarting_worker import TICK_S, Limits, Worker
 from understudy.envs.world import WorldError
 from understudy.envs.world_factory import WorldFactory
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from understudy.core import tree as trees
 from understudy.formats.format import FormatError
 from understudy.formats.order import natural
-from understudy.formats.pickles import load_items
+from understudy.formats.safe_pickle import load_items
 
 FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones")
 Role = Literal["demonstration", "buffer", "demo_buffer"]

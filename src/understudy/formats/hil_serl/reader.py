@@ -19,7 +19,7 @@ from understudy.core import tree as trees
 from understudy.core.tree import Tree
 from understudy.formats.format import Field, FormatError
 from understudy.formats.hil_serl.files import Files, Transition
-from understudy.formats.hil_serl.values import OWN, Values, own_spec, part_of, spec_of
+from understudy.formats.hil_serl.values import UNDERSTUDY, Values, part_of, spec_of, understudy_spec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +51,11 @@ class HilSerlReader:
         first = next(files.transitions(), None)
         if first is None:
             raise FormatError(f"{files.paths[0]}: holds no transitions; there is nothing to read")
-        self._ours = f"infos/{OWN}/step" in first.fields
+        self._ours = f"infos/{UNDERSTUDY}/step" in first.fields
         try:
             if self._ours:
-                self.spec = own_spec(first.fields)
-                stack = "last" if first.fields.get(f"infos/{OWN}/stack") == "add" else "keep"
+                self.spec = understudy_spec(first.fields)
+                stack = "last" if first.fields.get(f"infos/{UNDERSTUDY}/stack") == "add" else "keep"
                 options = replace(options, floats="keep", stack=stack, max_steps=None)
             else:
                 self.spec = spec_of(first.fields, options.floats, options.stack)
@@ -100,17 +100,17 @@ class HilSerlReader:
     def _begin(self, transition: Transition) -> _Chain:
         if not self._ours:
             return _Chain(key=transition.where, info=EpisodeInfo(kind=self._kind))
-        key, info = transition.fields.get(f"infos/{OWN}/key"), transition.fields.get(f"infos/{OWN}/info")
+        key, info = transition.fields.get(f"infos/{UNDERSTUDY}/key"), transition.fields.get(f"infos/{UNDERSTUDY}/info")
         if not isinstance(key, str) or not isinstance(info, str):
-            raise FormatError(f"infos/{OWN}: does not say which episode begins here; the file is damaged")
+            raise FormatError(f"infos/{UNDERSTUDY}: does not say which episode begins here; the file is damaged")
         try:
             return _Chain(key=key, info=EpisodeInfo(**json.loads(info)))
         except (TypeError, ValueError, RecursionError) as error:
-            raise FormatError(f"infos/{OWN}/info: {error}; the file is damaged") from None
+            raise FormatError(f"infos/{UNDERSTUDY}/info: {error}; the file is damaged") from None
 
     def _follows(self, chain: _Chain, transition: Transition) -> bool:
         if self._ours:
-            return f"infos/{OWN}/key" not in transition.fields
+            return f"infos/{UNDERSTUDY}/key" not in transition.fields
         found = part_of(transition.fields, "observations")
         return chain.led_to.keys() == found.keys() and all(
             leaf is found[path] or trees.equal_leaf(leaf, found[path]) for path, leaf in chain.led_to.items()
@@ -121,7 +121,7 @@ class HilSerlReader:
         fields, values = transition.fields, self._values
         chain.led_to = part_of(fields, "next_observations")
         if self._ours:
-            chain.steps.append(values.own_step(fields))
+            chain.steps.append(values.understudy_step(fields))
             return chain.steps[-1].last
         terminated, truncated = _ends(values.number(fields["masks"], "masks"), values.number(fields["dones"], "dones"))
         reward = values.number(fields["rewards"], "rewards")
@@ -169,7 +169,7 @@ class HilSerlReader:
         yield Field(theirs="rewards", ours="reward", how="float32")
         yield Field(theirs="dones, masks", ours="terminated, truncated", how="done with mask 0, done with mask 1")
         if self._ours:
-            yield Field(theirs=f"infos/{OWN}", ours="source, policy_version, proposal, extras", how="as it is")
+            yield Field(theirs=f"infos/{UNDERSTUDY}", ours="source, policy_version, proposal, extras", how="as it is")
             return
         elsewhere = f"HUMAN there, {self._source.name} elsewhere"
         yield Field(theirs="infos/intervene_action, demo_buffer", ours="source", how=elsewhere)

@@ -13,7 +13,7 @@ from understudy.core.spec import describe
 from understudy.core.tree import Tree
 from understudy.formats.format import FormatError
 
-OWN = "understudy"  # infos/understudy/...: what HIL-SERL has no field for
+UNDERSTUDY = "understudy"  # infos/understudy/...: what HIL-SERL has no field for
 FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones", "infos")
 GRASP_PENALTY = "grasp_penalty"  # stands in the transition, or in its infos
 
@@ -126,15 +126,15 @@ class Values:
 
     # ---- what was written here
 
-    def own_step(self, fields: dict[str, Any]) -> Step:
+    def understudy_step(self, fields: dict[str, Any]) -> Step:
         """A step with all that HIL-SERL has no field for."""
-        own = trees.below(fields, f"infos/{OWN}")
+        own = trees.below(fields, f"infos/{UNDERSTUDY}")
         flags = own.get("step")
         if not isinstance(flags, tuple) or len(flags) != 5 or not all(type(flag) in (int, bool) for flag in flags):
-            raise FormatError(f"infos/{OWN}/step: expected five numbers; the file is damaged")
+            raise FormatError(f"infos/{UNDERSTUDY}/step: expected five numbers; the file is damaged")
         source, policy_version, terminated, truncated, has_proposal = flags
         if source not in list(Source) or not -(2**63) <= policy_version < 2**63:
-            raise FormatError(f"infos/{OWN}/step: {flags} is no step; the file is damaged")
+            raise FormatError(f"infos/{UNDERSTUDY}/step: {flags} is no step; the file is damaged")
         return Step(
             observation=self.tree(self._spec.observation, fields, "observations"),
             action=self.tree(self._spec.action, fields, "actions"),
@@ -143,8 +143,8 @@ class Values:
             truncated=bool(truncated),
             source=Source(source),
             policy_version=policy_version,
-            proposal=self.tree(self._spec.action, fields, f"infos/{OWN}/proposal") if has_proposal else None,
-            extras=self.tree(self._spec.extras, fields, f"infos/{OWN}/extras") if self._spec.extras.flat else {},
+            proposal=self.tree(self._spec.action, fields, f"infos/{UNDERSTUDY}/proposal") if has_proposal else None,
+            extras=self.tree(self._spec.extras, fields, f"infos/{UNDERSTUDY}/extras") if self._spec.extras.flat else {},
         )
 
     def _own_reward(self, reward: Any) -> Any:
@@ -154,9 +154,9 @@ class Values:
         return reward
 
 
-def own_spec(fields: dict[str, Any]) -> StepSpec:
-    given = fields.get(f"infos/{OWN}/spec")
+def understudy_spec(fields: dict[str, Any]) -> StepSpec:
+    given = fields.get(f"infos/{UNDERSTUDY}/spec")
     try:
         return StepSpec.from_json(json.loads(given if isinstance(given, str) else ""))
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise FormatError(f"infos/{OWN}/spec: {error}; the file is damaged") from None
+        raise FormatError(f"infos/{UNDERSTUDY}/spec: {error}; the file is damaged") from None

@@ -14,10 +14,10 @@ import numpy as np
 from understudy.core import Episode, Source, Step, StepSpec, UnderstudyError
 from understudy.core import tree as trees
 from understudy.core.tree import AnyTree, Tree
-from understudy.formats.arrival import arrive
+from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
-from understudy.formats.hil_serl.values import GRASP_PENALTY, OWN
-from understudy.formats.pickles.write import BEGIN, BEGIN_NEXT, END, END_BATCH, dump_item
+from understudy.formats.hil_serl.values import GRASP_PENALTY, UNDERSTUDY
+from understudy.formats.safe_pickle.write import BEGIN, BEGIN_NEXT, END, END_BATCH, dump_item
 
 BATCH = 1000  # items that a reader holds on its stack at once
 
@@ -50,7 +50,7 @@ class HilSerlWriter:
             if step.last and episode.info.success is not None:
                 transition["infos"]["succeed"] = episode.info.success
             if index == 0:
-                own = transition["infos"][OWN]
+                own = transition["infos"][UNDERSTUDY]
                 own |= {
                     "key": key,
                     "info": json.dumps(asdict(episode.info)),
@@ -99,10 +99,10 @@ class HilSerlWriter:
             self._end_file()
             if self._path.suffix == ".pkl":
                 (made,) = self._place.iterdir()
-                arrive(made, self._path)
+                publish_dataset(made, self._path)
                 self._place.rmdir()
             else:
-                arrive(self._place, self._path)
+                publish_dataset(self._place, self._path)
         except BaseException:
             self.abandon()
             raise
@@ -119,7 +119,7 @@ def _transition(step: Step, observation: Tree, next_observation: Tree) -> dict[s
     if step.source == Source.HUMAN:
         infos["intervene_action"] = step.action
     flags = (int(step.source), step.policy_version, step.terminated, step.truncated, step.proposal is not None)
-    infos[OWN] = {"step": flags, "proposal": step.proposal, "extras": step.extras}
+    infos[UNDERSTUDY] = {"step": flags, "proposal": step.proposal, "extras": step.extras}
     transition = {
         "observations": observation,
         "actions": step.action,

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from understudy.core import Episode, Source, StepSpec
-from understudy.formats.arrival import arrive
+from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.lerobot import stats
 from understudy.formats.lerobot.file_rotation import (
@@ -128,7 +128,7 @@ class LeRobotWriter:
             self._meta.close(self._num_frames)
             self._rest.close({"video": self._video, "mean_error": self._mean_error})
             self._root.chmod(0o777 & ~_umask())
-            arrive(self._root, self._path)
+            publish_dataset(self._root, self._path)
 
     def abandon(self) -> None:
         self._table.close()

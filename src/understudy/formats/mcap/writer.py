@@ -24,7 +24,7 @@ from mcap.writer import CompressionType, Writer
 
 from understudy.core import ArraySpec, Episode, Source, StepSpec, UnderstudyError
 from understudy.core import tree as trees
-from understudy.formats.arrival import arrive
+from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.mcap.messages import (
     IMAGE,
@@ -105,7 +105,7 @@ class McapWriter:
             self._end_file()
             if self._num_episodes == 0:
                 raise FormatError(f"{self._path}: no episode was written, so there is nothing to look at")
-            arrive(self._place / "file" if self._one else self._place, self._path)
+            publish_dataset(self._place / "file" if self._one else self._place, self._path)
             if self._one:
                 self._place.rmdir()
         except BaseException:

@@ -13,8 +13,10 @@ from understudy.formats.rlds.dataset import SPEC_FILE
 from understudy.formats.rlds.features import Leaf
 from understudy.formats.rlds.rows import RowReader
 
-OWN = "understudy"  # steps/understudy/...: what RLDS has no field for; episode_metadata/understudy: the attributes
-METADATA = f"episode_metadata/{OWN}"
+UNDERSTUDY = (
+    "understudy"  # steps/understudy/...: what RLDS has no field for; episode_metadata/understudy: the attributes
+)
+METADATA = f"episode_metadata/{UNDERSTUDY}"
 EXTRAS = "extras"
 FLAGS = ("is_first", "is_last", "is_terminal")
 HUMAN = ("is_human", "is_intervention")
@@ -34,14 +36,14 @@ class Plan:
 
 def make_plan(reader: RowReader) -> Plan:
     steps, where = reader.steps, str(reader.dataset.path)
-    ours = METADATA in reader.metadata and all(f"{OWN}/{name}" in steps for name in OWN_COLUMNS)
+    ours = METADATA in reader.metadata and all(f"{UNDERSTUDY}/{name}" in steps for name in OWN_COLUMNS)
     places = _places(steps, ours)
     for name in ("observation", "action"):
         if not any(path.partition("/")[0] == name for path in places):
             raise FormatError(
                 f"{where}: its steps have no {name} that can be read; they have {', '.join(sorted(steps))}"
             )
-    for name in (*FLAGS, *(f"{OWN}/{name}" for name in OWN_COLUMNS)) if ours else (*FLAGS, *HUMAN):
+    for name in (*FLAGS, *(f"{UNDERSTUDY}/{name}" for name in OWN_COLUMNS)) if ours else (*FLAGS, *HUMAN):
         dtype = OWN_COLUMNS.get(name.partition("/")[2], "bool")
         if name in steps and steps[name].array_spec != ArraySpec(shape=(), dtype=dtype):
             raise FormatError(f"{where}: steps/{name} is {steps[name].array_spec}, and {dtype} [] is wanted")
@@ -57,7 +59,7 @@ def make_plan(reader: RowReader) -> Plan:
     except ValueError as error:
         raise FormatError(f"{where}: {error}") from None
     if ours and part("proposal") != spec.action:
-        raise FormatError(f"{where}: steps/{OWN}/proposal is not like steps/action; write the data again")
+        raise FormatError(f"{where}: steps/{UNDERSTUDY}/proposal is not like steps/action; write the data again")
     if ours and reader.dataset.spec is not None:
         spec = _bounded(spec, reader.dataset.spec, where)
     return Plan(spec=spec, places=places, ours=ours)
@@ -69,8 +71,8 @@ def _places(steps: Mapping[str, Leaf], ours: bool) -> dict[str, str]:
         top = path.partition("/")[0]
         if top in ("observation", "action") or path == "reward" or (ours and top == EXTRAS):
             places[path] = path
-        elif ours and path.startswith(f"{OWN}/proposal"):
-            places[path.removeprefix(f"{OWN}/")] = path
+        elif ours and path.startswith(f"{UNDERSTUDY}/proposal"):
+            places[path.removeprefix(f"{UNDERSTUDY}/")] = path
         elif not ours and path not in (*FLAGS, *HUMAN):
             places[f"{EXTRAS}/{path}"] = path
     return places
@@ -110,7 +112,7 @@ def mapping(plan: Plan, reader: RowReader, who: Source, last_reward: float) -> I
     human = [name for name in HUMAN if name in steps]
     if plan.ours:
         for name in OWN_COLUMNS:
-            yield Field(theirs=f"steps/{OWN}/{name}", ours=name, how="as it is")
+            yield Field(theirs=f"steps/{UNDERSTUDY}/{name}", ours=name, how="as it is")
     else:
         how = f"human where it is, else {who.name.lower()}" if human else f"{who.name.lower()}: nobody is named"
         yield Field(theirs=f"steps/{human[0]}" if human else "", ours="source", how=how)

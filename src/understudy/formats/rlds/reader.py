@@ -32,9 +32,9 @@ from understudy.formats.rlds.plan import (
     HUMAN,
     INSTRUCTION,
     METADATA,
-    OWN,
     OWN_COLUMNS,
     SUCCESS,
+    UNDERSTUDY,
     make_plan,
     mapping,
 )
@@ -123,11 +123,11 @@ class RldsReader:
     ) -> dict[str, Column]:
         """Source, policy version and proposal of each step; of data that we wrote, also what was truncated."""
         if self._plan.ours:
-            own = {name: np.array(steps[f"{OWN}/{name}"][:num_steps]) for name in OWN_COLUMNS}
+            own = {name: np.array(steps[f"{UNDERSTUDY}/{name}"][:num_steps]) for name in OWN_COLUMNS}
             if (own["source"] > max(Source)).any():
-                raise Malformed(f"steps/{OWN}/source: {own['source'].max()} is nobody")
+                raise Malformed(f"steps/{UNDERSTUDY}/source: {own['source'].max()} is nobody")
             if own["truncated"][:-1].any():
-                raise Malformed(f"steps/{OWN}/truncated: rows before the last are")
+                raise Malformed(f"steps/{UNDERSTUDY}/truncated: rows before the last are")
             proposal = {
                 path: _blanked(columns[path], own["has_proposal"], leaf)
                 for path, leaf in self.spec.action.leaves("proposal")

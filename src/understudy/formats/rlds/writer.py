@@ -20,13 +20,13 @@ import numpy as np
 from understudy.core import NO_VERSION, ArraySpec, Episode, SpecError, StepSpec
 from understudy.core import tree as trees
 from understudy.core.episode import Column
-from understudy.formats.arrival import arrive
+from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.rlds.columns import encode_column, leaf_of
 from understudy.formats.rlds.dataset import FEATURES_FILE, INFO_FILE, SPEC_FILE, TEMPLATE, shard_name
 from understudy.formats.rlds.example import serialize
 from understudy.formats.rlds.features import Leaf, features_json
-from understudy.formats.rlds.plan import EXTRAS, METADATA, OWN
+from understudy.formats.rlds.plan import EXTRAS, METADATA, UNDERSTUDY
 from understudy.formats.rlds.records import RecordWriter, write_records
 
 _SPLITS = {"train": "train", "eval": "test"}  # ours, and what TensorFlow Datasets calls it
@@ -80,11 +80,11 @@ class RldsWriter:
                 "splits": splits,
             }
             of_step: Any = trees.unflatten(self._leaves)
-            of_episode = {"episode_metadata": {"episode_id": Leaf(kind="text"), OWN: Leaf(kind="text")}}
+            of_episode = {"episode_metadata": {"episode_id": Leaf(kind="text"), UNDERSTUDY: Leaf(kind="text")}}
             self._write(INFO_FILE, info)
             self._write(FEATURES_FILE, features_json(of_step, of_episode))
             self._write(SPEC_FILE, {"spec": self._spec.to_json()})
-            arrive(self._place, self._path)
+            publish_dataset(self._place, self._path)
         except BaseException:
             self.abandon()
             raise
@@ -146,17 +146,17 @@ def _leaves(spec: StepSpec, images: str) -> dict[str, Leaf]:
         **dict(spec.observation.leaves("observation")),
         **dict(spec.action.leaves("action")),
         **dict(spec.extras.leaves(EXTRAS)),
-        **dict(spec.action.leaves(f"{OWN}/proposal")),
+        **dict(spec.action.leaves(f"{UNDERSTUDY}/proposal")),
         "reward": spec.reward,
         "discount": ArraySpec(shape=(), dtype="float32"),
         "is_first": flag,
         "is_last": flag,
         "is_terminal": flag,
         "language_instruction": ArraySpec(shape=(), dtype="str"),
-        f"{OWN}/source": ArraySpec(shape=(), dtype="uint8"),
-        f"{OWN}/policy_version": ArraySpec(shape=(), dtype="int64"),
-        f"{OWN}/has_proposal": flag,
-        f"{OWN}/truncated": flag,
+        f"{UNDERSTUDY}/source": ArraySpec(shape=(), dtype="uint8"),
+        f"{UNDERSTUDY}/policy_version": ArraySpec(shape=(), dtype="int64"),
+        f"{UNDERSTUDY}/has_proposal": flag,
+        f"{UNDERSTUDY}/truncated": flag,
     }
     return {path: leaf_of(leaf, images) for path, leaf in leaves.items()}
 
@@ -179,12 +179,12 @@ def _columns(spec: StepSpec, episode: Episode) -> dict[str, Column]:
         elif top in ("action", EXTRAS, "reward"):
             columns[path] = _with_zero(given[path], leaf)
         elif top in ("proposal", "source", "has_proposal", "truncated"):
-            columns[f"{OWN}/{path}"] = _with_zero(given[path], leaf)
+            columns[f"{UNDERSTUDY}/{path}"] = _with_zero(given[path], leaf)
     terminated = bool(episode.terminated[-1])
     ended = terminated or bool(episode.truncated[-1])
     at = np.arange(length + 1)
     columns |= {
-        f"{OWN}/policy_version": np.append(given["policy_version"], NO_VERSION),
+        f"{UNDERSTUDY}/policy_version": np.append(given["policy_version"], NO_VERSION),
         "discount": np.where((at >= length - 1) & terminated, 0, 1).astype(np.float32),
         "is_first": at == 0,
         "is_last": (at == length) & ended,

@@ -13,7 +13,7 @@ from understudy.core.spec import DTYPES
 from understudy.formats.format import FormatError
 from understudy.formats.hdf5 import Dataset, Group, Hdf5Reader
 from understudy.formats.order import natural
-from understudy.formats.robomimic.writer import OWN, SPEC
+from understudy.formats.robomimic.writer import SPEC, UNDERSTUDY
 
 EXTRAS_OUT = ("actions", "rewards", "dones")
 
@@ -69,7 +69,7 @@ def _open(path: Path, mask: str | None) -> File:
             reader=reader,
             demos=tuple(sorted(demos, key=natural)),
             masks=masks,
-            spec=_spec(path, reader.read(SPEC)) if OWN in root else None,
+            spec=_spec(path, reader.read(SPEC)) if UNDERSTUDY in root else None,
             is_libero="problem_info" in attrs or "bddl_file_name" in attrs,
             task=name if isinstance(name, str) else None,
             instruction="".join(language) if isinstance(language, str | list) else None,
@@ -120,5 +120,5 @@ def row_datasets(group: Group) -> dict[str, Dataset]:
         for name, data in group.datasets.items()
         if data.shape[:1] == num_rows
         and name not in EXTRAS_OUT
-        and name.partition("/")[0] not in ("obs", "next_obs", OWN)
+        and name.partition("/")[0] not in ("obs", "next_obs", UNDERSTUDY)
     }

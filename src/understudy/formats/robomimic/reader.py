@@ -26,9 +26,9 @@ from understudy.core.episode import Column
 from understudy.formats.format import Field, FormatError
 from understudy.formats.hdf5 import Group, Hdf5Reader
 from understudy.formats.hdf5.columns import checked
+from understudy.formats.robomimic.exact_episode import exact_episode
 from understudy.formats.robomimic.layout import EXTRAS_OUT, File, leaf_of, open_files, row_datasets
-from understudy.formats.robomimic.own import own_episode
-from understudy.formats.robomimic.writer import BARE, MASKS, OWN
+from understudy.formats.robomimic.writer import BARE, MASKS, UNDERSTUDY
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +143,7 @@ class RobomimicReader:
         try:
             group = reader.tree(f"data/{demo}")
             if self._ours:
-                found: tuple[str, Episode] | None = own_episode(self.spec, reader, group, skip)
+                found: tuple[str, Episode] | None = exact_episode(self.spec, reader, group, skip)
             else:
                 episode = self._episode(file, reader, group, demo)
                 found = None if episode is None else (key, episode)
@@ -277,7 +277,7 @@ class RobomimicReader:
         for path, _ in self.spec.observation.leaves():
             yield Field(theirs=f"obs/{path or BARE}", ours=trees.join("observation", path), how=after or "as it is")
         for path, _ in self.spec.action.leaves():
-            theirs = trees.join(f"{OWN}/action", path) if self._ours else "actions"
+            theirs = trees.join(f"{UNDERSTUDY}/action", path) if self._ours else "actions"
             yield Field(theirs=theirs, ours=trees.join("action", path), how="of the next row" if after else "as it is")
         yield Field(theirs="rewards", ours="reward", how="float32")
         yield Field(theirs="dones", ours="terminated", how="of the last step; where it is 0, truncated")

@@ -25,12 +25,12 @@ import numpy as np
 from understudy.core import Episode, StepSpec, UnderstudyError
 from understudy.core import tree as trees
 from understudy.core.episode import Column
-from understudy.formats.arrival import arrive
+from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.hdf5.columns import datasets_of
 
-OWN = "understudy"
-SPEC, ABOUT = f"{OWN}/spec", f"{OWN}/about"  # of the file, of a demonstration: JSON
+UNDERSTUDY = "understudy"
+SPEC, ABOUT = f"{UNDERSTUDY}/spec", f"{UNDERSTUDY}/about"  # of the file, of a demonstration: JSON
 BARE = "obs"  # the name of an observation that is one array
 MASKS = {"train": "train", "eval": "valid"}  # our split, their mask
 GYM = 2  # robomimic's number for environments of Gym
@@ -77,7 +77,7 @@ class RobomimicWriter:
             for mask, demos in self._masks.items():
                 self._file.create_dataset(f"mask/{mask}", data=np.array(demos, "S"))
             self._file.close()
-            arrive(self._place, self._path)
+            publish_dataset(self._place, self._path)
         except BaseException:
             self.abandon()
             raise
@@ -104,7 +104,7 @@ def _datasets(spec: StepSpec, episode: Episode) -> Iterator[tuple[str, np.ndarra
     yield "dones", episode.terminated.astype(np.uint8)
     for path, leaf in spec.columns.items():
         if path != "is_step" and not path.startswith("observation"):
-            yield from written(OWN, path, leaf, columns[path])
+            yield from written(UNDERSTUDY, path, leaf, columns[path])
 
 
 def _bytes(text: str) -> np.ndarray[Any, Any]:

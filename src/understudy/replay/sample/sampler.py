@@ -1,11 +1,11 @@
-"""Sampler: batches from a view, the same ones for the same seed, commit and number.
+"""Sampler: batches from a view of a store on this machine, the same ones for the same seed, commit and number.
 
     sampler = Sampler(reader, DEMO, shape=Transitions(), batch_size=256, seed=1)
     sampler.follow()
     batch = sampler.sample()
 
-A batch is drawn as of a commit, with random numbers that depend on nothing but the seed and the batch's number. Its
-record, one line of JSON, is enough to draw it again, in any process and after the store has grown.
+A batch is drawn as of a commit, with random numbers that depend only on the seed and the batch's number. Its record,
+one line of JSON, is enough to draw it again, in any process and after the store has grown.
 """
 
 from __future__ import annotations
@@ -13,30 +13,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Generic, cast
 
 import numpy as np
 
 from understudy.core import DamageError, StepSpec, StoreError
+from understudy.core.closeable import Closeable
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.gather import Gatherer
 from understudy.replay.read.reader import Reader
 from understudy.replay.read.step_index import StepIndex
 from understudy.replay.read.view import View, ViewIndex
+from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError, part_of
 from understudy.replay.sample.selectors import Drawn, Selector, Uniform
 
 Array = np.ndarray[Any, Any]
-
-
-class BatchShape(Protocol):
-    """What a drawn step becomes; see shapes.py."""
-
-    @property
-    def lookahead(self) -> int: ...
-
-    def make(self, spec: StepSpec, size: int) -> Any: ...
-
-    def fill(self, batch: Any, at: slice, steps: StepIndex, gather: Gatherer, span: Array, offset: Array) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,29 +45,34 @@ class BatchRecord:
         return json.dumps(asdict(self))
 
 
-class Sampler:
-    """Batches of one view, one shape and one spec. Not for several threads at once."""
+class Sampler(Closeable, Generic[Batch]):
+    """Batches of one view, one shape and one spec. Not for several threads at once.
+
+    The store may be empty: it has no steps to draw until `follow` finds some. `spec` is needed if the store holds
+    several: the number of one, or the spec itself, and then steps of any other spec are refused.
+    """
 
     def __init__(
         self,
-        reader: Reader,
+        store: Reader | Path,
         view: View,
         *,
         batch_size: int,
         seed: int = 0,
-        shape: BatchShape | None = None,
+        shape: BatchShape[Batch] | None = None,
         selector: Selector | None = None,
-        spec: int | None = None,
+        spec: int | StepSpec | None = None,
         rank: int = 0,
         world_size: int = 1,
         num_threads: int = 4,
     ):
+        """`store` is a reader that the caller closes, or a directory for a reader that `close` closes."""
         if batch_size < 1:
             raise StoreError(f"batch_size: expected a number from 1, got {batch_size}")
         if not 0 <= rank < world_size:
             raise StoreError(f"rank: expected a number from 0 to {world_size - 1}, got {rank}")
         self.view = view
-        self.shape = shape or Transitions()
+        self.shape: BatchShape[Batch] = shape or cast("BatchShape[Batch]", Transitions())
         self.selector = selector or Uniform()
         self.batch_size = batch_size  # of all ranks together
         self.rank = rank
@@ -83,31 +80,76 @@ class Sampler:
         self.seed = seed
         self.num_batches = 0  # drawn so far
         self.last_record: BatchRecord | None = None
-        spec_id = _one_spec(reader, spec)
-        self.spec = reader.spec(spec_id)
-        self.step_index = StepIndex(reader)
-        self.index = ViewIndex(self.step_index, view, spec=spec_id, lookahead=self.shape.lookahead)
-        self._gather = Gatherer(reader, self.spec, num_threads=num_threads)
+        self.num_lost = 0  # a store on this machine is whole, or it is an error
+        self.unreachable: Mapping[str, str] = {}
+        self.known_spec: StepSpec | None = spec if isinstance(spec, StepSpec) else None
+        self._wanted_spec = spec
+        self._num_threads = num_threads
+        self._index: ViewIndex | None = None  # None until the store knows the spec
+        self._gather: Gatherer | None = None
+        self._reader = store if isinstance(store, Reader) else Reader(store)
+        self._owns_reader = store is not self._reader
+        self.step_index = StepIndex(self._reader)
+        try:
+            self._open_index()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
-        self._gather.close()
+        if self._gather is not None:
+            self._gather.close()
+        if self._owns_reader:
+            self._reader.close()
+
+    def _open_index(self) -> None:
+        """Make the index, unless the store is empty: then it does not know the spec yet."""
+        number = _spec_number(self._reader, self._wanted_spec)
+        if number is not None:
+            self.known_spec = self._reader.spec(number)
+            self._index = ViewIndex(self.step_index, self.view, spec=number, lookahead=self.shape.lookahead)
+            self._gather = Gatherer(self._reader, self.known_spec, num_threads=self._num_threads)
 
     # ---- what there is
 
+    @property
+    def spec(self) -> StepSpec:
+        if self.known_spec is None:
+            raise EmptyError(EMPTY_STORE)
+        return self.known_spec
+
+    @property
+    def index(self) -> ViewIndex:
+        """The steps of the view."""
+        if self._index is None:
+            raise EmptyError(EMPTY_STORE)
+        return self._index
+
+    @property
+    def store_id(self) -> str:
+        return self._reader.catalog.store_id
+
+    @property
+    def as_of(self) -> str:
+        return f"commit {self.step_index.commit}"
+
     def follow(self, until: int | None = None) -> int:
         """Take in new commits (up to `until`); returns how many steps can be drawn."""
-        self.step_index.follow(until)
-        self.index.follow()
+        if self._index is None:
+            self._open_index()
+        if self._index is not None:
+            self.step_index.follow(until)
+            self._index.follow()
         return len(self)
 
     def __len__(self) -> int:
-        return self.selector.available(self.index)
+        return 0 if self._index is None else self.selector.available(self._index)
 
     # ---- drawing
 
     def sample(
-        self, out: Any = None, *, at: slice | None = None, size: int | None = None, part: slice | None = None
-    ) -> Any:
+        self, out: Batch | None = None, *, at: slice | None = None, size: int | None = None, part: slice | None = None
+    ) -> Batch:
         """The next batch, or this rank's part of it, of what is known since the last `follow`.
 
         All ranks draw the same batch and keep their own part, so that a change of their number changes no batch.
@@ -115,16 +157,26 @@ class Sampler:
         """
         size = self.batch_size if size is None else size
         mine = self.part(size) if part is None else part
-        batch = self.make(size) if out is None else out
-        at = slice(0, mine.stop - mine.start) if at is None else at
         drawn = self._draw(size)
+        batch = self.shape.make(self.spec, mine.stop - mine.start) if out is None else out
+        at = slice(0, mine.stop - mine.start) if at is None else at
         if mine.start < mine.stop:
-            self._fill(batch, at, *self.step_index.step_by(drawn.span[mine], drawn.offset[mine], -1))
+            self._fill(batch, at, drawn.span[mine], drawn.offset[mine])
             weight = drawn.weight[mine]
             batch.weight[at] *= weight if batch.weight.ndim == 1 else weight[:, None]
         return batch
 
-    def _fill(self, batch: Any, at: slice, span: Array, offset: Array) -> None:
+    def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:
+        """Some steps, drawn uniformly: the same ones for the same contents. The batches that follow do not change."""
+        drawn = Uniform().draw(self.index, _rng(0, 0), size)
+        batch = self.shape.make(self.spec, size) if out is None else out
+        self._fill(batch, slice(0, size) if at is None else at, drawn.span, drawn.offset)
+        return batch
+
+    def _fill(self, batch: Batch, at: slice, span: Array, offset: Array) -> None:
+        """Write the steps before these rows to `batch[at]`."""
+        assert self._gather is not None
+        span, offset = self.step_index.step_by(span, offset, -1)
         try:
             self.shape.fill(batch, at, self.step_index, self._gather, span, offset)
         except DamageError as error:
@@ -142,21 +194,23 @@ class Sampler:
             ) from error
 
     def _purged(self, episode: int) -> bool:
-        record = self.step_index.reader.catalog.episode(episode)
+        record = self._reader.catalog.episode(episode)
         return record is None or record.purged
 
-    def make(self, size: int | None = None) -> Any:
-        """A batch to be used again and again; of this rank's part."""
+    def make(self, size: int | None = None) -> Batch:
+        """A batch to be filled again and again; of this rank's part."""
         part = self.part(self.batch_size if size is None else size)
         return self.shape.make(self.spec, part.stop - part.start)
 
     def part(self, size: int) -> slice:
-        """Which items of a batch of `size` are this rank's."""
+        """Which items of a batch of `size` belong to this rank."""
         return part_of(size, self.rank, self.world_size)
 
     def _draw(self, size: int) -> Drawn:
         if size and len(self) == 0:
-            raise StoreError(
+            if self._index is None:
+                raise EmptyError(EMPTY_STORE)
+            raise EmptyError(
                 f"view {self.view.name!r}: there is nothing to draw as of commit {self.step_index.commit}; "
                 f"record something, then call follow()"
             )
@@ -164,16 +218,12 @@ class Sampler:
             view=self.view.name, commit=self.step_index.commit, seed=self.seed, batch=self.num_batches, size=size
         )
         self.num_batches += 1
-        return self.selector.draw(self.index, self._rng(self.last_record), size)
-
-    @staticmethod
-    def _rng(record: BatchRecord) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=record.seed, counter=[0, 0, 0, record.batch]))
+        return self.selector.draw(self.index, _rng(self.seed, self.last_record.batch), size)
 
     # ---- state
 
     def state(self) -> dict[str, Any]:
-        """A few numbers, from which `restore` goes on with the same batches."""
+        """A few numbers, from which `restore` continues with the same batches."""
         return {
             "seed": self.seed,
             "num_batches": self.num_batches,
@@ -183,22 +233,21 @@ class Sampler:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken: as of the same commit, with the next batch. Only on a new sampler."""
+        """Continue where `state` was taken: as of the same commit, with the next batch. Only on a new sampler."""
         if self.step_index.commit:
             raise StoreError("a sampler is restored before it follows the store; make a new one")
         if state["view"] != self.view.name:
             raise StoreError(f"view: the state is of {state['view']!r}, and this sampler of {self.view.name!r}")
-        self.step_index.follow(int(state["commit"]))
+        self.follow(int(state["commit"]))
         if self.step_index.commit != state["commit"]:
             raise StoreError(
                 f"the state is of commit {state['commit']}, and this store has only {self.step_index.commit}; "
                 f"is it the right store?"
             )
-        self.index.follow()
         self.seed, self.num_batches = int(state["seed"]), int(state["num_batches"])
         self.selector.restore(dict(state["selector"]))
 
-    def rebuild(self, record: BatchRecord | str) -> Any:
+    def rebuild(self, record: BatchRecord | str) -> Batch:
         """Draw a past batch of a sampler of this kind again, from its record. Only on a new sampler."""
         if isinstance(record, str):
             record = BatchRecord(**json.loads(record))
@@ -214,18 +263,43 @@ class Sampler:
         return self.sample(size=record.size)
 
 
-def part_of(size: int, rank: int, world_size: int) -> slice:
-    """Which items of a batch are a rank's; the parts of all ranks are the batch."""
-    return slice(size * rank // world_size, size * (rank + 1) // world_size)
+EMPTY_STORE = "there is nothing to draw: the store is empty; record something, then call follow()"
 
 
-def _one_spec(reader: Reader, spec: int | None) -> int:
+def _rng(seed: int, batch: int) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=seed, counter=[0, 0, 0, batch]))
+
+
+def _spec_number(reader: Reader, wanted: int | StepSpec | None) -> int | None:
+    """The number of the spec to draw in this store; None if the store is empty."""
     known = reader.catalog.spec_ids()
-    if spec is None and len(known) == 1:
+    if not known:
+        return None
+    if isinstance(wanted, StepSpec):
+        found = [number for number in known if reader.spec(number) == wanted]
+        if not found:
+            raise other_spec(str(reader.path), reader.spec(known[0]), wanted)
+        return found[0]
+    if wanted is None and len(known) == 1:
         return known[0]
-    if spec is not None and spec in known:
-        return spec
+    if wanted in known:
+        return wanted
     raise StoreError(
         f"{reader.path}: holds {len(known)} specs, and a batch is of one; pass spec=, one of {known} "
         f"(`understudy info` lists them)"
+    )
+
+
+def other_spec(where: str, got: StepSpec, wanted: StepSpec) -> StoreError:
+    """The error that a store holds steps of another spec, with the first field that differs."""
+    flat, wanted_flat = (
+        dict([*spec.observation.leaves("observation"), *spec.action.leaves("action")]) for spec in (got, wanted)
+    )
+    difference = "its reward or extras differ"
+    for path in sorted({*flat, *wanted_flat}):
+        if flat.get(path) != wanted_flat.get(path):
+            difference = f"{path} is {flat.get(path, 'not there')}, expected {wanted_flat.get(path, 'nothing')}"
+            break
+    return StoreError(
+        f"{where}: holds steps of another kind ({difference}); record and train in the same world with the same options"
     )

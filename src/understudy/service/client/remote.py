@@ -24,7 +24,7 @@ from understudy.core import RefusedError, StepSpec
 from understudy.core.closeable import Closeable
 from understudy.core.tree import Tree
 from understudy.replay.read.view import View
-from understudy.replay.sample.sampler import BatchShape
+from understudy.replay.sample.batch_source import Batch, BatchShape
 from understudy.replay.sample.selectors import Selector, Uniform
 from understudy.service.client.connection import (
     CONNECT_TIMEOUT_S,
@@ -188,13 +188,13 @@ class Remote(Closeable):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: BatchShape | None = None,
+        shape: BatchShape[Batch] | None = None,
         selector: Selector | None = None,
-        spec: int | None = None,
+        spec: int | StepSpec | None = None,
         rank: int = 0,
         world_size: int = 1,
         depth: int = 2,
-    ) -> RemoteSampler:
+    ) -> RemoteSampler[Batch]:
         """A sampler over a single server. The options are those of Sampler; `depth` batches are requested ahead."""
         if len(self._connections) > 1:
             raise RefusedError(
@@ -219,18 +219,26 @@ class Remote(Closeable):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: BatchShape | None = None,
+        shape: BatchShape[Batch] | None = None,
         selector: Callable[[], Selector] = Uniform,
-        spec: int | None = None,
-    ) -> ShardedSampler:
-        """A sampler over all servers; each contributes in proportion to its number of steps."""
-        samplers = {
-            name: RemoteSampler(
-                connection, view, batch_size=batch_size, seed=seed, shape=shape, selector=selector(), spec=spec, depth=0
-            )
-            for name, connection in self._connections.items()
-        }
-        return ShardedSampler(samplers, batch_size=batch_size, seed=seed)
+        spec: int | StepSpec | None = None,
+        max_wait_s: float = 60.0,
+    ) -> ShardedSampler[Batch]:
+        """A sampler over all servers; each contributes in proportion to its number of steps.
+
+        It does without servers that cannot be reached. If no other one has steps, `sample` raises UnavailableError
+        after `max_wait_s`.
+        """
+        return ShardedSampler(
+            self,
+            view,
+            batch_size=batch_size,
+            seed=seed,
+            shape=shape,
+            selector=selector,
+            spec=spec,
+            max_wait_s=max_wait_s,
+        )
 
     # ---- parameters
 

@@ -1,4 +1,4 @@
-"""RemoteSampler: a Sampler whose store is elsewhere. Batches are asked for ahead and arrive while the learner works.
+"""RemoteSampler: a Sampler whose store is on a server. Batches are requested ahead and arrive while the learner works.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
@@ -6,8 +6,8 @@
 | receiving thread | the server's stream | that stream | the server, `close` |
 | gRPC's own thread | requests | the queue of requests | `sample`, `close` |
 
-When the stream breaks, the next call opens another and goes on after the last batch that was handed out, as of the same
-commit; batches that were on their way are drawn again, the same.
+When the stream breaks, the next call opens another and continues after the last batch that the caller got, as of the
+same commit; batches that were on their way are drawn again, the same.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from understudy.core import StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
 from understudy.core.closeable import Closeable
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.view import View
-from understudy.replay.sample.sampler import BatchRecord, BatchShape, part_of
+from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError, part_of
+from understudy.replay.sample.sampler import EMPTY_STORE, BatchRecord, other_spec
 from understudy.replay.sample.selectors import Selector, Uniform
 from understudy.service.client.connection import Connection
 from understudy.service.wire.batches import MAX_MESSAGE_BYTES, fill_batch, selector_to_json, shape_to_json, view_to_json
@@ -34,10 +35,11 @@ T = TypeVar("T")
 PAUSE_S = 0.1
 
 
-class RemoteSampler(Closeable):
+class RemoteSampler(Closeable, Generic[Batch]):
     """Batches of one view, one shape and one spec, from one server. Not for several threads at once.
 
-    `depth` batches are asked for ahead; with 0, `sample` takes any `size`, as a Mixture wants it.
+    `depth` batches are requested ahead; with 0, `sample` takes any `size`, as a Mixture needs it. If `spec` is a
+    StepSpec, a server whose store holds another one is refused.
     """
 
     def __init__(
@@ -47,9 +49,9 @@ class RemoteSampler(Closeable):
         *,
         batch_size: int,
         seed: int = 0,
-        shape: BatchShape | None = None,
+        shape: BatchShape[Batch] | None = None,
         selector: Selector | None = None,
-        spec: int | None = None,
+        spec: int | StepSpec | None = None,
         rank: int = 0,
         world_size: int = 1,
         depth: int = 2,
@@ -58,12 +60,17 @@ class RemoteSampler(Closeable):
         if depth < 0:
             raise StoreError(f"depth: expected a number from 0, got {depth}")
         self.view = view
-        self.shape = shape or Transitions()
+        self.shape: BatchShape[Batch] = shape or cast("BatchShape[Batch]", Transitions())
         self.batch_size = batch_size
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
         self.last_record: BatchRecord | None = None
+        self.last_state: dict[str, Any] | None = None  # as the server told it last
+        self.store_id: str | None = None  # of the store that is drawn from; another one is refused
+        self.known_spec: StepSpec | None = spec if isinstance(spec, StepSpec) else None
+        self.num_lost = 0  # see ShardedSampler, which can do without a server
+        self.unreachable: Mapping[str, str] = {}
         self._connection = connection
         self._hello = {
             "version": VERSION,
@@ -72,96 +79,118 @@ class RemoteSampler(Closeable):
             "selector": selector_to_json(selector or Uniform()),
             "batch_size": batch_size,
             "seed": seed,
-            "spec": spec,
+            "spec": None if isinstance(spec, StepSpec) else spec,
             "rank": rank,
             "world_size": world_size,
         }
+        self._wanted_spec = spec
         self._depth = depth
         self._timeout_s = timeout_s
-        self._state: dict[str, Any] | None = None
-        self._spec: StepSpec | None = None
-        self.store: str | None = None  # the identity of the one that is drawn from; another is refused
+        self._spec_checked = False
         self._available = 0
         self._stream: _Stream | None = None
-        self._asked: list[tuple[int, list[int] | None]] = []  # batches on their way
+        self._requested: list[tuple[int, list[int] | None]] = []  # batches on their way
 
     # ---- what there is
 
     @property
     def spec(self) -> StepSpec:
-        if self._spec is None:
+        if self.known_spec is None:
             self.follow()
-        if self._spec is None:
-            raise StoreError("there is nothing to draw: the store is empty; record something, then call follow()")
-        return self._spec
+        if self.known_spec is None:
+            raise EmptyError(EMPTY_STORE)
+        return self.known_spec
+
+    @property
+    def as_of(self) -> str:
+        return f"commit {0 if self.last_state is None else self.last_state['commit']}"
 
     def __len__(self) -> int:
-        """Steps that could be drawn, as far as the server has told."""
+        """How many steps can be drawn, as of the server's last answer."""
         return self._available
 
     def follow(self) -> int:
         """How many steps can be drawn. The server takes in new commits before each batch it draws."""
-        if not self._asked:
-            self.ask(0)
-            self.hear()
+        if not self._requested:
+            self.request(0)
+            self.poll()
         return self._available
 
-    def make(self, size: int | None = None) -> Any:
-        """A batch to be used again and again; of this rank's part."""
+    def make(self, size: int | None = None) -> Batch:
+        """A batch to be filled again and again; of this rank's part."""
         part = part_of(self.batch_size if size is None else size, self.rank, self.world_size)
         return self.shape.make(self.spec, part.stop - part.start)
 
     # ---- drawing
 
     def sample(
-        self, out: Any = None, *, at: slice | None = None, size: int | None = None, part: slice | None = None
-    ) -> Any:
+        self, out: Batch | None = None, *, at: slice | None = None, size: int | None = None, part: slice | None = None
+    ) -> Batch:
         """The next batch, or this rank's part of it; see Sampler."""
         size = self.batch_size if size is None else size
         mine = part_of(size, self.rank, self.world_size) if part is None else part
-        batch = self.make(size) if out is None else out
+        batch = self.shape.make(self.spec, mine.stop - mine.start) if out is None else out
         wanted = (size, None if part is None else [part.start, part.stop])
-        if self._asked and self._asked[0] != wanted:
+        if self._requested and self._requested[0] != wanted:
             raise StoreError(
-                f"size: {self._asked[0][0]} steps are on their way and {size} were asked for; make the sampler with "
-                f"depth=0 to change the size of batches"
+                f"size: {self._requested[0][0]} steps are on their way and {size} were asked for; make the sampler "
+                f"with depth=0 to change the size of batches"
             )
-        while len(self._asked) <= self._depth:
-            self.ask(*wanted)
+        while len(self._requested) <= self._depth:
+            self.request(*wanted)
         self.collect(batch, slice(0, mine.stop - mine.start) if at is None else at)
         return batch
 
-    def ask(self, size: int, part: list[int] | None = None) -> None:
-        """Ask for a batch; `collect` waits for it."""
-        self._asked.append((size, part))
-        if self._stream is not None:
-            self._stream.ask(size, part)
+    def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:
+        """Some steps, drawn uniformly: the same ones for the same contents. The batches that follow do not change."""
+        with RemoteSampler(
+            self._connection,
+            self.view,
+            batch_size=size,
+            shape=self.shape,
+            spec=self._wanted_spec,
+            depth=0,
+            timeout_s=self._timeout_s,
+        ) as other:
+            return other.sample(out, at=at)
 
-    def hear(self) -> None:
-        """Wait for the answer to what was asked for first, if that was no batch (`ask(0)`)."""
+    # `request` and `collect` are two calls, so that all servers of a ShardedSampler draw at the same time.
+
+    def request(self, size: int, part: list[int] | None = None) -> None:
+        """Request a batch, which `collect` waits for; with 0, only the server's status, which `poll` waits for."""
+        self._requested.append((size, part))
+        if self._stream is not None:
+            self._stream.request(size, part)
+
+    def poll(self) -> None:
+        """Wait for the answer to the oldest request, if that was `request(0)`."""
         self._answer()
 
-    def give_up(self) -> None:
-        """Forget what is on its way; what is asked for next is drawn in its place."""
-        self._drop_stream()
-        self._asked.clear()
-
-    def collect(self, batch: Any, at: slice) -> None:
-        """Wait for the batch that was asked for first, and write it to `batch[at]`."""
+    def collect(self, batch: Batch, at: slice) -> None:
+        """Wait for the batch that was requested first, and write it to `batch[at]`."""
         assembly = self._answer()
         if assembly is not None:
             fill_batch(batch, at, assembly, self.spec)
 
+    def cancel(self) -> None:
+        """Forget all requests; the next request draws what the first of them would have drawn."""
+        self._drop_stream()
+        self._requested.clear()
+
     def _answer(self) -> Assembly | None:
-        answer, assembly = self._patiently(lambda: self._opened().take(self._timeout_s))
-        self._asked.pop(0)
-        self._hear(answer)
+        try:
+            answer, assembly = self._retry(lambda: self._open_stream().take(self._timeout_s))
+        except UnderstudyError:
+            self.cancel()  # the server ends a stream with its first error
+            raise
+        self._requested.pop(0)
+        self._update(answer)
         if answer["record"] is not None:
             self.last_record = BatchRecord(**answer["record"])
         return assembly
 
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Try again for a while with another stream when one breaks."""
+    def _retry(self, call: Callable[[], T]) -> T:
+        """Try again with another stream when one breaks, until the time-out."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -172,19 +201,23 @@ class RemoteSampler(Closeable):
                     raise
                 time.sleep(PAUSE_S)
 
-    def _hear(self, said: dict[str, Any]) -> None:
-        self._available, self._state, self.store = int(said["available"]), said["state"], said.get("store")
-        if self._spec is None and said["spec"] is not None:
-            self._spec = StepSpec.from_json(said["spec"])
+    def _update(self, status: dict[str, Any]) -> None:
+        """Take in what the server tells with each answer."""
+        if not self._spec_checked and status["spec"] is not None:
+            spec = StepSpec.from_json(status["spec"])
+            if self.known_spec not in (None, spec):
+                raise other_spec(self._connection.name, spec, self.spec)
+            self.known_spec, self._spec_checked = spec, True
+        self._available, self.last_state, self.store_id = int(status["available"]), status["state"], status.get("store")
 
-    def _opened(self) -> _Stream:
-        """The stream; a new one goes on where the last one broke and asks again for what was on its way."""
+    def _open_stream(self) -> _Stream:
+        """The stream; a new one continues where the last one broke and repeats the requests without an answer."""
         if self._stream is None:
-            known = {} if self.store is None else {"store": self.store}
-            self._stream = _Stream(self._connection, {**self._hello, "state": self._state, **known})
-            self._hear(self._stream.take(self._timeout_s)[0])
-            for size, part in self._asked:
-                self._stream.ask(size, part)
+            known = {} if self.store_id is None else {"store": self.store_id}
+            self._stream = _Stream(self._connection, {**self._hello, "state": self.last_state, **known})
+            self._update(self._stream.take(self._timeout_s)[0])
+            for size, part in self._requested:
+                self._stream.request(size, part)
         return self._stream
 
     def _drop_stream(self) -> None:
@@ -195,26 +228,21 @@ class RemoteSampler(Closeable):
     # ---- state
 
     def state(self) -> dict[str, Any]:
-        """A few numbers, from which `restore` goes on with the same batches, here or beside the store."""
-        if self._state is None:
+        """A few numbers, from which `restore` continues with the same batches, here or beside the store."""
+        if self.last_state is None:
             self.follow()
-        return self._state or {}  # nothing yet, if the store is empty
-
-    @property
-    def known(self) -> dict[str, Any] | None:
-        """The state as far as the server has told, without asking it."""
-        return self._state
+        return dict(self.last_state or {})
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state` was taken; only on a new sampler."""
-        self.go_on_from(state)
+        """Continue where `state` was taken; only on a new sampler."""
+        self.resume_from(state)
         self.follow()
 
-    def go_on_from(self, state: Mapping[str, Any], store: str | None = None) -> None:
-        """As `restore`, from the first call on that reaches the server, and with no other store than that one."""
-        if self._stream is not None or self._state is not None:
+    def resume_from(self, state: Mapping[str, Any], store_id: str | None = None) -> None:
+        """As `restore`, from the first call on that reaches the server; another store than `store_id` is refused."""
+        if self._stream is not None or self.last_state is not None:
             raise StoreError("a sampler is restored before it is used; make a new one")
-        self._state, self.store = dict(state) or None, store
+        self.last_state, self.store_id = dict(state) or None, store_id
 
     def close(self) -> None:
         self._drop_stream()
@@ -231,7 +259,7 @@ class _Stream:
         self._thread = threading.Thread(target=self._receive, name="batches", daemon=True)
         self._thread.start()
 
-    def ask(self, size: int, part: list[int] | None) -> None:
+    def request(self, size: int, part: list[int] | None) -> None:
         self._requests.put(to_json({"size": size, "part": part}))
 
     def take(self, timeout_s: float) -> tuple[dict[str, Any], Assembly | None]:

@@ -1,6 +1,6 @@
 """SampleStream: the server's side of a stream of batches to one client.
 
-Each stream has its own reader and sampler. The client requests batches ahead; while one is sent, the next is sampled.
+Each stream has its own sampler. The client requests batches ahead; while one is sent, the next is sampled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core import StoreError, WireError
-from understudy.replay.read.reader import Reader
 from understudy.replay.sample.sampler import Sampler
 from understudy.service.wire.batches import (
     MAX_BATCH_BYTES,
@@ -58,47 +57,39 @@ class SampleStream:
         spec = hello.get("spec")
         if spec is not None and type(spec) is not int:
             raise WireError(f"spec: expected the number of a spec, got {str(spec)[:40]}")
-        self._options = options | {
+        options |= {
             "view": view_from_json(hello.get("view")),
             "shape": shape_from_json(hello.get("shape")),
             "selector": selector_from_json(hello.get("selector")),
             "spec": spec,
         }
-        self._state = hello.get("state")
         self._sampling = threading.Lock()
-        self._reader = Reader(store)
-        self._sampler: Sampler | None = None
         self._closed = False
         self._batch: Any = None
-        self._store_id = self._reader.catalog.store_id
+        self._sampler: Sampler[Any] = Sampler(store, **options)
         try:
-            if hello.get("store") not in (None, self._store_id):
-                raise ReplacedError(
-                    "this server has another store than the one that the sampler began with; make a new sampler, or "
-                    "serve that store here again"
-                )
-            self._make_sampler()
+            self._start(hello.get("store"), hello.get("state"))
         except BaseException:
-            self._reader.close()
+            self._sampler.close()
             raise
 
-    def _make_sampler(self) -> None:
-        """Make the sampler, unless the store is still empty: then there is no spec to sample yet."""
-        if not self._reader.catalog.spec_ids():
-            return
-        sampler = Sampler(self._reader, **self._options)
-        self._check_size(sampler, sampler.batch_size)
-        if self._state is not None:
-            _restore(sampler, self._state)
+    def _start(self, store_id: Any, state: Any) -> None:
+        sampler = self._sampler
+        if store_id not in (None, sampler.store_id):
+            raise ReplacedError(
+                "this server has another store than the one that the sampler began with; make a new sampler, or "
+                "serve that store here again"
+            )
+        if sampler.known_spec is not None:
+            _check_size(sampler, sampler.batch_size)
+        if state is not None:
+            _restore(sampler, state)
         sampler.follow()
-        self._sampler = sampler
 
     def close(self) -> None:
         with self._sampling:
             self._closed = True
-            if self._sampler is not None:
-                self._sampler.close()
-            self._reader.close()
+            self._sampler.close()
 
     def hello_reply(self) -> bytes:
         return to_json(self._status())
@@ -106,13 +97,11 @@ class SampleStream:
     def _status(self) -> dict[str, Any]:
         """What a client gets with every answer."""
         sampler = self._sampler
-        if sampler is None:
-            return {"spec": None, "available": 0, "state": self._state, "store": self._store_id, "record": None}
         return {
-            "spec": sampler.spec.to_json(),
+            "spec": None if sampler.known_spec is None else sampler.known_spec.to_json(),
             "available": len(sampler),
             "state": sampler.state(),
-            "store": self._store_id,
+            "store": sampler.store_id,
             "record": None,
         }
 
@@ -127,16 +116,11 @@ class SampleStream:
         size = request.get("size")
         if type(size) is not int or size < 0:
             raise WireError(f"size: expected a whole number from 0, got {str(size)[:40]}")
-        if self._sampler is None:
-            self._make_sampler()
         sampler = self._sampler
-        if sampler is not None:
-            sampler.follow()
+        sampler.follow()
         if size == 0:
             return [to_json(self._status())]
-        if sampler is None:
-            raise StoreError("there is nothing to draw: the store is empty; record something, then call follow()")
-        self._check_size(sampler, size)
+        _check_size(sampler, size)
         part = _part(request.get("part"), size)
         num_items = sampler.part(size).stop - sampler.part(size).start if part is None else part.stop - part.start
         if self._batch is None or len(self._batch) != num_items:
@@ -145,19 +129,19 @@ class SampleStream:
         record = asdict(sampler.last_record) if sampler.last_record else None
         return [to_json({**self._status(), "record": record}), *pieces(encode_batch(batch, {}))]
 
-    @staticmethod
-    def _check_size(sampler: Sampler, size: int) -> None:
-        """Refuse a batch that is too large before it is allocated."""
-        one = num_bytes_of(sampler.shape.make(sampler.spec, 1))
-        if size * one > MAX_BATCH_BYTES:
-            raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; request fewer")
 
-
-def _restore(sampler: Sampler, state: Any) -> None:
+def _restore(sampler: Sampler[Any], state: Any) -> None:
     try:
         sampler.restore(state)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise WireError(f"state: not the state of a sampler ({type(error).__name__})") from None
+
+
+def _check_size(sampler: Sampler[Any], size: int) -> None:
+    """Refuse a batch that is too large before it is allocated."""
+    one = num_bytes_of(sampler.shape.make(sampler.spec, 1))
+    if size * one > MAX_BATCH_BYTES:
+        raise StoreError(f"batch_size: {size} of {one} bytes each is more than {MAX_BATCH_BYTES}; request fewer")
 
 
 def _part(value: Any, size: int) -> slice | None:

@@ -21,7 +21,7 @@ from understudy.core.step import StepSpec
 from understudy.replay.format.records import ATTRIBUTE_COLUMNS
 from understudy.replay.read.batch_shapes import Sequences, Transitions
 from understudy.replay.read.view import Clause, View
-from understudy.replay.sample.sampler import BatchShape
+from understudy.replay.sample.batch_source import BatchShape
 from understudy.replay.sample.selectors import Fifo, Selector, Uniform, UniformEpisodes
 from understudy.service.wire.chunks import pack_ragged, unpack_ragged
 from understudy.service.wire.message import Assembly, Buffer, as_array, pack
@@ -115,7 +115,7 @@ def _check_condition(name: str, where: str) -> None:
             db.set_authorizer(None)
 
 
-def shape_to_json(shape: BatchShape) -> dict[str, Any]:
+def shape_to_json(shape: BatchShape[Any]) -> dict[str, Any]:
     for kind, cls in _SHAPES.items():
         if type(shape) is cls:
             return {"kind": kind, **asdict(shape)}

@@ -1,8 +1,8 @@
 """Data set import and export: foreign data sets into a store, and a store's episodes into foreign formats.
 
 Each imported episode has its origin in the label `origin`, such as rlds:kitchen/1.0.0@5f3a9c1e#train/17: the format,
-the data set's name, a digest of its first episode, and the episode's key. An episode whose origin is in the store is not
-imported again, so an import that was killed continues, and one that is repeated adds nothing. An episode is in the
+the data set's name, a digest of its first episode, and the episode's key. An episode whose origin is in the store is
+not imported again, so an import that was killed continues, and one that is repeated adds nothing. An episode is in the
 store completely or not at all. Over the network, an episode that a kill cut in two stays as one that no view trains on,
 beside the complete one.
 """

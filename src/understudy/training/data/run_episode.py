@@ -54,8 +54,8 @@ def run_episode(
     """Run one episode of `world` and record it into `writer`; a policy acts, or an operator, or both.
 
     `source` says what `act` is. Without `act` the episode starts with the operator's first input. `pace` keeps a
-    control rate; `show` is called before each step and at the end. If anything raises, the steps so far are stored as a cut
-    episode.
+    control rate; `show` is called before each step and at the end. If anything raises, the steps so far are stored as a
+    cut episode.
     """
     if act is None and takeover is None:
         raise EpisodeError("act, takeover: expected at least one of them, got neither; give a policy or a takeover")

@@ -41,8 +41,8 @@ def launch(num_ranks: int, argv: Sequence[str], *, env: Mapping[str, str] | None
     """Run `python *argv` as ranks 0 to num_ranks - 1 and return the exit code of rank 0.
 
     If one fails, the others get SIGTERM, `grace_s` later SIGKILL, and RanksError names the rank and its last lines.
-    Rank 0 prints as usual; the output of the others goes to standard error with their number. Ctrl-C and SIGTERM are passed
-    on to all ranks, which may clean up within `grace_s`; a second signal kills them.
+    Rank 0 prints as usual; the output of the others goes to standard error with their number. Ctrl-C and SIGTERM are
+    passed on to all ranks, which may clean up within `grace_s`; a second signal kills them.
     """
     if num_ranks < 1:
         raise RanksError(f"num_ranks: expected at least 1, got {num_ranks}")

@@ -13,8 +13,8 @@ from understudy.policies import ActorPolicy
 from understudy.replay import Store
 from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.actor import Actor
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for, make_takeover
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator
 from understudy.training.runs.health import Health
 from understudy.training.runs.rollback_to_checkpoint import rollback

@@ -20,9 +20,9 @@ from understudy.core import UnavailableError
 from understudy.envs.registry import open_world
 from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.sample.rate_limiter import RateLimiter
+from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for
 from understudy.training.offpolicy.rlpd_learner import RLPDLearner, RLPDProgress
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.evaluate import Evaluator
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
@@ -72,7 +72,7 @@ def run_learner(
         experience = run.store if here is None and len(remote.names) == 1 else _shards(run, remote, here or {}, lost)
         learner = undo.enter_context(RLPDLearner(run, config, world.step_spec, watch, health, experience))
         undo.enter_context(health)  # only now: the learner holds the run's lock
-        health.add(lambda: {"away": learner.batches.away})
+        health.add(lambda: {"away": learner.mixture.unreachable})
         if on_restored is not None:
             on_restored(learner.restored)
         own = evaluator_for(world, health.progress)
@@ -81,7 +81,7 @@ def run_learner(
 
 def _shards(run: Run, remote: Remote, here: Mapping[str, Path], lost: Collection[str]) -> Shards:
     own = run.store if (run.store / CATALOG_FILE).exists() and run.store not in here.values() else None
-    return Shards(remote=remote, here=here, own=own, lost=frozenset(lost))
+    return Shards(remote=remote, local=here, own=own, lost=frozenset(lost))
 
 
 class _Process:
@@ -99,7 +99,7 @@ class _Process:
     def run(self) -> None:
         learner, config = self._learner, self._config
         while True:
-            learner.batches.follow()
+            learner.mixture.follow()
             self._limiter = self._limiter.inserted(max(learner.step - self._limiter.num_inserted, 0))
             learner.poll_evaluation()
             if not learner.ready():

@@ -74,7 +74,7 @@ class LocalRun:
             learner.version = policy.version if policy is not None else 0
             episode = self._backend.run_episode(policy, self._num_episodes)
             self._num_episodes += 1
-            learner.batches.follow()
+            learner.mixture.follow()
             learner.health.progress("learning", learner.step, policy_version=learner.version)
             learner.log(
                 "episode",

@@ -1,41 +1,41 @@
-"""Replayed: what a learner was really given since its last report, for a person who wonders what it learns from."""
+"""ReplayMetrics: what the learner really sampled since its last report: demo share, age of the policy, reuse."""
 
 from __future__ import annotations
 
 from understudy.core import TransitionBatch
-from understudy.training.offpolicy.demo_online_batches import Batches
+from understudy.replay import DEMO, Mixture
 
 
-class Replayed:
-    """Counts from its making on. All of it is a function of the batches, so a run that goes on says the same again."""
+class ReplayMetrics:
+    """Counts since it was made. It depends only on the batches, so a resumed run reports the same numbers."""
 
-    def __init__(self, batches: Batches, version: int):
-        self._batches = batches
-        self._version = version  # of the policy that acts now
-        self._before = batches.num_drawn.copy()
+    def __init__(self, mixture: Mixture[TransitionBatch], policy_version: int):
+        """`policy_version` is that of the policy that acts now."""
+        self._mixture = mixture
+        self._version = policy_version
+        self._drawn_before = dict(mixture.num_drawn)
         self._num_versioned = 0
-        self._sum = 0
-        self._oldest = version
+        self._version_sum = 0
+        self._oldest = policy_version
 
     def add(self, batch: TransitionBatch) -> None:
-        """A batch that was learned from."""
+        """Count a batch that was learned from."""
         versions = batch.policy_version[batch.policy_version >= 0]
         if versions.size:
             self._num_versioned += versions.size
-            self._sum += int(versions.sum())
+            self._version_sum += int(versions.sum())
             self._oldest = min(self._oldest, int(versions.min()))
 
-    def numbers(self) -> dict[str, float]:
+    def values(self) -> dict[str, float]:
         """Shares, lag and reuse; docs/training.md explains each."""
-        batches = self._batches
-        there = (len(batches.demo), len(batches.online))
-        demo, online = (batches.num_drawn - self._before).tolist()
+        mixture = self._mixture
+        drawn = {name: count - self._drawn_before[name] for name, count in mixture.num_drawn.items()}
         found = {
-            "demo_share_wanted": batches.weights[0] / sum(batches.weights),
-            "demo_share": demo / max(demo + online, 1),
-            "reuse": batches.num_batches * batches.size / max(sum(there), 1),
+            "demo_share_wanted": mixture.weights[DEMO.name] / sum(mixture.weights.values()),
+            "demo_share": drawn[DEMO.name] / max(sum(drawn.values()), 1),
+            "reuse": mixture.num_batches * mixture.batch_size / max(len(mixture), 1),
         }
         if self._num_versioned:
-            found["lag_mean"] = self._version - self._sum / self._num_versioned
+            found["lag_mean"] = self._version - self._version_sum / self._num_versioned
             found["lag_max"] = float(self._version - self._oldest)
         return found

@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from understudy.algorithms import CloningConfig, SACConfig
-from understudy.core import NO_VERSION, Spec, StepSpec, Tree
+from understudy.core import NO_VERSION, Spec, StepSpec, TransitionBatch, Tree
 from understudy.core.examples import random_tree
 from understudy.envs.teleop.takeover import ScriptedHuman, Takeover
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, Inputs, Stats
-from understudy.replay import Transitions
+from understudy.replay import DEMO, Mixture, Transitions
 from understudy.training.data.run_episode import Act
-from understudy.training.offpolicy.demo_online_batches import Batches
-from understudy.training.offpolicy.sharded_source import Shards
+from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_online_mixture
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
 from understudy.training.runs.metrics import SinkName
@@ -137,22 +136,20 @@ class RLPDConfig:
         """Updates of the whole run; the steps with random actions bring none."""
         return max(self.steps - self.start_steps, 1) * self.updates_per_step
 
-    def open_batches(
-        self, store: Path | Shards, spec: StepSpec, waiting: Callable[[str], None] | None = None
-    ) -> Batches:
-        """Batches of demonstrations and experience from a store here or from shards.
-
-        `waiting` is called with a text while unreachable shards are waited for.
-        """
-        return Batches(
+    def open_mixture(
+        self, store: Path | Shards, spec: StepSpec, on_wait: Callable[[str], None] | None = None
+    ) -> Mixture[TransitionBatch]:
+        """Demonstrations and experience to learn from; see open_demo_online_mixture."""
+        return open_demo_online_mixture(
             store=store,
             demos=None if self.demos is None else Path(self.demos),
             spec=spec,
-            size=self.batch_size,
-            weights=(self.demo_weight, self.online_weight),
+            batch_size=self.batch_size,
+            demo_weight=self.demo_weight,
+            online_weight=self.online_weight,
             seed=self.seed,
             shape=Transitions(num_steps=self.n_step, discount=self.sac.discount),
-            waiting=waiting,
+            on_wait=on_wait,
         )
 
     def inputs(self, spec: StepSpec) -> Inputs:
@@ -170,16 +167,17 @@ class RLPDConfig:
 # ---- the algorithm
 
 
-def new_sac(config: RLPDConfig, batches: Batches) -> SAC:
-    """A new SAC, normalized with the data so far; its actor is cloned from demonstrations if the config says so."""
+def new_sac(config: RLPDConfig, spec: StepSpec, mixture: Mixture[TransitionBatch]) -> SAC:
+    """A new SAC with statistics of the stored steps; its actor is cloned from demonstrations if the config says so."""
     from understudy.algorithms import SAC
 
-    stats = Stats.of_data(config.inputs(batches.spec), batches.look(STATS_STEPS))
-    sac = SAC(config.sac, batches.spec, stats, seed=config.seed, device=config.device)
+    samplers = [sampler for sampler in mixture.samplers.values() if len(sampler)]
+    stats = Stats.of_data(config.inputs(spec), (sampler.peek(STATS_STEPS).observation for sampler in samplers))
+    sac = SAC(config.sac, spec, stats, seed=config.seed, device=config.device)
     if config.cloning_updates:
-        cloning = config.cloning(batches.spec, stats)
+        cloning = config.cloning(spec, stats)
         for _ in range(config.cloning_updates):
-            cloning.update(batches.demo.sample(config.batch_size), report=False)
+            cloning.update(mixture.samplers[DEMO.name].sample(), report=False)
         sac.start_from(cloning.policy())
     return sac
 
@@ -232,8 +230,8 @@ def make_takeover(config: RLPDConfig, world: World) -> Takeover | None:
     if config.intervention.source == "none":
         return None
     human = ScriptedHuman(
-        lambda: world.advise().action,
-        lambda: world.advise().progress,
+        lambda: world.expert_action().action,
+        lambda: world.expert_action().progress,
         patience_steps=config.intervention.patience_steps,
         burst_steps=config.intervention.burst_steps,
     )

@@ -24,10 +24,11 @@ from understudy.core import StepSpec, TransitionBatch
 from understudy.core import tree as trees
 from understudy.core.closeable import Closeable
 from understudy.policies import ActorPolicy
+from understudy.replay import DEMO, ONLINE
 from understudy.training.data.run_episode import EpisodeResult
-from understudy.training.offpolicy.replay_metrics import Replayed
+from understudy.training.offpolicy.demo_online_mixture import Shards
+from understudy.training.offpolicy.replay_metrics import ReplayMetrics
 from understudy.training.offpolicy.rlpd import RLPDConfig, new_sac, restored_sac
-from understudy.training.offpolicy.sharded_source import Shards
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.runs.device import check_device
 from understudy.training.runs.evaluate import EvaluationResult, Evaluator
@@ -67,6 +68,7 @@ class RLPDLearner(Closeable):
         """`experience` is where the online episodes are; by default the run's own store."""
         self.run = run
         self.config = config
+        self.spec = spec
         self.health = health or Health(None, role="learner", name=run.path.name)
         self.sac: SAC | None = None
         self.version = 0  # of the policy that acts now, as far as the learner knows
@@ -80,13 +82,13 @@ class RLPDLearner(Closeable):
         try:
             check_device(config.device)
             self._undo.enter_context(run)
-            self.batches = config.open_batches(experience or run.store, spec, self.health.progress)
-            self._undo.callback(self.batches.close)
+            self.mixture = config.open_mixture(experience or run.store, spec, self.health.progress)
+            self._undo.callback(self.mixture.close)
             self._checkpoint = self._restore(spec)
             sinks = tuple(open_sink(name, run.path, run.metadata["config"]) for name in config.sinks)
             self._log = MetricLog(run.metrics, sinks)
             self._undo.callback(self._log.close)
-            self.batches.follow()
+            self.mixture.follow()
         except BaseException:
             self._undo.close()
             raise
@@ -99,7 +101,8 @@ class RLPDLearner(Closeable):
     @property
     def step(self) -> int:
         """Environment steps of online experience so far."""
-        return self.batches.online.num_lived
+        online = self.mixture.samplers[ONLINE.name]
+        return len(online) + online.num_lost
 
     @property
     def num_updates(self) -> int:
@@ -108,10 +111,10 @@ class RLPDLearner(Closeable):
     def ready(self) -> bool:
         """Whether there is data to learn from; creates the networks as soon as there is."""
         if self.sac is None:
-            demo, online = self.batches.follow()
-            if online >= self.config.start_steps and demo + online:
+            num_steps = self.mixture.follow()
+            if num_steps and self.mixture.num_steps[ONLINE.name] >= self.config.start_steps:
                 self.health.progress("creating the networks")
-                self.sac = new_sac(self.config, self.batches)
+                self.sac = new_sac(self.config, self.spec, self.mixture)
         return self.sac is not None
 
     def policy(self) -> ActorPolicy | None:
@@ -125,19 +128,19 @@ class RLPDLearner(Closeable):
         assert self.sac is not None
         began = time.monotonic()
         metrics, content = {}, 0
-        replayed = Replayed(self.batches, self.version)
-        for left, batch in zip(range(num_updates - 1, -1, -1), self.batches.draw(num_updates), strict=True):
+        replay_metrics = ReplayMetrics(self.mixture, self.version)
+        for left, batch in zip(range(num_updates - 1, -1, -1), self.mixture.sample_many(num_updates), strict=True):
             metrics = self.sac.update(batch, report=not left)
             content = 0 if left else digest(batch)
-            replayed.add(batch)
+            replay_metrics.add(batch)
             self.health.progress(self._doing(), update=self.sac.num_updates)
         self.log(
             "train",
             **metrics,
-            **replayed.numbers(),
+            **replay_metrics.values(),
             batch_digest=content,
-            demo_steps=len(self.batches.demo),
-            online_steps=len(self.batches.online),
+            demo_steps=self.mixture.num_steps[DEMO.name],
+            online_steps=self.mixture.num_steps[ONLINE.name],
             updates_per_s=num_updates / max(time.monotonic() - began, 1e-9),
         )
         return metrics
@@ -186,8 +189,8 @@ class RLPDLearner(Closeable):
         self.notify(evaluation=result)
 
     def _doing(self) -> str:
-        away = self.batches.away
-        return f"learning, without {', '.join(away)}" if away else "learning"
+        missing = self.mixture.unreachable
+        return f"learning, without {', '.join(missing)}" if missing else "learning"
 
     def log(self, kind: str, **values: Any) -> None:
         self._log.write(kind, **{"step": self.step, "update": self.num_updates, **values})
@@ -216,7 +219,7 @@ class RLPDLearner(Closeable):
         if self._pending is not None:  # a run resumed from this checkpoint evaluates again
             schedule |= {"evaluations": schedule["evaluations"] - 1, "evaluated_version": -1}
         all_facts = {
-            "batches": self.batches.state(),
+            "batches": self.mixture.state(),
             "metrics": self._log.position,
             "schedule": schedule,
             **facts,
@@ -237,7 +240,7 @@ class RLPDLearner(Closeable):
         if newest is None:
             return None
         checkpoint = read_checkpoint(newest)
-        self.batches.restore(checkpoint.facts["batches"])
+        self.mixture.restore(checkpoint.facts["batches"])
         self._schedule = dict(checkpoint.facts["schedule"])
         if checkpoint.state:
             self.sac = restored_sac(self.config, spec, checkpoint.state)
@@ -245,7 +248,7 @@ class RLPDLearner(Closeable):
         learned = "networks, targets, optimizers, temperature and random numbers" if self.sac else "nothing learned yet"
         self.restored = [
             f"restored checkpoint {newest.name}: {learned}, after {self.num_updates} updates",
-            f"restored samplers: batch {self.batches.num_batches}, as of {self.batches.online.as_of}",
+            f"restored samplers: batch {self.mixture.num_batches}, as of {self.mixture.samplers[ONLINE.name].as_of}",
             f"restored counters: {self.step} steps, {self._schedule['evaluations']} evaluations",
             f"removed {num_lines} lines of metrics after the checkpoint",
         ]

@@ -142,7 +142,7 @@ class Demonstrations:
     def __init__(self, reader: Reader, *, block_steps: int, batch_size: int, seed: int):
         self._reader = reader
         shape = Sequences(length=block_steps, first_observation_only=True)
-        self._sampler = Sampler(reader, DEMO, shape=shape, batch_size=batch_size, seed=seed)
+        self._sampler: Sampler[SequenceBatch] = Sampler(reader, DEMO, shape=shape, batch_size=batch_size, seed=seed)
         self._instructions: dict[int, str] = {}  # by episode
 
     @property
@@ -158,7 +158,7 @@ class Demonstrations:
 
     def sample(self, size: int | None = None) -> Blocks:
         """The next batch."""
-        batch: SequenceBatch = self._sampler.sample(size=size)
+        batch = self._sampler.sample(size=size)
         return Blocks(
             observation=trees.map_leaves(lambda leaf: leaf[:, 0], batch.observation),
             instruction=tuple(self._instruction(episode) for episode in batch.episode.tolist()),

@@ -281,7 +281,8 @@ def test_a_reason_that_came_once_is_0_afterwards() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", [{}, {"kept": "x", "rejected": 3, "tasks": []}, {"tasks": {"a": 1, "b": {"episodes": None, "successes": 5}}}]
+    "line",
+    [{}, {"kept": "x", "rejected": 3, "tasks": []}, {"tasks": {"a": 1, "b": {"episodes": None, "successes": 5}}}],
 )
 def test_a_line_that_is_not_one_counts_as_nothing(line: dict[str, Any]) -> None:
     groups = RolloutGroups()

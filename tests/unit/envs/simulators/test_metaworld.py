@@ -52,10 +52,10 @@ def seeing() -> Iterator[IsolatedWorld]:
 
 def expert_episode(world: IsolatedWorld, task: str, start: int, **advice: Any) -> tuple[list[float], dict[str, Any]]:
     """The rewards and the last info."""
-    world.reset_without_looking(seed=0, options={"task": task, "start": start})
+    world.reset_without_observation(seed=0, options={"task": task, "start": start})
     rewards: list[float] = []
     while True:
-        reward, terminated, truncated, info = world.step_without_looking(world.advise(**advice).action)
+        reward, terminated, truncated, info = world.step_without_observation(world.expert_action(**advice).action)
         rewards.append(reward)
         if terminated or truncated:
             return rewards, info
@@ -189,15 +189,15 @@ def test_one_action_can_be_several_simulator_steps(world: IsolatedWorld) -> None
     options = {"task": "reach-v3", "start": 0}
     with open_metaworld(tasks=["reach-v3"], cameras=[], action_repeat=3, max_steps=200) as slower:
         go = np.array([0.5, 0, 0, 0], np.float32)
-        world.reset_without_looking(seed=0, options=options)
-        slower.reset_without_looking(seed=0, options=options)
+        world.reset_without_observation(seed=0, options=options)
+        slower.reset_without_observation(seed=0, options=options)
         for _ in range(9):
             observation, *_ = world.step(go)
         for _ in range(3):
             other, *_ = slower.step(go)
         assert np.array_equal(observation["state"], other["state"])
         for _ in range(197):
-            *_, truncated, _ = slower.step_without_looking(STILL)
+            *_, truncated, _ = slower.step_without_observation(STILL)
         assert truncated
         rewards, info = expert_episode(slower, "reach-v3", 0)
         assert info["success"]
@@ -230,7 +230,7 @@ def test_the_goal_can_be_hidden_and_is_shown_where_it_is(seeing: IsolatedWorld) 
             assert shown["state"][GOAL].any()
             assert not hidden["state"][GOAL].any()
             marks.append((shown["topview"] != hidden["topview"]).any(axis=2))
-        advised = [world.advise().action for world in (seeing, hiding)]
+        advised = [world.expert_action().action for world in (seeing, hiding)]
         assert np.array_equal(*advised), "the expert knows the goal"
     assert marks[0].any()
     same = (marks[0] & marks[1]).sum() / (marks[0] | marks[1]).sum()
@@ -244,8 +244,8 @@ def test_the_state_can_be_the_hands_alone(world: IsolatedWorld) -> None:
         assert str(blind.step_spec.observation.flat["state"]) == "float32 [4]"
         whole, hand = (one.reset(seed=0, options=options)[0]["state"] for one in (world, blind))
         assert np.array_equal(hand, whole[:4])
-        action = blind.advise().action  # the expert still sees all
-        assert np.array_equal(action, world.advise().action)
+        action = blind.expert_action().action  # the expert still sees all
+        assert np.array_equal(action, world.expert_action().action)
         whole, hand = (one.step(action)[0]["state"] for one in (world, blind))
         assert np.array_equal(hand, whole[:4])
         assert HAND_NAMES == ("hand_x", "hand_y", "hand_z", "opening")
@@ -266,7 +266,7 @@ def test_the_expert_solves_it(world: IsolatedWorld, task: str) -> None:
 )  # Metaworld's experts for these write as they read
 def test_asking_the_expert_changes_nothing(world: IsolatedWorld, task: str) -> None:
     before, _ = world.reset(seed=0, options={"task": task, "start": 0})
-    advice = [world.advise() for _ in range(3)]
+    advice = [world.expert_action() for _ in range(3)]
     assert trees.equal(world.observe(), before)
     assert all(np.array_equal(one.action, advice[0].action) for one in advice)
     assert {one.progress for one in advice} == {0.0}
@@ -274,10 +274,10 @@ def test_asking_the_expert_changes_nothing(world: IsolatedWorld, task: str) -> N
 
 @needs_metaworld
 def test_noise_bends_the_way_and_leaves_the_fingers_alone(world: IsolatedWorld) -> None:
-    world.reset_without_looking(seed=0, options={"task": "push-v3", "start": 0})
-    plain = world.advise().action
+    world.reset_without_observation(seed=0, options={"task": "push-v3", "start": 0})
+    plain = world.expert_action().action
     rng = np.random.default_rng(0)
-    noisy = np.array([world.advise(noise=0.3, rng=rng).action for _ in range(20)])
+    noisy = np.array([world.expert_action(noise=0.3, rng=rng).action for _ in range(20)])
     assert np.abs(noisy).max() <= 1.0
     assert (noisy[:, 3] == plain[3]).all()
     assert (noisy[:, :3].std(axis=0) > 0.05).all()
@@ -286,18 +286,18 @@ def test_noise_bends_the_way_and_leaves_the_fingers_alone(world: IsolatedWorld) 
 
 @needs_metaworld
 def test_progress_rises_along_the_experts_way_and_stalls_off_it(world: IsolatedWorld) -> None:
-    world.reset_without_looking(seed=0, options={"task": "drawer-open-v3", "start": 0})
+    world.reset_without_observation(seed=0, options={"task": "drawer-open-v3", "start": 0})
 
     def rise(act: Any, num_steps: int) -> float:
-        before = world.advise().progress
+        before = world.expert_action().progress
         for _ in range(num_steps):
-            world.step_without_looking(act())
-        return world.advise().progress - before
+            world.step_without_observation(act())
+        return world.expert_action().progress - before
 
-    assert rise(lambda: world.advise().action, 20) > 0.05
+    assert rise(lambda: world.expert_action().action, 20) > 0.05
     rise(lambda: STILL, 10)  # the hand swings out
     assert abs(rise(lambda: STILL, 20)) < 1e-3
-    assert rise(lambda: -world.advise().action, 20) < 0.0
+    assert rise(lambda: -world.expert_action().action, 20) < 0.0
 
 
 @needs_metaworld

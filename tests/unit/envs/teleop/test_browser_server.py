@@ -135,7 +135,7 @@ def get(device: BrowserDevice, path: str, host: str = "127.0.0.1") -> tuple[int,
 
 def test_a_key_drives_until_it_is_let_go(device: BrowserDevice) -> None:
     with Page(device) as page:
-        assert device.attended
+        assert device.connected
         page.press("KeyW")
         reading = wait_for(lambda: r if (r := device.read()).action is not None else None)
         assert reading.action.tolist() == [0, 0.5, 0, -1]
@@ -146,7 +146,7 @@ def test_a_key_drives_until_it_is_let_go(device: BrowserDevice) -> None:
         assert wait_for(lambda: r if (r := device.read()).action is not None else None).action.tolist() == [0, 0, 0, 1]
         page.press("Enter")
         assert wait_for(lambda: device.read().verdict) is True
-    wait_for(lambda: not device.attended)
+    wait_for(lambda: not device.connected)
 
 
 def test_the_moment_of_a_press_is_that_of_the_page(device: BrowserDevice) -> None:
@@ -179,7 +179,7 @@ def test_nothing_is_believed_before_the_clocks_are_known(device: BrowserDevice) 
         page.press("KeyW")
         page.hear(0.2)
         assert device.read().action is None
-        assert not device.attended
+        assert not device.connected
 
 
 def test_speeds_and_the_grip_are_told_to_the_page(device: BrowserDevice) -> None:
@@ -273,7 +273,7 @@ def test_a_driver_who_is_silent_may_be_replaced(device: BrowserDevice, monkeypat
             second.hear()
             assert not second.state["you_drive"]
         second.hear(0.4)
-        assert not device.attended
+        assert not device.connected
         second.say({"type": "drive"})
         second.hear()
         assert second.state["you_drive"]
@@ -296,7 +296,7 @@ def test_a_screen_has_nobody_who_drives() -> None:
         page.press("KeyW", "Space", "Enter")
         device.show(observation(), {"action": np.zeros(14, np.float32)})
         page.hear()
-        assert (page.state["you_drive"], page.state["free"], device.attended) == (False, False, False)
+        assert (page.state["you_drive"], page.state["free"], device.connected) == (False, False, False)
         assert len(page.frames) == 1
         reading = device.read()
         assert (reading.action, reading.verdict) == (None, None)

@@ -14,165 +14,165 @@ from understudy.envs.teleop.operator_input import OperatorInput
 AXES = Axes.of(Spec(ArraySpec(shape=(4,), dtype="float32", low=-1, high=1)))
 
 
-def push(hands: OperatorInput, x: float, ago_s: float = 0.0, active: bool | None = None) -> bool:
+def push(operator_input: OperatorInput, x: float, ago_s: float = 0.0, active: bool | None = None) -> bool:
     made_s = time.monotonic() - ago_s
-    return hands.put({"x": x}, active=bool(x) if active is None else active, made_s=made_s)
+    return operator_input.put({"x": x}, active=bool(x) if active is None else active, made_s=made_s)
 
 
 def test_nobody_is_in_control_until_something_is_pushed() -> None:
-    hands = OperatorInput(AXES)
-    assert hands.read().action is None
-    assert push(hands, 0.5)
-    assert hands.read().action.tolist() == [0.5, 0, 0, -1]
-    assert hands.driving
-    push(hands, 0.0)
-    assert hands.read().action is None
-    assert not hands.driving
+    operator_input = OperatorInput(AXES)
+    assert operator_input.read().action is None
+    assert push(operator_input, 0.5)
+    assert operator_input.read().action.tolist() == [0.5, 0, 0, -1]
+    assert operator_input.driving
+    push(operator_input, 0.0)
+    assert operator_input.read().action is None
+    assert not operator_input.driving
 
 
 def test_holding_without_a_push_is_a_zero_action() -> None:
-    hands = OperatorInput(AXES)
-    push(hands, 0.0, active=True)
-    assert hands.read().action.tolist() == [0, 0, 0, -1]
+    operator_input = OperatorInput(AXES)
+    push(operator_input, 0.0, active=True)
+    assert operator_input.read().action.tolist() == [0, 0, 0, -1]
 
 
 def test_what_is_not_repeated_expires() -> None:
-    hands = OperatorInput(AXES, expiry_s=0.1)
-    push(hands, 1.0)
-    assert hands.read().action is not None
+    operator_input = OperatorInput(AXES, expiry_s=0.1)
+    push(operator_input, 1.0)
+    assert operator_input.read().action is not None
     for _ in range(4):
         time.sleep(0.05)
-        push(hands, 1.0)
-        assert hands.read().action is not None
+        push(operator_input, 1.0)
+        assert operator_input.read().action is not None
     time.sleep(0.12)
-    assert hands.read().action is None
-    assert not hands.driving
-    push(hands, 1.0)
-    assert hands.read().action is not None  # it is still held
+    assert operator_input.read().action is None
+    assert not operator_input.driving
+    push(operator_input, 1.0)
+    assert operator_input.read().action is not None  # it is still held
 
 
 def test_what_was_long_on_its_way_counts_for_nothing() -> None:
-    hands = OperatorInput(AXES, expiry_s=0.1)
-    assert not push(hands, 1.0, ago_s=0.2)
-    assert hands.read().action is None
-    push(hands, 1.0)
-    assert not push(hands, 1.0, ago_s=0.2)  # a report from before takes nothing for granted
-    assert hands.read().action is None
+    operator_input = OperatorInput(AXES, expiry_s=0.1)
+    assert not push(operator_input, 1.0, ago_s=0.2)
+    assert operator_input.read().action is None
+    push(operator_input, 1.0)
+    assert not push(operator_input, 1.0, ago_s=0.2)  # a report from before takes nothing for granted
+    assert operator_input.read().action is None
 
 
 def test_a_tap_between_two_readings_is_one_step() -> None:
-    hands = OperatorInput(AXES)
-    push(hands, 1.0, ago_s=0.02)
-    push(hands, 0.0)
-    assert hands.read().action.tolist() == [1, 0, 0, -1]
-    assert hands.read().action is None
+    operator_input = OperatorInput(AXES)
+    push(operator_input, 1.0, ago_s=0.02)
+    push(operator_input, 0.0)
+    assert operator_input.read().action.tolist() == [1, 0, 0, -1]
+    assert operator_input.read().action is None
 
 
 def test_a_tap_expires_too_and_one_that_was_read_is_not_repeated() -> None:
-    hands = OperatorInput(AXES, expiry_s=0.1)
-    push(hands, 1.0)
-    push(hands, 0.0)
+    operator_input = OperatorInput(AXES, expiry_s=0.1)
+    push(operator_input, 1.0)
+    push(operator_input, 0.0)
     time.sleep(0.12)
-    assert hands.read().action is None
-    push(hands, 1.0)
-    hands.read()
-    push(hands, 0.0)
-    assert hands.read().action is None
+    assert operator_input.read().action is None
+    push(operator_input, 1.0)
+    operator_input.read()
+    push(operator_input, 0.0)
+    assert operator_input.read().action is None
 
 
 def test_letting_go_takes_everything_back() -> None:
-    hands = OperatorInput(AXES, to_the_end=False)
-    push(hands, 1.0)
-    push(hands, 0.0)
-    hands.let_go()
-    assert hands.read().action is None
+    operator_input = OperatorInput(AXES, to_the_end=False)
+    push(operator_input, 1.0)
+    push(operator_input, 0.0)
+    operator_input.release()
+    assert operator_input.read().action is None
 
 
 def test_the_moment_of_a_change_is_told_once() -> None:
-    hands = OperatorInput(AXES)
+    operator_input = OperatorInput(AXES)
     made_s = time.monotonic() - 0.05
-    hands.put({"x": 1.0}, active=True, made_s=made_s)
-    push(hands, 0.5)  # the oldest change that nobody has seen is the one that waited longest
-    assert hands.read().since_s == made_s
-    assert hands.latency_s == pytest.approx(0.05, abs=0.02)
-    push(hands, 0.5)
-    assert hands.read().since_s is None  # the same push, still held, is no older for that
-    push(hands, 0.2)
-    since_s = hands.read().since_s
+    operator_input.put({"x": 1.0}, active=True, made_s=made_s)
+    push(operator_input, 0.5)  # the oldest change that nobody has seen is the one that waited longest
+    assert operator_input.read().since_s == made_s
+    assert operator_input.latency_s == pytest.approx(0.05, abs=0.02)
+    push(operator_input, 0.5)
+    assert operator_input.read().since_s is None  # the same push, still held, is no older for that
+    push(operator_input, 0.2)
+    since_s = operator_input.read().since_s
     assert since_s is not None
     assert time.monotonic() - since_s < 0.02
 
 
 def test_only_what_was_done_with_the_hands_has_a_moment() -> None:
-    hands = OperatorInput(AXES)
-    push(hands, 0.0, ago_s=0.29)  # a page that reports that nothing is held
-    push(hands, 1.0, ago_s=0.28)
-    push(hands, 0.0, ago_s=0.27)
-    assert hands.read().action is not None
-    push(hands, 1.0, ago_s=0.26)
-    hands.read()
-    push(hands, 0.0, ago_s=0.25)  # nobody reads this
-    push(hands, 1.0)
-    since_s = hands.read().since_s
+    operator_input = OperatorInput(AXES)
+    push(operator_input, 0.0, ago_s=0.29)  # a page that reports that nothing is held
+    push(operator_input, 1.0, ago_s=0.28)
+    push(operator_input, 0.0, ago_s=0.27)
+    assert operator_input.read().action is not None
+    push(operator_input, 1.0, ago_s=0.26)
+    operator_input.read()
+    push(operator_input, 0.0, ago_s=0.25)  # nobody reads this
+    push(operator_input, 1.0)
+    since_s = operator_input.read().since_s
     assert since_s is not None
     assert time.monotonic() - since_s < 0.02
 
 
 def test_a_press_that_came_too_late_is_as_old_as_it_is() -> None:
-    hands = OperatorInput(AXES, expiry_s=0.1)
-    push(hands, 1.0, ago_s=0.5)
-    assert hands.read().action is None
-    push(hands, 1.0)  # the key is still held, and now it is heard in time
-    since_s = hands.read().since_s
+    operator_input = OperatorInput(AXES, expiry_s=0.1)
+    push(operator_input, 1.0, ago_s=0.5)
+    assert operator_input.read().action is None
+    push(operator_input, 1.0)  # the key is still held, and now it is heard in time
+    since_s = operator_input.read().since_s
     assert since_s is not None
     assert 0.5 <= time.monotonic() - since_s < 0.6
 
 
 def test_the_grip_stays_and_follows_whoever_acts() -> None:
-    hands = OperatorInput(AXES)
-    hands.toggle_grip()
-    push(hands, 1.0)
-    assert hands.read().action[3] == 1
-    hands.begin()
-    assert hands.read().action[3] == -1
-    hands.follow(np.float32([0, 0, 0, 0.7]))  # the policy has closed it
-    assert hands.read().action[3] == 1
+    operator_input = OperatorInput(AXES)
+    operator_input.toggle_grip()
+    push(operator_input, 1.0)
+    assert operator_input.read().action[3] == 1
+    operator_input.begin()
+    assert operator_input.read().action[3] == -1
+    operator_input.follow(np.float32([0, 0, 0, 0.7]))  # the policy has closed it
+    assert operator_input.read().action[3] == 1
 
 
 def test_a_grip_that_was_just_toggled_is_not_undone_by_whoever_acted_meanwhile() -> None:
-    hands = OperatorInput(AXES)
-    hands.toggle_grip()
-    hands.follow(np.float32([0, 0, 0, -1.0]))  # the policy's step was on its way
-    push(hands, 1.0)
-    assert hands.read().action[3] == 1
-    hands.follow(np.float32([0, 0, 0, -1.0]))
-    assert hands.read().action[3] == -1
+    operator_input = OperatorInput(AXES)
+    operator_input.toggle_grip()
+    operator_input.follow(np.float32([0, 0, 0, -1.0]))  # the policy's step was on its way
+    push(operator_input, 1.0)
+    assert operator_input.read().action[3] == 1
+    operator_input.follow(np.float32([0, 0, 0, -1.0]))
+    assert operator_input.read().action[3] == -1
 
 
 def test_a_verdict_is_said_once_and_not_of_the_next_episode() -> None:
-    hands = OperatorInput(AXES)
-    hands.judge(False)
-    assert hands.read().verdict is False
-    assert hands.read().verdict is None
-    hands.judge(True)
-    push(hands, 1.0)
-    assert hands.read().verdict is True
-    hands.judge(True)
-    hands.begin()
-    assert hands.read().verdict is None
+    operator_input = OperatorInput(AXES)
+    operator_input.mark_outcome(False)
+    assert operator_input.read().verdict is False
+    assert operator_input.read().verdict is None
+    operator_input.mark_outcome(True)
+    push(operator_input, 1.0)
+    assert operator_input.read().verdict is True
+    operator_input.mark_outcome(True)
+    operator_input.begin()
+    assert operator_input.read().verdict is None
 
 
 def test_to_the_end_begins_with_the_first_act_and_then_rests() -> None:
-    hands = OperatorInput(AXES, expiry_s=0.1, to_the_end=True)
-    assert hands.read().action is None
-    push(hands, 1.0)
-    hands.toggle_grip()
-    assert hands.read().action.tolist() == [1, 0, 0, 1]
+    operator_input = OperatorInput(AXES, expiry_s=0.1, to_the_end=True)
+    assert operator_input.read().action is None
+    push(operator_input, 1.0)
+    operator_input.toggle_grip()
+    assert operator_input.read().action.tolist() == [1, 0, 0, 1]
     time.sleep(0.12)
-    assert hands.read().action.tolist() == [0, 0, 0, 1]  # it moves no more, and drops nothing
-    assert hands.driving
-    hands.begin()
-    assert hands.read().action is None
+    assert operator_input.read().action.tolist() == [0, 0, 0, 1]  # it moves no more, and drops nothing
+    assert operator_input.driving
+    operator_input.begin()
+    assert operator_input.read().action is None
 
 
 def test_an_expiry_that_makes_no_sense_is_refused() -> None:

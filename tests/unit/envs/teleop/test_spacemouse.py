@@ -84,7 +84,7 @@ with SpaceMouseDevice(spec, **options) as device:
             device.begin()
         reading = device.read()
         action = None if reading.action is None else reading.action.tolist()
-        print(json.dumps([action, reading.verdict if line == "verdict\\n" else device.attended]), flush=True)
+        print(json.dumps([action, reading.verdict if line == "verdict\\n" else device.connected]), flush=True)
 """
 
 

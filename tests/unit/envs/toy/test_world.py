@@ -161,10 +161,10 @@ def success_rate(task: str, starts: range, noise: float = 0.0) -> float:
     rng = np.random.default_rng(0)
     num_successes = 0
     for start in starts:
-        world.reset_without_looking(seed=0, options={"task": task, "start": start})
+        world.reset_without_observation(seed=0, options={"task": task, "start": start})
         ended = False
         while not ended:
-            _, terminated, truncated, info = world.step_without_looking(script(world, noise=noise, rng=rng))
+            _, terminated, truncated, info = world.step_without_observation(script(world, noise=noise, rng=rng))
             ended = terminated or truncated
         num_successes += info["success"]
     return num_successes / len(starts)
@@ -186,11 +186,11 @@ def test_the_expert_takes_over_from_anywhere(task: str) -> None:
     rng = np.random.default_rng(1)
     num_successes = 0
     for start in range(20):
-        world.reset_without_looking(seed=0, options={"task": task, "start": start})
+        world.reset_without_observation(seed=0, options={"task": task, "start": start})
         ended, info = False, {"success": False}
         while not ended:
             action = rng.uniform(-1, 1, 4).astype(np.float32) if world._num_steps < 25 else script(world)
-            _, terminated, truncated, info = world.step_without_looking(action)
+            _, terminated, truncated, info = world.step_without_observation(action)
             ended = terminated or truncated
         num_successes += info["success"]
     assert num_successes >= 19
@@ -263,12 +263,12 @@ def test_size_is_checked() -> None:
 @pytest.mark.serial
 def test_speed(capsys: pytest.CaptureFixture[str]) -> None:
     world = ToyTable()
-    world.reset_without_looking(seed=0, options={"task": "stack_red_on_blue", "start": 0})
+    world.reset_without_observation(seed=0, options={"task": "stack_red_on_blue", "start": 0})
     action = np.array([0.01, -0.01, 0.01, 0.0], np.float32)
     renderer = world._renderer
     assert renderer is not None
     step_s = best_s(lambda: world.table.act(*action.tolist()), 200)
-    world_step_s = min(best_s(lambda: world.step_without_looking(action), 90), 1.0)
+    world_step_s = min(best_s(lambda: world.step_without_observation(action), 90), 1.0)
     front_s = best_s(lambda: renderer.front(world.table), 200)
     wrist_s = best_s(lambda: renderer.wrist(world.table), 200)
     with capsys.disabled():

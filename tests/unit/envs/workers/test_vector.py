@@ -23,8 +23,8 @@ from understudy.envs.workers.outcomes import (
     WorkerHung,
     WorkerRaised,
 )
+from understudy.envs.workers.restarting_worker import Limits
 from understudy.envs.workers.vector import Vector
-from understudy.envs.workers.worker import Limits
 from understudy.envs.world import WorldError
 from understudy.envs.world_factory import WorldFactory
 

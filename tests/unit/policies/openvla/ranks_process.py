@@ -42,7 +42,7 @@ def update(checkpoint: Path, place: Path, parallel: Literal["none", "fsdp"], ran
         engine.backward(loss, last=True)
         engine.step()
     trained = engine.parameters(trainable_only=True)
-    with engine.whole():
+    with engine.unsharded():
         acted = policy.act(observations(2), instructions(2), rngs=rngs(2), sampling=Sampling())
     if ranks.first:
         np.savez(place, **trained, **{"acted/log_prob": acted.log_prob})

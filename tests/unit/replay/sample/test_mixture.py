@@ -45,7 +45,8 @@ def test_a_mixture_of_demonstrations_and_practice(reader: Reader, batch_size: in
     def make(rank: int, world_size: int) -> Mixture:
         samplers = {view.name: Sampler(reader, view, batch_size=batch_size, seed=6) for view in (DEMO, ONLINE)}
         mixture = Mixture(samplers, {"demo": 1, "online": 1}, batch_size=batch_size, rank=rank, world_size=world_size)
-        assert mixture.follow() == {"demo": 17, "online": 43}
+        assert mixture.follow() == 60
+        assert mixture.num_steps == {"demo": 17, "online": 43}
         return mixture
 
     whole = make(0, 1)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.system.train_process import ENV, small_config
-from tests.unit.service.test_names import Serving
+from tests.unit.service.client.test_remote import Serving
 from tests.waiting import wait_for
 
 from understudy.core import UnderstudyError
@@ -20,7 +20,7 @@ from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
 from understudy.replay import Reader, verify
 from understudy.service import connect
-from understudy.training.offpolicy import sources as supply
+from understudy.service.client import sharded_sampler
 from understudy.training.offpolicy.actor import run_actor
 from understudy.training.offpolicy.learner_process import run_learner
 from understudy.training.offpolicy.rlpd import RLPDConfig, evaluator_for
@@ -41,8 +41,8 @@ def undo() -> Iterator[ExitStack]:
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supply, "PATIENCE_S", 1.0)
-    monkeypatch.setattr(supply, "RETRY_S", 0.2)
+    monkeypatch.setattr(sharded_sampler, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(sharded_sampler, "RETRY_S", 0.2)
 
 
 def episodes(*paths: Path) -> list[Any]:
@@ -231,7 +231,7 @@ def test_a_learner_of_several_shards_needs_no_directory_of_theirs(
     told = capsys.readouterr()
     assert "of held-out episodes succeed" in told.out
     assert main(["learner", str(run.path), places, "--local-shards", "a"]) == 1
-    assert "here: expected name=directory" in capsys.readouterr().err
+    assert "local-shards: expected NAME=DIRECTORY" in capsys.readouterr().err
     # It goes on from there with one of them in its directory, and without the other only if that is said to be lost.
     assert main(["learner", str(run.path), f"a={shards['a'].address}", "--local-shards", f"a={tmp_path / 'a'}"]) == 1
     assert "b: the checkpoint counts on this shard" in capsys.readouterr().err.replace("\n", " ")

@@ -15,7 +15,7 @@ from understudy.training.runs.evaluate import EvaluationConfig, EvaluationEpisod
 
 
 def expert(world: ToyTable) -> Any:
-    return lambda observation: (world.advise().action, 1)
+    return lambda observation: (world.expert_action().action, 1)
 
 
 def idle(observation: Any) -> Any:

@@ -6,12 +6,12 @@ import pytest
 
 from understudy.core import ArraySpec, Spec
 from understudy.envs.teleop.axes import Axes, DeviceError
-from understudy.envs.teleop.keys import NUM_BUTTONS, Held, Keymap, past_dead_zone
+from understudy.envs.teleop.key_bindings import NUM_BUTTONS, Held, KeyBindings, past_dead_zone
 
 
-def keymap(size: int, **options: object) -> Keymap:
+def bindings(size: int, **options: object) -> KeyBindings:
     spec = Spec(ArraySpec(shape=(size,), dtype="float32", low=-1, high=1))
-    return Keymap.of(Axes.of(spec, **options))  # type: ignore[arg-type]
+    return KeyBindings.of(Axes.of(spec, **options))  # type: ignore[arg-type]
 
 
 def down(*keys: str) -> Held:
@@ -47,7 +47,7 @@ PUSHED = {
 
 @pytest.mark.parametrize("key", PUSHED)
 def test_each_key_pushes_its_axis_and_no_other(key: str) -> None:
-    seven = keymap(7)
+    seven = bindings(7)
     axis, way = PUSHED[key]
     assert {name: push for name, push in seven.pushes(down(key)).items() if push} == {axis: way}
     assert seven.active(down(key))
@@ -67,32 +67,32 @@ def test_each_key_pushes_its_axis_and_no_other(key: str) -> None:
     ],
 )
 def test_each_part_of_a_gamepad_pushes_its_axis_and_no_other(held: Held, axis: str, way: float) -> None:
-    seven = keymap(7)
+    seven = bindings(7)
     assert {name: push for name, push in seven.pushes(held).items() if push} == {axis: way}
     assert seven.active(held)
 
 
 def test_an_axis_that_is_not_there_takes_nobody_over() -> None:
-    four = keymap(4)
+    four = bindings(4)
     assert not four.active(down("KeyI"))
     assert not four.active(pad((0, 0, 1, 0)))
-    assert not keymap(3).active(down("KeyG"))  # no grip
+    assert not bindings(3).active(down("KeyG"))  # no grip
     assert four.active(down("KeyG"))
 
 
 def test_keys_and_sticks_add_up_to_no_more_than_a_full_push() -> None:
     both = Held(keys=frozenset({"KeyD"}), sticks=(1, 0, 0, 0))
-    assert keymap(4).pushes(both)["x"] == 1
+    assert bindings(4).pushes(both)["x"] == 1
 
 
 def test_opposite_keys_cancel_and_still_hold() -> None:
-    four = keymap(4)
+    four = bindings(4)
     assert not any(four.pushes(down("KeyA", "KeyD")).values())
     assert four.active(down("KeyA", "KeyD"))
 
 
 def test_the_holding_key_is_in_control_and_pushes_nothing() -> None:
-    four = keymap(4)
+    four = bindings(4)
     for held in (down("Space"), pad(b1=1)):
         assert four.active(held)
         assert not any(four.pushes(held).values())
@@ -101,25 +101,25 @@ def test_the_holding_key_is_in_control_and_pushes_nothing() -> None:
 
 
 def test_only_pressing_says_something() -> None:
-    four = keymap(4)
+    four = bindings(4)
     assert list(four.events(Held(), down("KeyG"))) == ["grip"]
     assert list(four.events(down("KeyG"), down("KeyG", "KeyW"))) == []
     assert list(four.events(down("KeyG"), Held())) == []
     assert list(four.events(Held(), down("Enter"))) == ["success"]
     assert list(four.events(Held(), down("Backspace"))) == ["failure"]
     assert [list(four.events(Held(), pad(**{f"b{i}": 1}))) for i in (0, 8, 9)] == [["grip"], ["failure"], ["success"]]
-    assert list(keymap(3).events(Held(), down("KeyG"))) == []
+    assert list(bindings(3).events(Held(), down("KeyG"))) == []
 
 
 def test_speeds() -> None:
-    four = keymap(4)
+    four = bindings(4)
     assert [four.speed(0.5, Held(), down(f"Digit{i}")) for i in (1, 2, 3)] == [0.25, 0.5, 1.0]
     assert four.speed(0.5, down("Digit1"), down("Digit1")) == 0.5
     assert [four.speed(speed, Held(), pad(b3=1)) for speed in (0.25, 0.5, 0.7, 1.0)] == [0.5, 1.0, 1.0, 0.25]
 
 
 def test_other_axes_get_pairs_of_keys_above_each_other() -> None:
-    arm = keymap(8, names=[*(f"joint {i}" for i in range(1, 8)), "grip"])
+    arm = bindings(8, names=[*(f"joint {i}" for i in range(1, 8)), "grip"])
     assert arm.pairs["joint 1"] == ("KeyA", "KeyQ")
     assert arm.pairs["joint 7"] == ("KeyK", "KeyI")
     keys = [key for pair in arm.pairs.values() for key in pair]
@@ -130,16 +130,16 @@ def test_other_axes_get_pairs_of_keys_above_each_other() -> None:
     assert not arm.active(down("ArrowUp"))
     assert not any(arm.pushes(down("ArrowUp")).values())
     with pytest.raises(DeviceError, match="expected up to 8 axes that are pushed by keys, got 14"):
-        keymap(14)
+        bindings(14)
 
 
 def test_the_page_is_told_all() -> None:
-    said = keymap(7).describe()
+    said = bindings(7).describe()
     assert [axis["name"] for axis in said["axes"]] == ["x", "y", "z", "roll", "pitch", "yaw"]
     assert said["axes"][0]["less"] == {"key": "KeyA", "label": "left"}
     assert said["axes"][2]["pad"] == "triggers"
     assert (said["grip"], len(said["arrows"])) == ("KeyG", 4)
-    assert (keymap(3).describe()["grip"], keymap(5).describe()["arrows"]) == (None, [])
+    assert (bindings(3).describe()["grip"], bindings(5).describe()["arrows"]) == (None, [])
 
 
 def test_the_dead_zone_has_no_step() -> None:

@@ -23,8 +23,8 @@ from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import ChannelClosed, ChannelGarbage, ChannelStuck
 from understudy.envs.workers.child import WorldChild
 from understudy.envs.workers.outcomes import (
-    Advise,
     Answer,
+    AskExpert,
     Command,
     Observe,
     Outcome,
@@ -218,7 +218,7 @@ class Worker(Closeable):
             raise WorldError(f"{self.name}: there is no episode, or it has ended; reset before {_verb(command)}")
         if isinstance(command, Steps):
             command = self._known.checked(command)
-        if isinstance(command, Advise) and not self._known.has_expert:
+        if isinstance(command, AskExpert) and not self._known.has_expert:
             raise WorldError(f"{self.name}: it has no scripted expert; act with a device or a policy")
         self._command = command
         if self.state == "idle" and self._lost is None:  # else its outcome is known, and the new process is not to hear
@@ -439,4 +439,4 @@ def _pause_s(failures_in_a_row: int) -> float:
 
 
 def _verb(command: Command) -> str:
-    return {Reset: "reset", Steps: "step", Observe: "observe", Advise: "advise"}[type(command)]
+    return {Reset: "reset", Steps: "step", Observe: "observe", AskExpert: "expert_action"}[type(command)]

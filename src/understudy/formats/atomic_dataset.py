@@ -8,7 +8,7 @@ from understudy.durable import files
 from understudy.formats.format import FormatError
 
 
-def arrive(made: Path, path: Path) -> None:
+def publish_dataset(made: Path, path: Path) -> None:
     """Rename a finished file or directory; never over what somebody else made meanwhile."""
     if path.exists():
         raise FormatError(f"{path}: was made by somebody else meanwhile; choose another path")

@@ -50,7 +50,7 @@ class Held:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Keymap:
+class KeyBindings:
     """The keys of a set of axes: `pairs` has the key for less and the one for more of each that is pushed."""
 
     axes: Axes
@@ -59,7 +59,7 @@ class Keymap:
     pad_parts: dict[str, int] = field(default_factory=dict)  # axis: index into _PAD_NAMES
 
     @staticmethod
-    def of(axes: Axes) -> Keymap:
+    def of(axes: Axes) -> KeyBindings:
         pushed = axes.pushed
         if all(name in _KNOWN for name in pushed):
             known = {name: _KNOWN[name] for name in pushed}
@@ -75,7 +75,7 @@ class Keymap:
                 for name, (less, more) in zip(pushed, _OTHERS, strict=False)
             }
             pad = {name: index for index, name in enumerate(pushed[: len(_PAD_NAMES)])}
-        return Keymap(
+        return KeyBindings(
             axes=axes,
             pairs={name: (less[0], more[0]) for name, (less, more) in known.items()},
             labels={key: label for pair in known.values() for key, label in pair},

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from understudy.formats.format import FormatError
-from understudy.formats.pickles.opcodes import GET, PUT, Memo, OpcodeReader, used_again
-from understudy.formats.pickles.values import (
+from understudy.formats.safe_pickle.opcodes import GET, PUT, Memo, OpcodeReader, used_again
+from understudy.formats.safe_pickle.values import (
     LITERALS,
     MAX_DEPTH,
     NAMES,

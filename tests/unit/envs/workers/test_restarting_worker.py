@@ -34,7 +34,7 @@ from understudy.envs.workers.outcomes import (
     WorkerRaised,
     WorkerTooLarge,
 )
-from understudy.envs.workers.worker import Limits, Worker
+from understudy.envs.workers.restarting_worker import Limits, Worker
 from understudy.envs.world import WorldError
 from understudy.envs.world_factory import WorldFactory
 
@@ -365,7 +365,7 @@ PARENT = """
 import sys, time
 from tests.unit.envs.broken_worlds import action, source
 from understudy.envs.workers.outcomes import Reset, Steps
-from understudy.envs.workers.worker import Worker
+from understudy.envs.workers.restarting_worker import Worker
 worker = Worker(source(at_step=sys.argv[1], at_reset="grandchild", file=sys.argv[2]))
 worker.call(Reset(seed=1))
 if sys.argv[1]:
@@ -449,13 +449,13 @@ def test_the_expert_of_a_world_in_a_worker_says_the_same_as_here() -> None:
         rng = np.random.default_rng(5)
         ended = False
         while not ended:
-            clean, wanted = there.advise(), here.advise()
+            clean, wanted = there.expert_action(), here.expert_action()
             assert np.array_equal(clean.action, wanted.action)
             assert clean.progress == wanted.progress
-            noisy = there.advise(noise=0.2, rng=rng)
+            noisy = there.expert_action(noise=0.2, rng=rng)
             assert not np.array_equal(noisy.action, clean.action)
-            step = here.step_without_looking(noisy.action)
-            assert there.step_without_looking(noisy.action) == step
+            step = here.step_without_observation(noisy.action)
+            assert there.step_without_observation(noisy.action) == step
             ended = step[1] or step[2]
         assert step[3]["success"]
 
@@ -464,11 +464,11 @@ def test_noise_in_advice_comes_from_the_callers_generator() -> None:
     with IsolatedWorld(WorldFactory(factory="understudy.envs.toy:ToyTable", options={"cameras": False})) as world:
         world.reset(seed=3)
         first, again, other = (
-            world.advise(noise=0.2, rng=np.random.default_rng(seed)).action.tolist() for seed in (1, 1, 2)
+            world.expert_action(noise=0.2, rng=np.random.default_rng(seed)).action.tolist() for seed in (1, 1, 2)
         )
         assert first == again != other
         with pytest.raises(WorldError, match="noise needs a random generator"):
-            world.advise(noise=0.2)
+            world.expert_action(noise=0.2)
 
 
 def test_a_world_without_an_expert_refuses_and_lives_on() -> None:
@@ -477,28 +477,28 @@ def test_a_world_without_an_expert_refuses_and_lives_on() -> None:
         world.reset(seed=1)
         pid = world.worker.pid
         with pytest.raises(WorldError, match="no scripted expert"):
-            world.advise()
+            world.expert_action()
         world.step(GO_ON)
         assert world.worker.pid == pid
-    with pytest.raises(WorldError, match=r"write Numbers\.advise"):
-        Numbers().advise()
+    with pytest.raises(WorldError, match=r"write Numbers\.expert_action"):
+        Numbers().expert_action()
 
 
 def test_progress_rises_as_the_toys_expert_works() -> None:
     world = ToyTable(cameras=False)
     for task in world.suite.task_names:
         world.reset(seed=1, options={"task": task, "start": 2})
-        first = world.advise().progress
+        first = world.expert_action().progress
         best, stalled, longest = first, 0, 0
         ended = False
         while not ended:
-            advice = world.advise()
+            advice = world.expert_action()
             if advice.progress > best + 1e-3:
                 best, stalled = advice.progress, 0
             else:
                 stalled += 1
                 longest = max(longest, stalled)
-            _, terminated, truncated, _ = world.step_without_looking(advice.action)
+            _, terminated, truncated, _ = world.step_without_observation(advice.action)
             ended = terminated or truncated
         assert best > first
         assert longest < 20, f"{task}: the expert itself seems to stall for {longest} steps"

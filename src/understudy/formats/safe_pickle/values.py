@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from understudy.core.spec import MAX_DIMENSIONS
-from understudy.formats.pickles.opcodes import OpcodeReader, whole
+from understudy.formats.safe_pickle.opcodes import OpcodeReader, whole
 
 MAX_DEPTH = 24  # of containers in an item
 MAX_NODES = 20_000  # values in an item, each counted as often as it is found

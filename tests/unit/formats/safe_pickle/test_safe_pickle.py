@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 from understudy.formats import FormatError
-from understudy.formats.pickles import dump_item, load_items
-from understudy.formats.pickles.write import BEGIN, END, END_BATCH
+from understudy.formats.safe_pickle import dump_item, load_items
+from understudy.formats.safe_pickle.write import BEGIN, END, END_BATCH
 
 PROTOCOLS = range(pickle.HIGHEST_PROTOCOL + 1)
 

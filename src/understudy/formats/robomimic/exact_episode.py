@@ -13,10 +13,10 @@ from understudy.core import tree as trees
 from understudy.formats.format import FormatError
 from understudy.formats.hdf5 import Group, Hdf5Reader
 from understudy.formats.hdf5.columns import column_from
-from understudy.formats.robomimic.writer import ABOUT, BARE, OWN
+from understudy.formats.robomimic.writer import ABOUT, BARE, UNDERSTUDY
 
 
-def own_episode(spec: StepSpec, reader: Hdf5Reader, group: Group, skip: Container[str]) -> tuple[str, Episode] | None:
+def exact_episode(spec: StepSpec, reader: Hdf5Reader, group: Group, skip: Container[str]) -> tuple[str, Episode] | None:
     """The key and the episode; None if it is to be left out."""
     try:
         about = json.loads(reader.read(f"{group.path}/{ABOUT}").tobytes())
@@ -48,7 +48,7 @@ def own_episode(spec: StepSpec, reader: Hdf5Reader, group: Group, skip: Containe
             else:
                 if path.partition("/")[0] == "proposal":  # zero where there is none, whatever the bounds are
                     leaf = replace(leaf, low=None, high=None)
-                columns[path] = column_from(leaf, partial(read, f"{OWN}/{path}"), num_steps)
+                columns[path] = column_from(leaf, partial(read, f"{UNDERSTUDY}/{path}"), num_steps)
         except FormatError as error:
             raise FormatError(f"{path}: {error}") from None
     return key, _checked(spec, columns, info)
