@@ -65,7 +65,7 @@ REGIMES = {
             *HUMAN,
             "--cloning-updates",
             "1000",
-            "--sac.imitation",
+            "--sac.bc-weight",
             "0.5",
             "--sac.shift-pixels",
             "2",
@@ -84,7 +84,7 @@ REGIMES = {
         options=(
             "--cloning-updates",
             "1000",
-            "--sac.imitation",
+            "--sac.bc-weight",
             "0.1",
             "--sac.shift-pixels",
             "2",

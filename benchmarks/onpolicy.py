@@ -28,8 +28,12 @@ import torch
 import tyro
 from torch import Tensor
 
-from understudy.algorithms.onpolicy.policy_gradient import MiniBatch, PolicyGradient, PolicyGradientConfig
-from understudy.algorithms.onpolicy.policy_gradient import rows as prepared_rows
+from understudy.algorithms.onpolicy.policy_gradient import (
+    MiniBatch,
+    PolicyGradient,
+    PolicyGradientConfig,
+    loss_inputs,
+)
 from understudy.cli import main as understudy
 from understudy.core import StepSpec, Tree
 from understudy.core import tree as trees
@@ -267,7 +271,7 @@ def _ready(
         seen = trees.map_leaves(lambda leaf: leaf[part.rows], batch.observation)
         inputs = policy.tensors(seen, [batch.instruction[row] for row in part.rows])
         tokens = torch.from_numpy(batch.replay["tokens"][part.rows]).long()
-        given = prepared_rows(prepared, part)
+        given = loss_inputs(prepared, part)
         return inputs, tokens, given.old_log_prob, given.advantage, given.weight
 
     plan = algorithm.mini_batches(prepared, seed=_batch_seed(0, number))

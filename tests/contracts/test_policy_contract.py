@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from tests.unit.algorithms.batches import CAMERAS, GRIPPER, STATE, random_batch,
 from understudy.algorithms import Cloning, CloningConfig
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.core import tree as trees
-from understudy.policies import ActorPolicy, Inputs, Policy, PolicyError, Stats
+from understudy.policies import ActorPolicy, EncoderConfig, Inputs, Policy, PolicyError, Stats
 
 torch.set_num_threads(1)
 
@@ -49,6 +53,24 @@ def cloned(spec: StepSpec) -> ActorPolicy:
     return cloning.policy(version=3)
 
 
+@cache
+def tiny_vit() -> str:
+    """A directory with a vision encoder of transformers with random weights; it is removed at exit."""
+    transformers = pytest.importorskip("transformers")
+    size = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    torch.manual_seed(0)
+    directory = tempfile.mkdtemp()
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    config = transformers.ViTConfig(image_size=16, patch_size=8, **size)
+    transformers.ViTModel(config, add_pooling_layer=False).save_pretrained(directory)
+    return directory
+
+
+def pretrained(*, frozen: bool) -> ActorPolicy:
+    encoder = EncoderConfig(kind="pretrained", pretrained=tiny_vit(), frozen=frozen, latent=6, spatial_features=2)
+    return learned(CAMERAS, encoder=encoder)
+
+
 POLICIES: dict[str, tuple[StepSpec, Callable[[], ActorPolicy]]] = {
     "state": (STATE, lambda: learned(STATE)),
     "cameras": (CAMERAS, lambda: learned(CAMERAS)),
@@ -57,6 +79,9 @@ POLICIES: dict[str, tuple[StepSpec, Callable[[], ActorPolicy]]] = {
     "tree of actions": (TREE_ACTION, lambda: learned(TREE_ACTION)),
     "bare observation": (BARE, lambda: learned(BARE)),
     "cloned": (CAMERAS, lambda: cloned(CAMERAS)),
+    "resnet10": (CAMERAS, lambda: learned(CAMERAS, encoder=EncoderConfig(kind="resnet10", latent=6))),
+    "pretrained, frozen": (CAMERAS, lambda: pretrained(frozen=True)),
+    "pretrained, trained": (CAMERAS, lambda: pretrained(frozen=False)),
 }
 
 
@@ -97,13 +122,17 @@ def test_the_recorded_choice_is_the_executed_one(case: tuple[StepSpec, ActorPoli
 def test_evaluate_is_differentiable(case: tuple[StepSpec, ActorPolicy, Any]) -> None:
     _, policy, observation = case
     acted = policy.act(observation, rng=rng())
-    for weight in policy.weights.values():
-        weight.requires_grad_()
+    policy.actor.requires_grad_()
     evaluated = policy.evaluate(observation, acted.replay)
-    leaves = [weight for name, weight in policy.weights.items() if not name.startswith("gripper/")]
+    named = {name: one for name, one in policy.actor.named_parameters() if not name.startswith("gripper.")}
     for number in (evaluated.log_prob.sum(), evaluated.entropy.sum()):
-        gradients = torch.autograd.grad(number, leaves, retain_graph=True)
-        assert all(gradient.abs().sum() > 0 for gradient in gradients)
+        gradients = torch.autograd.grad(number, list(named.values()), retain_graph=True, allow_unused=True)
+        for name, gradient in zip(named, gradients, strict=True):
+            if ".backbone.pooler." in name:  # no feature of a pretrained encoder depends on it
+                assert gradient is None
+            elif not name.endswith("key.bias"):  # a softmax does not change with it
+                assert gradient is not None, name
+                assert gradient.abs().sum() > 0, name
 
 
 def test_the_same_seed_gives_the_same_action_and_another_another(case: tuple[StepSpec, Policy, Any]) -> None:
@@ -170,7 +199,7 @@ def test_a_saved_policy_acts_the_same_in_another_process(tmp_path: Path) -> None
     observation = random_tree(CAMERAS.observation, 16, rng(9))
     policy.save(tmp_path / "policy.safetensors")
     np.savez(tmp_path / "observation.npz", **observation)
-    subprocess.run([sys.executable, "-c", ELSEWHERE, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(tmp_path)], check=True)
     there = np.load(tmp_path / "acted.npz")
     acted = policy.act(observation, rng=rng())
     np.testing.assert_array_equal(there["action"], acted.action)
@@ -178,7 +207,7 @@ def test_a_saved_policy_acts_the_same_in_another_process(tmp_path: Path) -> None
     there.close()
 
 
-ELSEWHERE = """
+OTHER_PROCESS = """
 import sys
 from pathlib import Path
 import numpy as np

@@ -1,15 +1,30 @@
-"""The losses against sums written out in float64 numpy, and against numbers worked out by hand."""
+"""The losses against sums written out in float64 numpy, numbers worked out by hand, and recorded updates."""
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.unit.algorithms.batches import CAMERAS, GRIPPER, STATE, random_batch, small_actor, small_sac
 
+from understudy.algorithms import (
+    SAC,
+    Algorithm,
+    ClassifierTraining,
+    ClassifierTrainingConfig,
+    Cloning,
+    CloningConfig,
+)
 from understudy.algorithms.offpolicy import sac_losses as losses
-from understudy.policies import tanh_normal
+from understudy.core import Source, StepSpec, TransitionBatch
+from understudy.policies import ClassifierConfig, Inputs, Stats, tanh_normal
+
+torch.set_num_threads(1)
 
 RNG = np.random.default_rng(5)
 B, E, K, D = 7, 4, 3, 2
@@ -84,10 +99,10 @@ def test_gripper_losses() -> None:
     close(losses.choice_loss(t(VALUES), t(CHOICE), t(WEIGHT)), -sum(WEIGHT * odds) / B)
 
 
-def test_imitation_losses() -> None:
+def test_bc_losses() -> None:
     wanted = sum(WEIGHT[b] * ((MEAN[b] - PRE[b]) ** 2).sum() / D for b in range(B)) / B
-    close(losses.imitation_mse(t(MEAN), t(PRE), t(WEIGHT)), wanted)
-    close(losses.imitation_likelihood(t(LOG_PROB), t(WEIGHT)), -sum(WEIGHT * LOG_PROB) / B)
+    close(losses.bc_mse(t(MEAN), t(PRE), t(WEIGHT)), wanted)
+    close(losses.bc_likelihood(t(LOG_PROB), t(WEIGHT)), -sum(WEIGHT * LOG_PROB) / B)
 
 
 def test_success_loss_and_balance() -> None:
@@ -127,3 +142,60 @@ def test_tanh_normal_entropy(log_std: float) -> None:
     wanted = -(normal * log_p).sum() * (u[1] - u[0])
     found = tanh_normal.entropy(torch.tensor([[mean]], dtype=torch.float64), one).item()
     assert abs(found - wanted) < 1e-3
+
+
+# ---- traces: twenty updates of each algorithm, recorded when SAC still had an Adam of its own over flat weights
+
+
+def traced_batch(spec: StepSpec, seed: int) -> TransitionBatch:
+    rng = np.random.default_rng(100 + seed)
+    return random_batch(
+        spec,
+        16,
+        seed,
+        source=np.where(rng.random(16) < 0.5, Source.HUMAN, Source.POLICY).astype(np.uint8),
+        weight=rng.random(16).astype(np.float32),
+        extras={"grasp_penalty": -rng.random(16).astype(np.float32)},
+    )
+
+
+def traced_sac() -> SAC:
+    return small_sac(
+        CAMERAS,
+        actor=small_actor(gripper=GRIPPER),
+        num_critics=4,
+        num_target_critics=2,
+        critic_steps=2,
+        backup_entropy=True,
+        bc_weight=0.5,
+        gripper_penalty="grasp_penalty",
+    )
+
+
+def traced_cloning() -> Cloning:
+    config = CloningConfig(actor=small_actor(gripper=GRIPPER), loss="likelihood")
+    return Cloning(config, CAMERAS, Stats.none(Inputs(CAMERAS.observation)), seed=1)
+
+
+def traced_classifier() -> ClassifierTraining:
+    config = ClassifierTrainingConfig(classifier=ClassifierConfig(encoder=small_actor().encoder, hidden=(8,)))
+    return ClassifierTraining(config, CAMERAS.observation, Stats.none(Inputs(CAMERAS.observation)), seed=1)
+
+
+TRACED: dict[str, tuple[StepSpec, Callable[[], Algorithm]]] = {
+    "sac": (STATE, lambda: small_sac(STATE, critic_lr=1e-3, actor_lr=1e-3)),
+    "sac with cameras, gripper and bc_weight": (CAMERAS, traced_sac),
+    "cloning": (CAMERAS, traced_cloning),
+    "classifier": (CAMERAS, traced_classifier),
+}
+TRACES = json.loads(Path(__file__).with_name("loss_traces.json").read_text())
+
+
+@pytest.mark.parametrize("name", TRACED)
+def test_updates_give_the_recorded_metrics(name: str) -> None:
+    spec, make = TRACED[name]
+    algorithm, wanted = make(), TRACES[name]
+    for update in range(20):
+        metrics = algorithm.update(traced_batch(spec, update))
+        expected = {metric: values[update] for metric, values in wanted.items() if values[update] is not None}
+        assert metrics == pytest.approx(expected, rel=1e-6, abs=1e-6), update

@@ -16,7 +16,7 @@ from tests.system.train_process import SAC, small_config
 from tests.waiting import wait_for
 
 from understudy.cli import main
-from understudy.policies.encoder import EncoderConfig
+from understudy.policies.config import EncoderConfig
 from understudy.replay import EpisodeRecord, Reader, Store
 from understudy.training.runs.run import Run
 

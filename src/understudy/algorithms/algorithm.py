@@ -1,4 +1,4 @@
-"""Algorithm: an update rule without input or output. It is given batches; others store, act and publish."""
+"""Algorithm: an update rule. It learns from batches; others store, act and publish. Needs no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ State: TypeAlias = dict[str, Any]  # flat: path to numpy array, or to what JSON 
 
 
 class AlgorithmError(UnderstudyError, ValueError):
-    """A config, a batch or a saved state that an algorithm cannot use."""
+    """An algorithm cannot use a config, a batch or a saved state."""
 
 
 class Algorithm(Protocol):
@@ -26,7 +26,7 @@ class Algorithm(Protocol):
     def num_updates(self) -> int: ...
 
     def update(self, batch: TransitionBatch, *, report: bool = True) -> dict[str, float]:
-        """Learn from a batch. Without `report` no number leaves the device, and the dict is empty."""
+        """Learn from a batch; returns metrics. Without `report` no number leaves the device, and there are none."""
         ...
 
     def parameters(self) -> Tree:
@@ -38,9 +38,9 @@ class Algorithm(Protocol):
         ...
 
     def state(self) -> State:
-        """All that the next updates depend on."""
+        """Everything that the next updates depend on."""
         ...
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on as the algorithm that the state was taken of would have; or refuse it."""
+        """Continue as the algorithm whose state this is, bit for bit; or refuse the state."""
         ...

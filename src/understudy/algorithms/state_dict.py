@@ -1,4 +1,14 @@
-"""Saved: an algorithm's state as a flat dict of numpy arrays and plain JSON, checked whole before any of it is used."""
+"""State of an algorithm: the state_dicts of its modules and optimizers as one flat dict of numpy arrays and JSON.
+
+| key | what it is |
+|---|---|
+| `kind`, `config`, `spec`, `device`, `encoder_digest`, `num_updates` | plain JSON |
+| `generator`, `stats/...` | the random generator, and the statistics of the state fields |
+| `modules/<module>/<name in its state_dict>` | weights, such as `modules/critic/0/weight` |
+| `optimizers/<optimizer>/<number>/<moment>` | `step`, `exp_avg` and `exp_avg_sq` of each parameter |
+
+A state is checked whole before any of it is used. There is no pickle.
+"""
 
 from __future__ import annotations
 
@@ -10,73 +20,83 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from understudy.algorithms.algorithm import AlgorithmError, State
-from understudy.algorithms.offpolicy.flat_adam import Trained
 from understudy.core import Spec, StepSpec
 from understudy.core import tree as trees
 from understudy.core.spec import canonical_json
-from understudy.policies import Stats
+from understudy.policies.stats import Stats
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Parts:
-    """All of an algorithm that its next update depends on, but for the number of updates."""
+class StateParts:
+    """Everything that an algorithm's next update depends on, except the number of updates."""
 
     kind: str
     config: Any  # a dataclass of plain values
     spec: StepSpec | Spec
     stats: Stats
     generator: torch.Generator
-    trained: Mapping[str, Trained]
-    tensors: Mapping[str, Tensor]  # others than those that are trained
+    modules: Mapping[str, nn.Module]
+    optimizers: Mapping[str, Optimizer]
+    encoder_digest: str | None = None  # of frozen weights that are not among the modules' own
 
-    def all_tensors(self) -> dict[str, Tensor]:
-        """By path."""
-        named = {f"{name}/{path}": one for name, t in self.trained.items() for path, one in t.tensors().items()}
-        return {**named, **self.tensors}
+    def tensors(self) -> dict[str, Tensor]:
+        """By key; they share memory with the modules and optimizers."""
+        found = {
+            f"modules/{name}/{key.replace('.', '/')}": tensor
+            for name, module in self.modules.items()
+            for key, tensor in module.state_dict().items()
+        }
+        for name, optimizer in self.optimizers.items():
+            for number, moments in optimizer.state_dict()["state"].items():
+                found |= {f"optimizers/{name}/{number}/{moment}": tensor for moment, tensor in moments.items()}
+        return found
 
 
-class Saves(abc.ABC):
-    """An algorithm that can be saved and gone on with: it names its parts, and takes statistics into use."""
+class Resumable(abc.ABC):
+    """An algorithm with `state` and `restore`: it names the parts of its state and takes statistics into use."""
 
     num_updates: int
 
     @abc.abstractmethod
-    def _parts(self) -> Parts: ...
+    def _state_parts(self) -> StateParts: ...
 
     @abc.abstractmethod
-    def _use(self, stats: Stats) -> None: ...
+    def _set_stats(self, stats: Stats) -> None: ...
 
     def state(self) -> State:
-        """All that the next updates depend on, in memory of its own."""
-        return _save(self._parts(), self.num_updates)
+        """Everything that the next updates depend on, in memory of its own."""
+        return _save(self._state_parts(), self.num_updates)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Go on as the algorithm that the state was taken of would have. If it refuses, nothing changed."""
-        stats, self.num_updates = _restore(self._parts(), state)
-        self._use(stats)
+        """Continue as the algorithm whose state this is. If the state is refused, nothing has changed."""
+        stats, self.num_updates = _restore(self._state_parts(), state)
+        self._set_stats(stats)
 
 
-def _save(parts: Parts, num_updates: int) -> State:
+def _save(parts: StateParts, num_updates: int) -> State:
     return {
         "kind": parts.kind,
         "config": canonical_json(asdict(parts.config)),
         "spec": canonical_json(parts.spec.to_json()),
         "device": parts.generator.device.type,
+        "encoder_digest": parts.encoder_digest or "",
         "num_updates": num_updates,
         "generator": parts.generator.get_state().numpy().copy(),
         **{name: array.copy() for name, array in parts.stats.flat().items()},
-        **{name: tensor.detach().cpu().numpy().copy() for name, tensor in parts.all_tensors().items()},
+        **{name: tensor.detach().cpu().numpy().copy() for name, tensor in parts.tensors().items()},
     }
 
 
-def _restore(parts: Parts, state: Mapping[str, Any]) -> tuple[Stats, int]:
+@torch.no_grad()
+def _restore(parts: StateParts, state: Mapping[str, Any]) -> tuple[Stats, int]:
     """Fill the tensors and the generator; returns statistics and number of updates."""
     if state.get("kind") != parts.kind:
         raise AlgorithmError(
-            f"kind: expected a state of {parts.kind!r}, got {state.get('kind')!r}; restore it where it is from"
+            f"kind: expected a state of {parts.kind!r}, got {state.get('kind')!r}; restore it with that algorithm"
         )
     _refuse_other("config", _item(state, "config"), canonical_json(asdict(parts.config)))
     _refuse_other("spec", _item(state, "spec"), canonical_json(parts.spec.to_json()))
@@ -86,8 +106,14 @@ def _restore(parts: Parts, state: Mapping[str, Any]) -> tuple[Stats, int]:
             f"device: the state was saved on {state['device']}, this run is on {device}; "
             f"resume on {state['device']}, since random numbers differ"
         )
-    tensors = parts.all_tensors()
-    shapes = {name: tuple(like.shape) for name, like in tensors.items()}
+    if _item(state, "encoder_digest") != (parts.encoder_digest or ""):
+        raise AlgorithmError(
+            f"encoder_digest: the state was saved with the frozen encoder {state['encoder_digest'] or 'none'}, "
+            f"this run has {parts.encoder_digest or 'none'}; put the same checkpoint at encoder.pretrained"
+        )
+    tensors = parts.tensors()
+    generator = parts.generator.get_state()
+    shapes = {name: tuple(like.shape) for name, like in {**tensors, "generator": generator}.items()}
     shapes |= {name: like.shape for name, like in parts.stats.flat().items()}
     for name, shape in shapes.items():
         if np.shape(_item(state, name)) != shape:
@@ -95,11 +121,12 @@ def _restore(parts: Parts, state: Mapping[str, Any]) -> tuple[Stats, int]:
                 f"{name}: expected shape {list(shape)}, got {list(np.shape(state[name]))}; "
                 f"the state is of another network"
             )
-    num_updates = int(_item(state, "num_updates"))
-    parts.generator.set_state(torch.from_numpy(np.array(_item(state, "generator"), np.uint8)))
+    num_updates, stats = int(_item(state, "num_updates")), Stats.of_flat(state)
+    found = {name: torch.from_numpy(np.array(state[name])) for name in tensors}
+    parts.generator.set_state(torch.from_numpy(np.array(state["generator"], np.uint8)))
     for name, tensor in tensors.items():
-        tensor.copy_(torch.from_numpy(np.array(state[name])))
-    return Stats.of_flat(state), num_updates
+        tensor.copy_(found[name])
+    return stats, num_updates
 
 
 def _item(state: Mapping[str, Any], name: str) -> Any:

@@ -1,30 +1,19 @@
-"""Policies and success classifiers, and the one file each is saved in.
+"""Policies: networks that choose actions or recognize success, and the one file each is saved in.
 
-The names below are loaded when they are first used: only the protocols can be used without torch.
+Names are imported when they are first used: configs and protocols need no torch, everything else does.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.policies.actor import ActorConfig, ActorPolicy
-    from understudy.policies.classifier import ClassifierConfig, SuccessClassifier
-    from understudy.policies.encoder import EncoderConfig
+    from understudy.policies.actor import ActorPolicy
+    from understudy.policies.classifier import SuccessClassifier
+    from understudy.policies.config import ActorConfig, ClassifierConfig, EncoderConfig, LoraConfig
     from understudy.policies.gripper import Gripper
     from understudy.policies.inputs import Inputs
     from understudy.policies.protocol import Acted, BlockPolicy, Evaluated, Policy, PolicyError, Sampling
     from understudy.policies.stats import Stats
-
-_MODULES = {
-    "actor": ("ActorConfig", "ActorPolicy"),
-    "classifier": ("ClassifierConfig", "SuccessClassifier"),
-    "encoder": ("EncoderConfig",),
-    "gripper": ("Gripper",),
-    "inputs": ("Inputs",),
-    "protocol": ("Acted", "BlockPolicy", "Evaluated", "Policy", "PolicyError", "Sampling"),
-    "stats": ("Stats",),
-}
-_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "Acted",
@@ -36,12 +25,24 @@ __all__ = [
     "Evaluated",
     "Gripper",
     "Inputs",
+    "LoraConfig",
     "Policy",
     "PolicyError",
     "Sampling",
     "Stats",
     "SuccessClassifier",
 ]
+
+_MODULES = {
+    "actor": ("ActorPolicy",),
+    "classifier": ("SuccessClassifier",),
+    "config": ("ActorConfig", "ClassifierConfig", "EncoderConfig", "LoraConfig"),
+    "gripper": ("Gripper",),
+    "inputs": ("Inputs",),
+    "protocol": ("Acted", "BlockPolicy", "Evaluated", "Policy", "PolicyError", "Sampling"),
+    "stats": ("Stats",),
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

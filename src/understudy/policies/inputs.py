@@ -1,19 +1,24 @@
-"""Inputs: which fields of an observation a network sees, and how they become tensors."""
+"""Inputs: which fields of an observation a network sees, and how they become tensors.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from understudy.core import ArraySpec, Spec, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.core.spec import describe
 from understudy.policies.protocol import PolicyError
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Inputs:
@@ -81,9 +86,13 @@ def is_camera(leaf: ArraySpec) -> bool:
 
 
 def to_tensor(array: Any, device: torch.device) -> torch.Tensor:
-    """A numpy array as a tensor there, without a copy where that can be."""
+    """A numpy array as a tensor on the device, without a copy if possible."""
+    import torch  # only now: a config needs Inputs and no torch
+
     array = np.asarray(array)
-    as_it_is = array.flags.writeable and all(stride >= 0 for stride in array.strides)  # a picture may be flipped
+    as_it_is = array.flags.writeable and all(
+        stride >= 0 for stride in array.strides
+    )  # torch takes no negative strides, such as those of a flipped image
     tensor = torch.from_numpy(array if as_it_is else array.copy())
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,4 +1,4 @@
-"""Load: a policy from a file or a directory, whatever kind it is of."""
+"""Load a policy of any kind from a file or a directory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from understudy.core import StepSpec
-from understudy.policies import policy_file as artefact
+from understudy.policies import policy_file
 from understudy.policies.actor import KIND as ACTOR
 from understudy.policies.protocol import PolicyError
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def is_actor(path: Path) -> bool:
-    """Whether it is a policy that decides step by step, and not one that is told what to do."""
-    return not path.is_dir() and artefact.kind_of(path) == ACTOR
+    """Whether the file is an ActorPolicy, which decides step by step and takes no instruction."""
+    return not path.is_dir() and policy_file.kind_of(path) == ACTOR
 
 
 def load_block_policy(
@@ -32,8 +32,8 @@ def load_block_policy(
 
             return OpenVLAPolicy.load(path, spec, openvla, device=device)
         if path.exists() and is_actor(path):
-            raise PolicyError(f"{path}: is a policy that is told nothing; give one that `understudy sft` made")
-        from understudy.policies.vla import VLAPolicy  # here too
+            raise PolicyError(f"{path}: this policy takes no instructions; give one that `understudy sft` made")
+        from understudy.policies.vla import VLAPolicy  # it needs transformers, too
 
         return VLAPolicy.load(path, spec, device=device)
     except ModuleNotFoundError as error:

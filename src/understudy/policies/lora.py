@@ -1,4 +1,4 @@
-"""LoRA: small trainable matrices beside the frozen ones of a network, by peft, with peft's files.
+"""LoRA by peft, with peft's files: small trainable matrices are added to the frozen ones of a network.
 
     add_lora(policy.model, LoraConfig(rank=32))            # before an engine wraps or shards the model
     save_adapter(policy.model, "adapter")                  # adapter_config.json, adapter_model.safetensors
@@ -13,7 +13,6 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,37 +22,15 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from understudy.policies import policy_file as artefact
+from understudy.policies import policy_file
+from understudy.policies.config import LoraConfig
 from understudy.policies.protocol import PolicyError
 
-ALL_LINEAR = "all-linear"
 ADAPTER = "default"  # peft's name for the only one
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
-VALUE_HEADS = ("value_head", "value")  # what policies call the part that judges states; it is trained whole
-_HEADS = ("lm_head", *VALUE_HEADS)  # of linears, the ones that `all-linear` leaves alone
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """The size and the places of the adapter."""
-
-    rank: int = 32
-    alpha: float = 16.0  # the adapter counts alpha / rank times
-    dropout: float = 0.0  # of its inputs, in training; on-policy learning needs 0: see docs/openvla.md
-    targets: str | tuple[str, ...] = ALL_LINEAR  # every linear but the heads; or names, such as ("q_proj", "v_proj")
-
-    def __post_init__(self) -> None:
-        if self.rank < 1:
-            raise PolicyError(f"rank: expected a number from 1, got {self.rank}")
-        if not self.alpha > 0:
-            raise PolicyError(f"alpha: expected more than 0, got {self.alpha}")
-        if not 0 <= self.dropout < 1:
-            raise PolicyError(f"dropout: expected a share from 0 to below 1, got {self.dropout}")
-        if isinstance(self.targets, str) and self.targets != ALL_LINEAR:
-            raise PolicyError(f"targets: expected {ALL_LINEAR!r} or a tuple of names, got {self.targets!r}")
-        if not self.targets:
-            raise PolicyError(f"targets: expected names of layers, got none; use {ALL_LINEAR!r}")
+VALUE_HEADS = ("value_head", "value")  # names of value heads, which are trained whole
+_HEADS = ("lm_head", *VALUE_HEADS)  # linear layers that `all-linear` leaves alone
 
 
 def add_lora(module: nn.Module, config: LoraConfig, *, seed: int = 0, keep: tuple[str, ...] = VALUE_HEADS) -> None:
@@ -92,9 +69,9 @@ def adapter_state(module: nn.Module, weights: Mapping[str, Tensor] | None = None
 
 
 def save_adapter(module: nn.Module, directory: str | Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    """Write the adapter as peft does, so that peft and those who stand on it can load it.
+    """Write the adapter in peft's format, so that peft and tools built on it can load it.
 
-    After a crash there is the old one or the new one, whole; or none, if their configs differ.
+    After a crash there is the old adapter or the new one, whole; or none, if their configs differ.
     """
     state = adapter_state(module, weights)
     config = _peft_config(module)
@@ -104,9 +81,9 @@ def save_adapter(module: nn.Module, directory: str | Path, weights: Mapping[str,
     described, weighed = Path(directory, CONFIG_FILE), Path(directory, WEIGHTS_FILE)
     described.parent.mkdir(parents=True, exist_ok=True)
     if not described.is_file() or described.read_bytes() != text:
-        weighed.unlink(missing_ok=True)  # else the new config would stand beside the old weights
-        artefact.replace(described, text)
-    artefact.replace(weighed, to_bytes(state, metadata={"format": "pt"}))
+        weighed.unlink(missing_ok=True)  # else the new config would describe the old weights
+        policy_file.replace(described, text)
+    policy_file.replace(weighed, to_bytes(state, metadata={"format": "pt"}))
 
 
 def load_adapter(module: nn.Module, directory: str | Path, *, keep: tuple[str, ...] = VALUE_HEADS) -> None:
@@ -146,7 +123,7 @@ def load_adapter(module: nn.Module, directory: str | Path, *, keep: tuple[str, .
 
 
 def merged_state(module: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
-    """The state with the adapter added to the weights it stands beside, under the names it would have without one.
+    """The state with the adapter merged into the weights, under the names they have without an adapter.
 
     The module stays as it is. In float32 the logits are those of the module to about 1e-5 of their size.
     """
@@ -186,7 +163,7 @@ def _freeze(module: nn.Module, keep: tuple[str, ...]) -> None:
     layers = dict(module.named_modules())
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(_is_adapter(name) or bool(set(name.split(".")) & set(keep)))
-        if _is_adapter(name):  # of the dtype of the weight beside it: an engine may want one dtype for all
+        if _is_adapter(name):  # same dtype as the layer's own weight: FSDP may need one dtype for all
             base = layers[name.partition(".lora_")[0]].base_layer
             assert isinstance(base, nn.Linear)
             parameter.data = parameter.data.to(base.weight.dtype)

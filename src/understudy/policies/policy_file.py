@@ -1,9 +1,9 @@
-"""Artefact: a network in one safetensors file: its weights, statistics, Specs and config. No pickle.
+"""Policy file: a network in one safetensors file with its weights, statistics, Specs and config. No pickle.
 
 | in the file | |
 |---|---|
 | tensors `weights/...`, `stats/mean/observation/...`, `stats/std/observation/...` | float32 |
-| metadata `understudy` | JSON: format, kind, version, config, observation, and action of a policy |
+| metadata `understudy` | JSON: format, kind, version, config, observation; action of a policy; encoder_digest |
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
+from torch import nn
 
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core import tree as trees
@@ -27,12 +28,12 @@ from understudy.policies.stats import Stats
 
 AnyPolicy = TypeVar("AnyPolicy")
 
-KEY = "understudy"  # one text, so that equal artefacts are equal files
+KEY = "understudy"  # one text, so that equal networks are equal files
 FORMAT = 1
 
 
 def write(path: str | Path, description: Mapping[str, Any], tree: Tree) -> None:
-    """Write a description and arrays; as `replace`."""
+    """Write a description and arrays as `replace` does."""
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in trees.leaves(tree)}
     replace(Path(path), to_bytes(arrays, {KEY: canonical_json({"format": FORMAT, **description})}))
 
@@ -42,11 +43,13 @@ def replace(path: Path, content: bytes) -> None:
     try:
         files.write_durably(path, content)
     except OSError as error:
-        raise PolicyError(f"{path}: writing failed: {error.strerror}; choose another place and save again") from error
+        raise PolicyError(
+            f"{path}: writing failed: {error.strerror}; choose another directory and save again"
+        ) from error
 
 
 def kind_of(path: str | Path) -> str:
-    """What a file is an artefact of, without reading its arrays."""
+    """The kind of network in a file, without reading its arrays."""
     return str(_described(Path(path), "policy", arrays=False)[0]["kind"])
 
 
@@ -83,7 +86,7 @@ def _described(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], 
 def load(
     path: str | Path, kind: str, of: Callable[[Tree, dict[str, Any]], AnyPolicy], check: Callable[[AnyPolicy], None]
 ) -> AnyPolicy:
-    """What `of` makes of a file of this kind, if `check` has nothing against it; errors begin with the path."""
+    """Build with `of` what a file of this kind describes, then `check` it; errors begin with the path."""
     description, parameters = read(path, kind)
     try:
         found = of(parameters, description)
@@ -106,9 +109,41 @@ def pack(weights: Mapping[str, torch.Tensor], stats: Stats) -> Tree:
 
 
 def unpack(tree: Tree) -> tuple[dict[str, torch.Tensor], Stats]:
-    """The other way, into memory of its own."""
+    """The inverse of `pack`, into memory of its own."""
     weights = {name: torch.from_numpy(np.array(leaf)) for name, leaf in trees.leaves(tree["weights"])}
     return weights, Stats.of_flat(trees.flatten(tree))
+
+
+def named_weights(network: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of a network with an `Encoder` by the names of the file, such as encoder/front/conv_0/weight."""
+    return {_name_in_file(network, key): tensor for key, tensor in network.state_dict().items()}
+
+
+def load_weights(
+    network: nn.Module, weights: Mapping[str, torch.Tensor], description: Mapping[str, Any] | None = None
+) -> None:
+    """Fill a network with the weights of a file; refuse those of another network or another frozen encoder."""
+    digest = getattr(network.encoder, "digest", None)
+    saved = digest if description is None else description.get("encoder_digest")
+    if saved != digest:
+        raise PolicyError(
+            f"encoder/pretrained: the policy was trained with a frozen encoder of digest {saved}, this directory has "
+            f"{digest}; copy the same checkpoint to this path"
+        )
+    own = network.state_dict()
+    check_weights(weights, named_weights(network))
+    network.load_state_dict({key: weights[_name_in_file(network, key)] for key in own})
+
+
+def _name_in_file(network: nn.Module, key: str) -> str:
+    """A key of a state_dict as a path, with a camera's own path in place of its number."""
+    first, *rest = key.split(".")
+    if first == "encoder" and rest[:2] == ["images", "cameras"]:
+        encoder: Any = network.encoder
+        return "/".join((first, encoder.inputs.cameras[int(rest[2])] or "camera", *rest[3:]))
+    if first == "encoder" and rest[:1] == ["images"]:
+        return "/".join((first, *rest[1:]))
+    return key.replace(".", "/")
 
 
 def check_weights(found: Mapping[str, Any], like: Mapping[str, torch.Tensor]) -> None:
@@ -126,14 +161,14 @@ def check_weights(found: Mapping[str, Any], like: Mapping[str, torch.Tensor]) ->
 
 def check_fields(made_for: Spec, given: Spec, prefix: str, *, all_of_it: bool) -> None:
     """Refuse a world whose fields are not those the network was made for; with `all_of_it`, also bounds and surplus."""
-    there = given.flat
+    given_fields = given.flat
     for path, wanted in made_for.flat.items():
-        got: ArraySpec | None = there.get(path)
+        got: ArraySpec | None = given_fields.get(path)
         name = trees.join(prefix, path)
         if got is None:
             raise PolicyError(
                 f"{name}: it was made for {wanted}, the world has nothing of that name "
-                f"(it has {', '.join(there) or 'one field without a name'}); use the world it was trained in"
+                f"(it has {', '.join(given_fields) or 'one field without a name'}); use the world it was trained in"
             )
         if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
             raise PolicyError(f"{name}: it was made for {wanted}, the world has {got}; use the world it was trained in")
@@ -142,6 +177,6 @@ def check_fields(made_for: Spec, given: Spec, prefix: str, *, all_of_it: bool) -
                 f"{name}: it was made for bounds from {wanted.low} to {wanted.high}, "
                 f"the world has {got.low} to {got.high}; scale the action in the world"
             )
-    surplus = [path for path in there if path not in made_for.flat]
+    surplus = [path for path in given_fields if path not in made_for.flat]
     if all_of_it and surplus:
         raise PolicyError(f"{trees.join(prefix, surplus[0])}: it gives no such field; use the world it was trained in")

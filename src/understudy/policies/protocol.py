@@ -1,4 +1,7 @@
-"""Policy: what acts. It says how it chose, so that the choice can be weighed again later, under other weights."""
+"""Policy: what chooses actions. It records how it chose, so that other weights can evaluate the choice later.
+
+Importing this module does not import torch.
+"""
 
 from __future__ import annotations
 
@@ -17,23 +20,23 @@ Array: TypeAlias = np.ndarray[Any, Any]
 
 
 class PolicyError(UnderstudyError, ValueError):
-    """A policy that cannot be made, read or used as asked."""
+    """A policy cannot be built, read or used as asked."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Acted:
-    """An action and how it came about. With a batch of observations every array has its leading dimension."""
+    """An action and how it was chosen. For a batch of observations every array has a leading dimension."""
 
     action: Tree  # fits the action's Spec
-    replay: dict[str, Array]  # what `evaluate` needs to find this very choice again
+    replay: dict[str, Array]  # what `evaluate` needs to recompute this choice
     log_prob: Array  # float32 []; of a block [H, D]
-    value: Array | None  # float32 [], of policies that judge states
-    version: int  # of the weights; stamp it on the step
+    value: Array | None  # float32 [], of policies with a value head
+    version: int  # of the weights; it is stored with the step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Evaluated:
-    """What the present weights think of choices made earlier, differentiable."""
+    """Log-probs, entropies and values of earlier choices under the present weights, differentiable."""
 
     log_prob: torch.Tensor  # [B]; of blocks [B, H, D]
     entropy: torch.Tensor  # [B]; of blocks [B, H, D]
@@ -52,20 +55,22 @@ class Policy(Protocol):
     def version(self) -> int: ...
 
     def act(self, observation: Tree, *, rng: np.random.Generator, deterministic: bool = False) -> Acted:
-        """Choose for one observation, or for each of a batch; `deterministic` draws nothing and takes the mode."""
+        """Choose for one observation or for each of a batch; `deterministic` takes the mode and draws no numbers."""
         ...
 
     def evaluate(self, observation: Tree, replay: Mapping[str, Any]) -> Evaluated:
-        """Weigh a batch of earlier choices again; `observation` and `replay` have a leading dimension."""
+        """Recompute a batch of earlier choices; `observation` and `replay` have a leading dimension."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a choice is drawn from what a network says. What was drawn with one must be evaluated with the same."""
+    """How a choice is drawn from a network's logits. A choice must be evaluated with the Sampling it was drawn with."""
 
-    temperature: float = 1.0  # logits are divided by it
-    greedy: bool = False  # the most likely, nothing drawn; log-probs are still those of the temperature
+    temperature: float = 1.0
+    """Logits are divided by this number, without unit."""
+    greedy: bool = False
+    """Whether the most likely value is taken and nothing is drawn. Log-probs are still those of the temperature."""
 
     def __post_init__(self) -> None:
         if not self.temperature > 0:
@@ -73,11 +78,11 @@ class Sampling:
 
 
 class BlockPolicy(Protocol):
-    """A policy that is told its task in words and decides on a block of H actions at once.
+    """A policy that follows an instruction in words and decides on a block of H actions at once.
 
-    Row i of a batch is drawn with `rngs[i]` and nothing else, and comes to the same bits whatever the other rows are
-    and however many: who else is asked at the same moment changes no episode. D is how many log-probs an action has:
-    one for each of its numbers where they are tokens, else 1.
+    Row i of a batch is drawn with `rngs[i]` and nothing else, and its bits do not depend on the other rows or on their
+    number: batching requests changes no episode. D is the number of log-probs of an action: one for each of its
+    numbers where they are tokens, else 1.
     """
 
     @property
@@ -100,7 +105,7 @@ class BlockPolicy(Protocol):
 
     @property
     def has_value(self) -> bool:
-        """Whether it judges states."""
+        """Whether it has a value head."""
         ...
 
     def act(
@@ -112,5 +117,5 @@ class BlockPolicy(Protocol):
     def evaluate(
         self, observation: Tree, instructions: Sequence[str], replay: Mapping[str, Any], *, sampling: Sampling
     ) -> Evaluated:
-        """Weigh a batch of earlier choices again, differentiably."""
+        """Recompute a batch of earlier choices, differentiably."""
         ...

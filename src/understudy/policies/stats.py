@@ -1,4 +1,4 @@
-"""Stats: mean and spread of the state fields of an observation, so that a network sees numbers near one."""
+"""Stats: mean and standard deviation of an observation's state fields, which normalize a network's inputs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from understudy.core import tree as trees
 from understudy.policies.inputs import Inputs
 from understudy.policies.protocol import Array, PolicyError
 
-CONSTANT_STD = 1e-6  # a number that varies less than this is left at its scale
+CONSTANT_STD = 1e-6  # a number with a smaller standard deviation is not scaled
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,7 +25,7 @@ class Stats:
 
     @staticmethod
     def none(inputs: Inputs) -> Stats:
-        """Numbers as they are."""
+        """Statistics that change nothing."""
         sizes = {path: int(np.prod(inputs.leaves[path].fixed_shape)) for path in inputs.states}
         return Stats(
             mean={path: np.zeros(size, np.float32) for path, size in sizes.items()},
@@ -48,7 +48,7 @@ class Stats:
 
     @staticmethod
     def of_data(inputs: Inputs, observations: Iterable[Tree]) -> Stats:
-        """From batches of observations, such as those of demonstrations; each is looked at once."""
+        """From batches of observations, such as those of demonstrations; each is read once."""
         count = 0
         totals = {path: np.zeros(0) for path in inputs.states}
         squares = dict(totals)  # of the distances from the mean, merged batch by batch
@@ -61,8 +61,8 @@ class Stats:
                 size = len(values)
                 own = ((values - values.mean(axis=0)) ** 2).sum(axis=0)
                 if count:
-                    apart = values.mean(axis=0) - totals[path] / count
-                    squares[path] = squares[path] + own + apart**2 * (count * size / (count + size))
+                    difference = values.mean(axis=0) - totals[path] / count
+                    squares[path] = squares[path] + own + difference**2 * (count * size / (count + size))
                     totals[path] = totals[path] + values.sum(axis=0)
                 else:
                     squares[path], totals[path] = own, values.sum(axis=0)
@@ -91,7 +91,7 @@ class Stats:
         return Stats(mean=kinds["mean"], std=kinds["std"])
 
     def check(self, inputs: Inputs) -> None:
-        """Refuse statistics of other fields than those that are seen."""
+        """Refuse statistics that are not of these inputs."""
         wanted = Stats.none(inputs)
         for name in ("mean", "std"):
             found = getattr(self, name)

@@ -35,7 +35,7 @@ def log_prob(pre_tanh: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
 
 
 def log_prob_of_noise(noise: Tensor, pre_tanh: Tensor, log_std: Tensor) -> Tensor:
-    """The same when the standard normal number behind u is at hand: u = mean + exp(log_std) noise."""
+    """The same, given the standard normal number that u was made from: u = mean + exp(log_std) noise."""
     return (-0.5 * noise.square() - log_std - HALF_LOG_2PI - log_slope(pre_tanh)).sum(dim=-1)
 
 

@@ -1,4 +1,4 @@
-"""TokenPolicy: what block policies share whose choice is a token for each number of each action."""
+"""TokenPolicy: what is common to block policies that choose a token for each number of each action."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ TOKENS = "tokens"
 
 
 class TokenPolicy:
-    """The half of a BlockPolicy that follows from its config and its actions."""
+    """The part of a BlockPolicy that follows from its config and its actions."""
 
-    config: Any  # says block_steps and value_head
-    actions: Any  # says size
+    config: Any  # has block_steps and value_head
+    actions: Any  # has size
     device: torch.device
 
     @property

@@ -13,8 +13,8 @@ from understudy.algorithms.onpolicy.policy_gradient import (
     MiniBatch,
     PolicyGradient,
     PolicyGradientConfig,
-    Prepared,
-    rows,
+    PreparedBatch,
+    loss_inputs,
 )
 from understudy.core import BlockBatch
 from understudy.policies import Evaluated
@@ -90,7 +90,7 @@ def of(**options: Any) -> PolicyGradient:
     return PolicyGradient(PolicyGradientConfig(**options))
 
 
-def whole(algorithm: PolicyGradient, prepared: Prepared) -> MiniBatch:
+def whole(algorithm: PolicyGradient, prepared: PreparedBatch) -> MiniBatch:
     """All rows as one mini batch."""
     (found,) = PolicyGradient(
         replace(algorithm.config, ppo_epochs=1, ppo_mini_batch_size=N, shuffle=False)
@@ -99,13 +99,13 @@ def whole(algorithm: PolicyGradient, prepared: Prepared) -> MiniBatch:
 
 
 def learned(
-    algorithm: PolicyGradient, batch: BlockBatch, prepared: Prepared, parts: Sequence[MiniBatch]
+    algorithm: PolicyGradient, batch: BlockBatch, prepared: PreparedBatch, parts: Sequence[MiniBatch]
 ) -> tuple[np.ndarray, dict[str, float]]:
     """The gradient and the sums, added up over parts."""
     network = Network()
     sums: dict[str, float] = {}
     for part in parts:
-        loss, more = algorithm.loss(network(batch, part.rows), rows(prepared, part))
+        loss, more = algorithm.loss(network(batch, part.rows), loss_inputs(prepared, part))
         loss.backward()
         sums = {name: sums.get(name, 0.0) + float(value) for name, value in more.items()}
     return network.gradient(), sums

@@ -37,7 +37,7 @@ def test_the_code_of_cloning_runs(
 def test_the_page_explains_every_option_and_every_metric() -> None:
     page = (DOCS / "rlpd.md").read_text()
     options = [field.name for config in (SACConfig, ActorConfig) for field in fields(config) if field.name != "encoder"]
-    sac = small_sac(actor=small_actor(gripper=GRIPPER), imitation=0.1)
+    sac = small_sac(actor=small_actor(gripper=GRIPPER), bc_weight=0.1)
     metrics = sac.update(random_batch(source=np.full(32, Source.HUMAN, np.uint8)))
     for name in (*options, *metrics):
         assert re.search(rf"^\|[^|]*`{name}`[^|]*\|", page, re.MULTILINE), name

@@ -24,8 +24,9 @@ CPU = torch.device("cpu")
 
 def fresh(config: ActorConfig, spec: StepSpec = STATE, seed: int = 0) -> ActorPolicy:
     stats = Stats.none(Inputs(spec.observation, config.encoder.inputs))
-    weights = Actor(config, spec, stats, CPU).init(torch.Generator().manual_seed(seed))
-    return ActorPolicy(config, spec, stats, weights)
+    actor = Actor(config, spec, stats, CPU)
+    actor.init_parameters(torch.Generator().manual_seed(seed))
+    return ActorPolicy(actor)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +54,9 @@ def test_every_option_changes_the_action_and_survives_a_file(change: dict[str, A
 
 def test_the_spread_stays_between_its_bounds() -> None:
     actor = fresh(small_actor(log_std=(-2.0, -1.0))).actor
-    wild = {name: 1e3 * weight for name, weight in actor.init(torch.Generator().manual_seed(1)).items()}
-    _, log_std = actor.distribution(wild, torch.randn(64, 5, generator=torch.Generator().manual_seed(2)))
+    for parameter in actor.parameters():
+        parameter.mul_(1e3)
+    _, log_std = actor.distribution(torch.randn(64, 5, generator=torch.Generator().manual_seed(2)))
     assert log_std.min() >= -2.0
     assert log_std.max() <= -1.0
     assert log_std.max() - log_std.min() > 0.9

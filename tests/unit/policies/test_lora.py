@@ -22,8 +22,8 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 import peft
-from tests.unit.policies import openvla_ranks
-from tests.unit.policies.openvla_checkpoint import KEY, SPEC, instructions, make_checkpoint, observations, rngs
+from tests.unit.policies.openvla import ranks_process
+from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions, make_checkpoint, observations, rngs
 
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.policies import PolicyError, Sampling
@@ -312,8 +312,8 @@ def test_a_sharded_module_trains_as_a_whole_one(directory: Path, tmp_path: Path)
 def test_two_ranks_train_as_one(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 over two processes, half of the rows each, by the engine that trains large policies."""
     monkeypatch.chdir(Path(__file__).parents[3])
-    openvla_ranks.update(directory, tmp_path / "one.npz", "none", single_rank())
-    function = "tests.unit.policies.openvla_ranks:rank"
+    ranks_process.update(directory, tmp_path / "one.npz", "none", single_rank())
+    function = "tests.unit.policies.openvla.ranks_process:rank"
     assert launch_function(2, function, checkpoint=str(directory), place=str(tmp_path / "two.npz")) == 0
     with np.load(tmp_path / "one.npz") as one, np.load(tmp_path / "two.npz") as two:
         assert one.files == two.files

@@ -9,13 +9,13 @@ import pytest
 from understudy.core import SpecError
 from understudy.envs.world_factory import MAX_OPTIONS_BYTES, WorldFactory
 from understudy.policies.protocol import PolicyError
-from understudy.policies.subprocess import PolicySource
+from understudy.policies.subprocess import PolicyFactory
 from understudy.processes.factory_spec import FactorySpec
 
 
 @pytest.mark.parametrize(
     ("kind", "error", "example"),
-    [(WorldFactory, SpecError, "understudy.envs.toy:ToyTable"), (PolicySource, PolicyError, "my_vla:Policy")],
+    [(WorldFactory, SpecError, "understudy.envs.toy:ToyTable"), (PolicyFactory, PolicyError, "my_vla:Policy")],
 )
 def test_sources_that_make_no_sense(kind: type[FactorySpec], error: type[Exception], example: str) -> None:
     told: dict[str, dict[str, Any]] = {
@@ -32,4 +32,4 @@ def test_sources_that_make_no_sense(kind: type[FactorySpec], error: type[Excepti
 def test_options_of_a_world_have_a_limit() -> None:
     with pytest.raises(SpecError, match=f"options: expected up to {MAX_OPTIONS_BYTES} bytes of JSON"):
         WorldFactory(factory="a:b", options={"x": "y" * MAX_OPTIONS_BYTES})
-    PolicySource(factory="a:b", options={"x": "y" * MAX_OPTIONS_BYTES})
+    PolicyFactory(factory="a:b", options={"x": "y" * MAX_OPTIONS_BYTES})

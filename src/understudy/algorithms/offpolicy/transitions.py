@@ -1,4 +1,4 @@
-"""Minibatch: a TransitionBatch as tensors on the device."""
+"""TransitionTensors: a TransitionBatch as tensors on the device, for SAC's losses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from understudy.policies.inputs import to_tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Minibatch:
-    """B transitions as the losses want them."""
+class TransitionTensors:
+    """B transitions in the form that the losses take."""
 
     observation: Mapping[str, Tensor]
     action: Tensor  # [B, D] from -1 to 1
@@ -28,15 +28,15 @@ class Minibatch:
     terminated: Tensor  # [B] 0 or 1
     num_steps: Tensor  # [B]
     weight: Tensor  # [B]
-    shown: Tensor  # [B] 0 or 1: chosen by a human or a script
+    demonstrated: Tensor  # [B] 0 or 1: chosen by a human or a script
     penalty: Tensor | None  # [B], of the gripper
 
-    def part(self, number: int, of: int) -> Minibatch:
-        """Every `of`-th row from `number` on: a mixture's shares are in each part."""
+    def part(self, number: int, of: int) -> TransitionTensors:
+        """Every `of`-th row from row `number` on, so that each part has the mixture's shares."""
         if of == 1:
             return self
         rows = slice(number, None, of)
-        return Minibatch(
+        return TransitionTensors(
             observation={path: tensor[rows] for path, tensor in self.observation.items()},
             action=self.action[rows],
             reward=self.reward[rows],
@@ -44,12 +44,12 @@ class Minibatch:
             terminated=self.terminated[rows],
             num_steps=self.num_steps[rows],
             weight=self.weight[rows],
-            shown=self.shown[rows],
+            demonstrated=self.demonstrated[rows],
             penalty=None if self.penalty is None else self.penalty[rows],
         )
 
 
-def to_minibatch(batch: TransitionBatch, actor: Actor, *, penalty: str | None = None) -> Minibatch:
+def to_tensors(batch: TransitionBatch, actor: Actor, *, penalty: str | None = None) -> TransitionTensors:
     """The batch on the actor's device; `penalty` is a path in its extras."""
     inputs, device = actor.encoder.inputs, actor.device
     if batch.reward.ndim != 1:
@@ -67,7 +67,7 @@ def to_minibatch(batch: TransitionBatch, actor: Actor, *, penalty: str | None = 
                 f"record it with each step, or set gripper_penalty to None"
             )
         found = floats(extras[penalty])
-    return Minibatch(
+    return TransitionTensors(
         observation=inputs.tensors(batch.observation, device),
         action=actor.actions.to_unit(batch.action, device),
         reward=floats(batch.reward),
@@ -75,7 +75,7 @@ def to_minibatch(batch: TransitionBatch, actor: Actor, *, penalty: str | None = 
         terminated=floats(batch.terminated),
         num_steps=floats(batch.num_steps),
         weight=floats(batch.weight),
-        shown=floats((batch.source == Source.HUMAN) | (batch.source == Source.SCRIPT)),
+        demonstrated=floats((batch.source == Source.HUMAN) | (batch.source == Source.SCRIPT)),
         penalty=found,
     )
 

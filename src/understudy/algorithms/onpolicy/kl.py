@@ -1,21 +1,20 @@
-"""KL: how far a policy went from a reference, estimated from log-probs of what was drawn, and what that costs."""
+"""KL divergence of a policy from a reference, estimated from log-probs of drawn actions, and control of its cost."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from understudy.algorithms.algorithm import AlgorithmError
+from understudy.algorithms.onpolicy.config import Estimator
 from understudy.algorithms.onpolicy.ppo_losses import MAX_LOG_RATIO
 
-Estimator: TypeAlias = Literal["kl", "abs", "mse", "low_var_kl"]
-
-MAX_ERROR = 0.2  # of the relative distance from the target, as an adaptive controller sees it
+MAX_ERROR = 0.2  # largest relative distance from the target that an adaptive controller reacts to
 
 
 def estimate(log_prob: Tensor, reference_log_prob: Tensor, estimator: Estimator) -> Tensor:
@@ -38,7 +37,7 @@ def estimate(log_prob: Tensor, reference_log_prob: Tensor, estimator: Estimator)
 
 @dataclass
 class FixedKL:
-    """A price that stays what it is."""
+    """A fixed cost of KL divergence."""
 
     coef: float
 
@@ -50,7 +49,7 @@ class FixedKL:
         return {"kl_controller": "fixed", "kl_coef": self.coef}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Check that it is the same price."""
+        """Check that the saved cost is the same."""
         if _coef(state, "fixed") != self.coef:
             raise AlgorithmError(
                 f"kl_coef: the state was saved with {state['kl_coef']}, this run has {self.coef}; "
@@ -60,7 +59,7 @@ class FixedKL:
 
 @dataclass
 class AdaptiveKL:
-    """A price that rises while the policy is further away than `target`, and falls while it is nearer.
+    """A cost that rises while the KL divergence is above `target`, and falls while it is below.
 
     An update multiplies it by 1 + error * num_episodes / horizon, where the error is kl / target - 1, from -0.2 to 0.2.
     """

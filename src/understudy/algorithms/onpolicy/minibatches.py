@@ -1,7 +1,7 @@
-"""Mini batches: which rows make an update, and how its work is cut up over ranks and into pieces that fit.
+"""Mini batches: which rows make an optimizer step, and how they are split over ranks and into pieces that fit.
 
-A mini batch is one step of the optimizer. Ranks split it; what a rank has of it is cut into micro batches, whose
-gradients are added up. All of it is pure: the same arguments give the same rows, on every rank.
+A mini batch is one step of the optimizer. Ranks split it; each rank cuts its share into micro batches and adds up their
+gradients. All functions are pure: the same arguments give the same rows on every rank.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class MiniBatch:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def part(self, places: Array, is_padding: Array | None = None) -> MiniBatch:
-        """The rows at these places of it (not of the batch), in this order."""
-        counts = np.ones(len(places), np.float32) if is_padding is None else (~is_padding).astype(np.float32)
+    def part(self, positions: Array, is_padding: Array | None = None) -> MiniBatch:
+        """The rows at these positions of the mini batch (not of the batch), in this order."""
+        counts = np.ones(len(positions), np.float32) if is_padding is None else (~is_padding).astype(np.float32)
         return MiniBatch(
-            rows=self.rows[places],
-            weight=self.weight[places] * counts[:, None],
-            value_weight=self.value_weight[places] * counts,
+            rows=self.rows[positions],
+            weight=self.weight[positions] * counts[:, None],
+            value_weight=self.value_weight[positions] * counts,
         )
 
 
-def mini_batches(num_rows: int, size: int, epochs: int, shuffle: bool, seed: int) -> list[Array]:
+def mini_batches(num_rows: int, size: int, epochs: int, *, shuffle: bool, seed: int) -> list[Array]:
     """The rows of each mini batch, over all epochs in order; every row is in exactly one of an epoch.
 
     There are as few as `size` allows, and they are equally large, or one apart: 130 rows with a size of 128 are two of
@@ -71,7 +71,7 @@ def micro_batches(rows: Array, size: int) -> list[Array]:
 
 
 def by_length(lengths: Sequence[Array], max_tokens: int) -> list[list[Array]]:
-    """For each rank its micro batches, as places among its rows; `lengths` has the tokens of each of a rank's rows.
+    """For each rank its micro batches, as positions among its rows; `lengths` has the tokens of each of a rank's rows.
 
     Every row is in exactly one. A micro batch takes (number of rows) * (longest row) tokens, since rows are padded to
     the longest, and that is at most `max_tokens` unless it has a single row. There are as few as that allows, and

@@ -7,16 +7,17 @@ influence, whatever stands there. Metrics are sums too, in float64, which the ca
 
 from __future__ import annotations
 
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-Array = np.ndarray[Any, Any]
-Aggregation: TypeAlias = Literal["token-mean", "episode-mean", "episode-sum"]
+from understudy.algorithms.onpolicy.config import Aggregation
 
-MAX_LOG_RATIO = 20.0  # beyond it exp() is of no use to anybody; there is no gradient there
+Array = np.ndarray[Any, Any]
+
+MAX_LOG_RATIO = 20.0  # beyond it exp() over- or underflows; there is no gradient there
 
 
 def weights(executed: Array, episode_steps: Array, num_log_probs: int, mode: Aggregation) -> Array:

@@ -13,7 +13,7 @@ __all__ = ["OpenVLAConfig", "OpenVLANetwork", "OpenVLAPolicy"]
 
 
 def __getattr__(name: str) -> Any:
-    """What needs transformers is imported when it is asked for: a run's config, which says nothing of it, is not."""
+    """Import what needs transformers when it is first used: a run's config does not need it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

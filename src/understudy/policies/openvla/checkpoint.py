@@ -4,7 +4,7 @@
 |---|---|
 | config.json | the shape of the network; the statistics of the actions it was trained on (`norm_stats`) |
 | dataset_statistics.json | those of fine-tuning, which come first |
-| preprocessor_config.json | how pictures are prepared |
+| preprocessor_config.json | how images are prepared |
 | tokenizer.json | how text becomes tokens |
 | model.safetensors, or shards and model.safetensors.index.json | weights |
 | proprio_projector--*_checkpoint.pt | OpenVLA-OFT's, read as tensors and nothing else |
@@ -28,7 +28,7 @@ from understudy.policies.protocol import PolicyError
 
 VALUE_HEAD_FILE = "value_head.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# What OpenVLA-OFT saves beside the weights of policies that do not give tokens, or see pictures otherwise.
+# What OpenVLA-OFT saves beside the weights of policies that do not give tokens, or see images otherwise.
 _OTHER_HEADS = {
     "action_head--": "gives continuous actions from a head of its own, so that its token logits mean nothing",
     "noisy_action_projector--": "denoises its actions, so that its token logits mean nothing",
@@ -38,7 +38,7 @@ _OTHER_HEADS = {
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
-    """What the JSON files say, and where each weight lies."""
+    """The contents of the JSON files, and the file of each weight."""
 
     directory: Path
     config: Mapping[str, Any]
@@ -121,7 +121,7 @@ class Checkpoint:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object, or a sentence about what is there instead."""
+    """A JSON object; raises PolicyError if the file holds anything else."""
     try:
         value = json.loads(file.read_text())
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""OpenVLAConfig: what a checkpoint of OpenVLA does not say of itself."""
+"""OpenVLAConfig: what an OpenVLA checkpoint does not say of itself. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -11,20 +11,32 @@ from understudy.policies.protocol import PolicyError
 
 @dataclass(frozen=True, kw_only=True)
 class OpenVLAConfig:
-    """Defaults are those of OpenVLA-OFT with action tokens, without proprioception, seen from one camera."""
+    """How an OpenVLA checkpoint is used. Defaults fit OpenVLA-OFT with action tokens, one camera, no proprio."""
 
-    unnorm_key: str | None = None  # the data set whose statistics scale the actions; None: the only one there is
-    cameras: tuple[str, ...] | None = None  # fields of the observation, in the order of training; None: the only one
-    use_proprio: tuple[str, ...] | None = None  # fields that, one after another, are what the projector was trained on
-    decoding: Literal["parallel", "autoregressive"] = "parallel"  # OpenVLA-OFT's way, or OpenVLA's
-    attention: Literal["bidirectional", "causal"] = "bidirectional"  # of parallel decoding, among all tokens
-    block_steps: int = 8  # actions decided at once, as in training (action_chunks_len); 1 if autoregressive
-    center_crop: bool = False  # for checkpoints that were fine-tuned with image_aug
-    mirror: bool = False  # left and right: OpenVLA's LIBERO data are mirrored
-    libero_gripper: bool = False  # the last number from 0 (closed) to 1 (open) becomes LIBERO's 1 (closed) or -1
-    value_head: bool = False  # whether it judges states too: a linear layer on the token before the actions
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of the weights
-    act_rows: int = 1  # of one forward pass in `act`, always: fewer are padded
+    unnorm_key: str | None = None
+    """Name of the data set whose statistics scale the actions. None takes the only one in the checkpoint."""
+    cameras: tuple[str, ...] | None = None
+    """Paths of the camera fields of the observation, in the order of training. None takes the only camera."""
+    use_proprio: tuple[str, ...] | None = None
+    """Paths of the state fields that form the input of the checkpoint's proprioception projector, in order."""
+    decoding: Literal["parallel", "autoregressive"] = "parallel"
+    """How action tokens are decoded: parallel (OpenVLA-OFT) or autoregressive (OpenVLA)."""
+    attention: Literal["bidirectional", "causal"] = "bidirectional"
+    """Attention among all tokens in parallel decoding: bidirectional or causal."""
+    block_steps: int = 8
+    """Number of actions decided at once, as in training (action_chunks_len); 1 if decoding is autoregressive."""
+    center_crop: bool = False
+    """Whether images are cropped to their center, for checkpoints that were fine-tuned with image_aug."""
+    mirror: bool = False
+    """Whether images are mirrored left to right, as in OpenVLA's LIBERO data."""
+    libero_gripper: bool = False
+    """Whether the last number, from 0 (closed) to 1 (open), becomes LIBERO's 1 (closed) or -1 (open)."""
+    value_head: bool = False
+    """Whether a linear value head is added on the token before the actions, which PPO needs."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of the weights."""
+    act_rows: int = 1
+    """Number of rows of every forward pass in `act`. Fewer rows are padded, so that results do not depend on them."""
 
     def __post_init__(self) -> None:
         for name in ("block_steps", "act_rows"):
@@ -40,7 +52,7 @@ class OpenVLAConfig:
         if self.decoding == "autoregressive" and (self.block_steps != 1 or self.use_proprio is not None):
             raise PolicyError(
                 f"decoding: 'autoregressive' goes with block_steps=1 and without use_proprio, got {self.block_steps} "
-                f"and {self.use_proprio}; OpenVLA was trained on one action at a time, and on pictures alone"
+                f"and {self.use_proprio}; OpenVLA was trained on one action at a time, and on images alone"
             )
         if self.cameras is not None and not 1 <= len(set(self.cameras)) == len(self.cameras):
             raise PolicyError(f"cameras: expected different names, at least one, got {self.cameras}")
@@ -49,7 +61,7 @@ class OpenVLAConfig:
 
     @property
     def num_images_in_input(self) -> int:
-        """Pictures that it looks at."""
+        """Number of camera images in the input."""
         return len(self.cameras or ("the only one",))
 
     def to_json(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from understudy.policies.protocol import Array, PolicyError
 
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 _SPACE = "\u2581"  # the token that stood between the prompt and the numbers in training
-_CROP_AREA = 0.9  # of the pictures that OpenVLA was fine-tuned on, at random places
+_CROP_AREA = 0.9  # of the images that OpenVLA was fine-tuned on, cropped at random
 _RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
@@ -32,8 +32,8 @@ _RESAMPLING = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """How a picture is prepared for each vision transformer; all take the same size."""
+class ImagePreprocessor:
+    """How a image is prepared for each vision transformer; all take the same size."""
 
     size: int
     resampling: str
@@ -43,8 +43,8 @@ class Pictures:
     mirror: bool
 
     @staticmethod
-    def of(preprocessor: Mapping[str, Any], *, num_towers: int, center_crop: bool, mirror: bool) -> Pictures:
-        """As preprocessor_config.json says."""
+    def of(preprocessor: Mapping[str, Any], *, num_towers: int, center_crop: bool, mirror: bool) -> ImagePreprocessor:
+        """From preprocessor_config.json."""
         where = "preprocessor_config.json"
         try:
             strategy = preprocessor["image_resize_strategy"]
@@ -53,7 +53,7 @@ class Pictures:
             means = tuple((float(r), float(g), float(b)) for r, g, b in preprocessor["means"])
             stds = tuple((float(r), float(g), float(b)) for r, g, b in preprocessor["stds"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise PolicyError(f"{where}: expected how pictures are prepared, got {error!r}; copy it again") from None
+            raise PolicyError(f"{where}: expected how images are prepared, got {error!r}; copy it again") from None
         if strategy != "resize-naive":
             raise PolicyError(f"{where}: image_resize_strategy: expected 'resize-naive', got {strategy!r}; unsupported")
         if len(sizes) != 1 or len(resampling) != 1 or not resampling <= _RESAMPLING.keys():
@@ -68,20 +68,22 @@ class Pictures:
                 f"{len(stds)}; copy it again"
             )
         (name,) = resampling
-        return Pictures(size=width, resampling=name, means=means, stds=stds, center_crop=center_crop, mirror=mirror)
+        return ImagePreprocessor(
+            size=width, resampling=name, means=means, stds=stds, center_crop=center_crop, mirror=mirror
+        )
 
-    def prepare(self, picture: Array) -> Array:
-        """One picture uint8 [H, W, 3] to float32 [3·towers, S, S]."""
+    def prepare(self, image: Array) -> Array:
+        """One image uint8 [H, W, 3] to float32 [3·towers, S, S]."""
         if self.mirror:
-            picture = picture[:, ::-1]
-        if picture.shape[:2] != (self.size, self.size):
-            resized = Image.fromarray(np.ascontiguousarray(picture)).resize(
+            image = image[:, ::-1]
+        if image.shape[:2] != (self.size, self.size):
+            resized = Image.fromarray(np.ascontiguousarray(image)).resize(
                 (self.size, self.size), _RESAMPLING[self.resampling]
             )
-            picture = np.asarray(resized)
+            image = np.asarray(resized)
         if self.center_crop:
-            picture = crop_center(picture, _CROP_AREA)
-        scaled = picture.astype(np.float32) / np.float32(255)
+            image = crop_center(image, _CROP_AREA)
+        scaled = image.astype(np.float32) / np.float32(255)
         towers = [
             (scaled - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
             for mean, std in zip(self.means, self.stds, strict=True)
@@ -89,15 +91,15 @@ class Pictures:
         return np.concatenate(towers, axis=-1).transpose(2, 0, 1)
 
 
-def crop_center(picture: Array, area: float) -> Array:
+def crop_center(image: Array, area: float) -> Array:
     """That share of a square's area, from its middle, stretched to its size: bilinear, from corner to corner."""
-    size = len(picture)
+    size = len(image)
     side = math.sqrt(area)
-    place = (size - 1) * ((1 - side) / 2 + side * np.linspace(0.0, 1.0, size))
-    below = np.minimum(place.astype(np.int64), size - 2)
-    share = (place - below).astype(np.float32)[:, None]
-    rows = picture[below].astype(np.float32)
-    rows += share[..., None] * (picture[below + 1] - rows)
+    position = (size - 1) * ((1 - side) / 2 + side * np.linspace(0.0, 1.0, size))
+    below = np.minimum(position.astype(np.int64), size - 2)
+    share = (position - below).astype(np.float32)[:, None]
+    rows = image[below].astype(np.float32)
+    rows += share[..., None] * (image[below + 1] - rows)
     columns = rows[:, below]
     columns += share * (rows[:, below + 1] - columns)
     rounded: Array = np.clip(np.floor(columns * (255.5 / 255)), 0, 255)  # as TensorFlow does
@@ -105,7 +107,7 @@ def crop_center(picture: Array, area: float) -> Array:
 
 
 class Prompts:
-    """Instructions as token ids, with BOS before and the empty token behind, as in training."""
+    """Instructions as token ids, with BOS at the front and the empty token at the end, as in training."""
 
     def __init__(self, directory: Path, *, bos_id: int):
         file = directory / "tokenizer.json"
@@ -127,7 +129,7 @@ class Prompts:
         if instruction not in self._known:
             if not instruction.strip():
                 raise PolicyError(
-                    f"instruction: expected what the robot shall do, got {instruction!r}; say it in words"
+                    f"instruction: expected what the robot shall do, got {instruction!r}; write it in words"
                 )
             text = PROMPT.format(instruction=instruction.strip().lower())
             ids = tuple(self._tokenizer.encode(text).ids)
@@ -138,21 +140,21 @@ class Prompts:
 
 
 class OpenVLAInputs:
-    """What the network takes for a batch of observations, but for the tokens."""
+    """The network's inputs for a batch of observations, without the tokens."""
 
     def __init__(
         self,
         *,
         cameras: Sequence[str],
-        pictures: Pictures,
+        images: ImagePreprocessor,
         proprio: Sequence[str],
         proprio_range: Range | None,
     ):
-        self._cameras, self._pictures = tuple(cameras), pictures
+        self._cameras, self._images = tuple(cameras), images
         self._proprio, self._range = tuple(proprio), proprio_range
 
     def tensors(self, observation: Tree, num_rows: int) -> dict[str, Tensor]:
-        """`pictures` [B, C, S, S] and perhaps `proprio` [B, P], on the CPU."""
+        """`images` [B, C, S, S] and perhaps `proprio` [B, P], on the CPU."""
         flat = trees.flatten(observation)
         found = [self._leaf(flat, path, num_rows) for path in self._cameras]
         for path, array in zip(self._cameras, found, strict=True):
@@ -160,8 +162,8 @@ class OpenVLAInputs:
                 raise SpecError(
                     f"{trees.join('observation', path)}: expected uint8 [{num_rows}, H, W, 3], got {describe(array)}"
                 )
-        rows = [np.concatenate([self._pictures.prepare(array[row]) for array in found]) for row in range(num_rows)]
-        tensors = {"pictures": torch.from_numpy(np.stack(rows))}
+        rows = [np.concatenate([self._images.prepare(array[row]) for array in found]) for row in range(num_rows)]
+        tensors = {"images": torch.from_numpy(np.stack(rows))}
         if self._range is not None:
             parts = [self._leaf(flat, path, num_rows).reshape(num_rows, -1) for path in self._proprio]
             unit = self._range.to_unit(np.concatenate(parts, axis=1).astype(np.float64))
@@ -181,18 +183,18 @@ class OpenVLAInputs:
 
 def cameras_of(cameras: tuple[str, ...] | None, observation: Spec) -> tuple[str, ...]:
     """The names of the cameras, refused if the world has no such; None: the only one."""
-    there = [path for path, leaf in observation.flat.items() if is_camera(leaf)]
-    listed = ", ".join(there) or "none"
-    if cameras is None and len(there) != 1:
-        raise PolicyError(f"cameras: expected names, since the world has {len(there)} ({listed}); name them in order")
+    found = [path for path, leaf in observation.flat.items() if is_camera(leaf)]
+    listed = ", ".join(found) or "none"
+    if cameras is None and len(found) != 1:
+        raise PolicyError(f"cameras: expected names, since the world has {len(found)} ({listed}); name them in order")
     for camera in cameras or ():
-        if camera not in there:
+        if camera not in found:
             raise PolicyError(f"cameras: the world has no camera {camera!r}; it has {listed}")
-    return cameras or (there[0],)
+    return cameras or (found[0],)
 
 
 def check_proprio(fields: Sequence[str], observation: Spec, wanted: int) -> None:
-    """Refuse fields that are not there, or are not as many numbers as the checkpoint was trained on."""
+    """Refuse missing fields, and fields with another size than the checkpoint was trained on."""
     size = 0
     for path in fields:
         leaf = observation.flat.get(path)

@@ -1,6 +1,6 @@
-"""OpenVLANetwork: pictures, a prompt and perhaps proprioception to logits over the action bins, and perhaps a value.
+"""OpenVLANetwork: images, a prompt and perhaps proprioception to logits over the action bins, and perhaps a value.
 
-The sequence is BOS, the patches of every picture, one token of proprioception, the prompt, and the numbers of the
+The sequence is BOS, the patches of every image, one token of proprioception, the prompt, and the numbers of the
 actions. The logits of a number stand at the token before it. Two ways to decode:
 
 | decoding | the numbers' embeddings | attention | forwards |
@@ -22,14 +22,14 @@ from transformers.cache_utils import DynamicCache
 
 from understudy.policies.openvla.vision import Vit, VitShape
 
-# ids int64 [B, T], prompt and numbers, padded on the right; there bool [B, T], False for padding; at int64 [B, N], the
-# tokens whose logits are wanted, counted as in ids, of which the first is judged; pictures float [B, C, S, S];
-# empty bool [B, T], tokens whose embedding is zero, if any; proprio float [B, P] from -1 to 1, if it is used
+# ids int64 [B, T], prompt and numbers, padded on the right; is_token bool [B, T], False for padding; at int64 [B, N],
+# the tokens whose logits are wanted, counted as in ids, the first of which gives the value; images float
+# [B, C, S, S]; empty bool [B, T], tokens whose embedding is zero, if any; proprio float [B, P] from -1 to 1, if used
 Tensors: TypeAlias = Mapping[str, Tensor]
 
 
 class OpenVLANetwork(nn.Module):
-    """The weights have the names of the published files; `proprio_projector` and `value_head` may be there or not."""
+    """The weights have the names of the published files; `proprio_projector` and `value_head` are optional."""
 
     def __init__(
         self,
@@ -54,20 +54,20 @@ class OpenVLANetwork(nn.Module):
 
     def forward(self, tensors: Tensors, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor | None]:
         """Float32 logits [B, N, bins] in the order of the bins, and the value [B]. A cache that is filled stands for
-        pictures and prompt, and `tensors` then holds only what comes behind them."""
-        ids, at, pictures = tensors["ids"], tensors["at"], tensors.get("pictures")
+        images and prompt, and `tensors` then holds only what comes behind them."""
+        ids, at, images = tensors["ids"], tensors["at"], tensors.get("images")
         embedded = self.language_model.model.embed_tokens(ids)
         if "empty" in tensors:
             embedded = embedded.masked_fill(tensors["empty"][..., None], 0.0)
         visible = None
-        if pictures is not None:
-            seen = self.projector(self.vision_backbone(pictures.to(self.projector.fc1.weight.dtype)))
+        if images is not None:
+            seen = self.projector(self.vision_backbone(images.to(self.projector.fc1.weight.dtype)))
             if self.proprio_projector is not None:
                 felt = self.proprio_projector(tensors["proprio"].to(seen.dtype))
                 seen = torch.cat([seen, felt[:, None]], dim=1)
             embedded = torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1)
             at = at + seen.shape[1]
-            visible = self._visible(functional.pad(tensors["there"], (seen.shape[1], 0), value=True))
+            visible = self._visible(functional.pad(tensors["is_token"], (seen.shape[1], 0), value=True))
         hidden = self.language_model.model(
             inputs_embeds=embedded, attention_mask=visible, past_key_values=cache, use_cache=cache is not None
         ).last_hidden_state
@@ -77,29 +77,29 @@ class OpenVLANetwork(nn.Module):
         value = None if self.value_head is None else self.value_head(chosen[:, 0]).float().sum(-1)  # not a view
         return logits, value
 
-    def _visible(self, there: Tensor) -> Tensor:
+    def _visible(self, is_token: Tensor) -> Tensor:
         """Which token sees which [B, 1, S, S]; given always, because transformers takes a missing mask for causal."""
-        batch, length = there.shape
-        visible = there[:, None, None, :].expand(batch, 1, length, length)
+        batch, length = is_token.shape
+        visible = is_token[:, None, None, :].expand(batch, 1, length, length)
         return visible if self._bidirectional else visible.tril()
 
 
 class _VisionBackbone(nn.Module):
-    """Every picture through each transformer; features side by side, pictures one after another."""
+    """Every image through each transformer; features side by side, images one after another."""
 
     def __init__(self, shapes: Sequence[VitShape]):
         super().__init__()
         self.featurizer = Vit(shapes[0])
         self.fused_featurizer = Vit(shapes[1]) if len(shapes) > 1 else None
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        """Pictures [B, n·k·3, S, S] for n pictures prepared for k transformers, to [B, n·patches, width]."""
-        batch, channels = pictures.shape[:2]
+    def forward(self, images: Tensor) -> Tensor:
+        """ImagePreprocessor [B, n·k·3, S, S] for n images prepared for k transformers, to [B, n·patches, width]."""
+        batch, channels = images.shape[:2]
         towers = [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
-        each = pictures.reshape(batch, channels // (3 * len(towers)), len(towers), 3, *pictures.shape[2:])
+        each = images.reshape(batch, channels // (3 * len(towers)), len(towers), 3, *images.shape[2:])
         features = [
-            torch.cat([tower(each[:, picture, index]) for index, tower in enumerate(towers)], dim=-1)
-            for picture in range(each.shape[1])
+            torch.cat([tower(each[:, image, index]) for index, tower in enumerate(towers)], dim=-1)
+            for image in range(each.shape[1])
         ]
         return torch.cat(features, dim=1)
 

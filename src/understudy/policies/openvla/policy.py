@@ -1,7 +1,7 @@
 """OpenVLAPolicy: a published checkpoint of OpenVLA or OpenVLA-OFT as a BlockPolicy.
 
-Who else is asked at the same moment changes no row: `act` runs forward passes of `act_rows` rows with prompts of one
-length, always, filled up with copies of the last one. What it records are the log-probs of the pass that `evaluate`
+A row does not depend on the other rows of its batch: every forward pass of `act` has `act_rows` rows with prompts of
+one length, padded with copies of the last one. What it records are the log-probs of the pass that `evaluate`
 makes too, so that the two differ by no more than the rounding of another number of rows.
 """
 
@@ -25,7 +25,7 @@ from understudy.policies.lora import merged_state
 from understudy.policies.openvla import loading
 from understudy.policies.openvla.checkpoint import Checkpoint
 from understudy.policies.openvla.config import OpenVLAConfig
-from understudy.policies.openvla.inputs import OpenVLAInputs, Pictures, Prompts, cameras_of, check_proprio
+from understudy.policies.openvla.inputs import ImagePreprocessor, OpenVLAInputs, Prompts, cameras_of, check_proprio
 from understudy.policies.openvla.network import OpenVLANetwork, Tensors
 from understudy.policies.openvla.tokens import ActionTokens, Range, statistics_of
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
@@ -36,7 +36,7 @@ Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
 
 class OpenVLAPolicy(TokenPolicy):
-    """A policy with its model, which may be trained in place: whoever does so raises `version`."""
+    """A policy with its model. A learner may train the model in place, and then raises `version`."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class OpenVLAPolicy(TokenPolicy):
         self.version = version
         self.device = torch.device(device)
         self.model = model
-        self.forward: Callable[..., tuple[Tensor, Tensor | None]] = model  # or what wraps it for training
+        self.forward: Callable[..., tuple[Tensor, Tensor | None]] = model  # or a wrapper of it, for training
         self._checkpoint = checkpoint
         _, statistics = statistics_of(checkpoint.statistics, config.unnorm_key)
         language = loading.language_config(checkpoint)
@@ -70,7 +70,7 @@ class OpenVLAPolicy(TokenPolicy):
         self._prompts = Prompts(checkpoint.directory, bos_id=int(language.bos_token_id or 1))
         self._inputs = OpenVLAInputs(
             cameras=config.cameras or (),
-            pictures=Pictures.of(
+            images=ImagePreprocessor.of(
                 checkpoint.preprocessor,
                 num_towers=len(loading.vision_shapes(checkpoint)),
                 center_crop=config.center_crop,
@@ -127,8 +127,8 @@ class OpenVLAPolicy(TokenPolicy):
         with torch.inference_mode(), self._evaluating():
             for rows in self._batches(instructions):
                 part = _rows(observation, rows)
-                said = [instructions[row] for row in rows]
-                found = self._act(part, said, uniforms[rows], sampling)
+                chosen = [instructions[row] for row in rows]
+                found = self._act(part, chosen, uniforms[rows], sampling)
                 for row, *(one_tokens, one_log_prob, one_value) in zip(rows, *found, strict=True):
                     tokens[row], log_prob[row], value[row] = one_tokens, one_log_prob, one_value
         return Acted(
@@ -151,8 +151,8 @@ class OpenVLAPolicy(TokenPolicy):
             tokens = self._generate(observation, instructions, uniforms, sampling)
             logits, value = self.forward(self.tensors(observation, instructions, tokens))  # as `evaluate` will see them
         log_prob, _ = weigh(logits.reshape(*shape, -1), tokens, sampling)
-        judged = np.zeros(len(tokens), np.float32) if value is None else value.cpu().numpy()
-        return tokens.to(torch.int32).cpu().numpy(), log_prob.cpu().numpy(), judged
+        values = np.zeros(len(tokens), np.float32) if value is None else value.cpu().numpy()
+        return tokens.to(torch.int32).cpu().numpy(), log_prob.cpu().numpy(), values
 
     def _generate(self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling) -> Tensor:
         """One number after the other, each seeing those before it: int64 [B, 1, D]."""
@@ -161,7 +161,7 @@ class OpenVLAPolicy(TokenPolicy):
         given = {
             **tensors,
             "ids": tensors["ids"][:, :length],
-            "there": tensors["there"][:, :length],
+            "is_token": tensors["is_token"][:, :length],
             "at": tensors["at"][:, :1],
         }
         cache, drawn = DynamicCache(), []
@@ -181,7 +181,7 @@ class OpenVLAPolicy(TokenPolicy):
         sampling: Sampling,
         module: Forward | None = None,
     ) -> Evaluated:
-        """Weigh earlier choices again; with `module` in place of the own model, such as one that is wrapped in DDP."""
+        """Recompute earlier choices; `module` replaces the own model, such as one that is wrapped in DDP."""
         tokens = self._recorded(replay, len(instructions))
         known = tokens if self.config.decoding == "autoregressive" else None
         logits, value = (module or self.forward)(self.tensors(observation, instructions, known))
@@ -206,10 +206,10 @@ class OpenVLAPolicy(TokenPolicy):
             elif tokens is not None:
                 drawn = tokens[row].flatten()[:behind].cpu().numpy()
                 ids[row, len(prompt) : len(prompt) + behind] = self._end_id - 1 - drawn
-        place = np.arange(size)[None] - lengths[:, None]
-        made = {"ids": ids, "there": place < behind, "at": lengths[:, None] - 1 + np.arange(count)[None]}
+        offset = np.arange(size)[None] - lengths[:, None]
+        made = {"ids": ids, "is_token": offset < behind, "at": lengths[:, None] - 1 + np.arange(count)[None]}
         if parallel:
-            made["empty"] = (place >= 0) & (place < count)
+            made["empty"] = (offset >= 0) & (offset < count)
         found = {name: torch.from_numpy(array) for name, array in made.items()}
         found |= self._inputs.tensors(observation, len(prompts))
         return {name: tensor.to(self.device) for name, tensor in found.items()}
@@ -218,7 +218,7 @@ class OpenVLAPolicy(TokenPolicy):
         """The replay of a demonstrated block: bins int32 [B, H, D] of actions [B, H, ...]."""
         return self.actions.bins(action)
 
-    # ---- elsewhere
+    # ---- publishing, saving and loading
 
     def parameters(self, weights: Mapping[str, Array] | None = None) -> dict[str, Array]:
         """What is trained, by name, as float32: with LoRA the adapter and the value head, else everything.
@@ -262,7 +262,7 @@ class OpenVLAPolicy(TokenPolicy):
 
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
-        """Without dropout, whatever the model is doing otherwise."""
+        """Turn dropout off, whatever mode the model is in."""
         training = self.model.training
         self.model.eval()
         try:
@@ -271,7 +271,7 @@ class OpenVLAPolicy(TokenPolicy):
             self.model.train(training)
 
     def _batches(self, instructions: Sequence[str]) -> list[list[int]]:
-        """Rows in batches of `act_rows` and prompts of one length; the last row stands for those that are not there."""
+        """Rows in batches of `act_rows` with prompts of one length, padded with the last row."""
         by_length: dict[int, list[int]] = {}
         for row, text in enumerate(instructions):
             by_length.setdefault(len(self._prompts.ids(text)), []).append(row)

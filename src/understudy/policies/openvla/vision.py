@@ -42,7 +42,7 @@ class VitShape:
 
     @staticmethod
     def of(shapes: Mapping[str, tuple[int, ...]], prefix: str, timm_id: str) -> VitShape:
-        """As the weights below `prefix` say."""
+        """From the shapes of the weights below `prefix`."""
         if timm_id not in HEADS:
             raise PolicyError(
                 f"timm_model_ids: expected one of {', '.join(HEADS)}, got {timm_id!r}; it is not supported"
@@ -79,7 +79,7 @@ class VitShape:
 
 
 class Vit(nn.Module):
-    """Pictures [B, 3, S, S] to features [B, patches, width]."""
+    """ImagePreprocessor [B, 3, S, S] to features [B, patches, width]."""
 
     def __init__(self, shape: VitShape):
         super().__init__()
@@ -92,8 +92,8 @@ class Vit(nn.Module):
             self.reg_token = nn.Parameter(torch.zeros(1, shape.num_registers, shape.width))
         self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.num_blocks))
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        tokens = self.patch_embed(pictures) + self.pos_embed  # class and registers have no place in the picture
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patch_embed(images) + self.pos_embed  # class and register tokens have no position in the image
         special = [self.cls_token] if self.shape.class_token else []
         special += [self.reg_token] if self.shape.num_registers else []
         num_special = sum(token.shape[1] for token in special)
@@ -109,8 +109,8 @@ class _PatchEmbed(nn.Module):
         super().__init__()
         self.proj = nn.Conv2d(3, shape.width, kernel_size=shape.patch_size, stride=shape.patch_size)
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        patches: Tensor = self.proj(pictures)
+    def forward(self, images: Tensor) -> Tensor:
+        patches: Tensor = self.proj(images)
         return patches.flatten(2).transpose(1, 2)
 
 

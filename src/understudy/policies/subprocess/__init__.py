@@ -1,4 +1,4 @@
-"""A policy in another interpreter, with plain arrays between: for projects whose versions conflict with ours."""
+"""A policy in another interpreter that exchanges plain arrays with us, for projects with conflicting versions."""
 
 from understudy.policies.subprocess.failures import (
     PolicyProcessDied,
@@ -7,17 +7,17 @@ from understudy.policies.subprocess.failures import (
     PolicyProcessHung,
     PolicyProcessRaised,
 )
-from understudy.policies.subprocess.policy import ElsewherePolicy, Limits
-from understudy.policies.subprocess.policy_factory import PlainPolicy, PolicySource
+from understudy.policies.subprocess.policy import Limits, SubprocessPolicy
+from understudy.policies.subprocess.policy_factory import PlainPolicy, PolicyFactory
 
 __all__ = [
-    "ElsewherePolicy",
     "Limits",
     "PlainPolicy",
+    "PolicyFactory",
     "PolicyProcessDied",
     "PolicyProcessError",
     "PolicyProcessGarbage",
     "PolicyProcessHung",
     "PolicyProcessRaised",
-    "PolicySource",
+    "SubprocessPolicy",
 ]

@@ -1,4 +1,4 @@
-"""PolicyChild: one life of a policy's process, and messages to it and from it, each with a deadline."""
+"""PolicyChild: a policy's process, and messages to it and from it, each with a deadline."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 from understudy.policies.subprocess.child_main import Arrays, receive
-from understudy.policies.subprocess.policy_factory import PolicySource
+from understudy.policies.subprocess.policy_factory import PolicyFactory
 from understudy.processes.child import Child
 
-STACK_WAIT_S = 5.0  # for a hung process to say where it is
+STACK_WAIT_S = 5.0  # for a hung process to write its stack
 
 
 class Late(Exception):
-    """The deadline is over."""
+    """The deadline has passed."""
 
 
 class Ended(Exception):
@@ -22,15 +22,15 @@ class Ended(Exception):
 
 
 class PolicyChild(Child):
-    """A process that builds nothing until it is asked to."""
+    """A process that builds the policy when it gets the request to."""
 
-    def __init__(self, source: PolicySource):
-        super().__init__("policies/subprocess/child_main.py", source)
+    def __init__(self, factory: PolicyFactory):
+        super().__init__("policies/subprocess/child_main.py", factory)
         self.socket.setblocking(False)
         self._poll = select.poll()
 
     def send(self, parts: list[memoryview], deadline: float) -> None:
-        """Hand over a message that `encode` made; `Late` if it is not read in time."""
+        """Send a message that `encode` made; raises Late if it is not read in time."""
         for part in parts:
             while len(part):
                 try:
@@ -41,7 +41,7 @@ class PolicyChild(Child):
                     raise Ended from None
 
     def receive(self, deadline: float) -> tuple[dict[str, Any], Arrays]:
-        """The next whole message; `Late` if it does not come in time."""
+        """The next whole message; raises Late if it does not come in time."""
 
         def fill(buffer: memoryview) -> None:
             while len(buffer):
@@ -66,12 +66,12 @@ class PolicyChild(Child):
         self._poll.poll(max(1.0, left_s * 1000))
 
     def where(self) -> str:
-        """Where a process that does not answer is, by itself; the end of its log if it does not say."""
-        place, stack = self.request_stack(), ""
+        """The stack of a process that does not answer; the end of its log if it writes no stack."""
+        offset, stack = self.request_stack(), ""
         deadline = time.monotonic() + STACK_WAIT_S
         while time.monotonic() < deadline and not self.exited():
             time.sleep(0.05)
-            before, stack = stack, self.stack(place)
+            before, stack = stack, self.stack(offset)
             if stack and stack == before:  # it is written line by line
                 break
         return stack or self.log_tail()

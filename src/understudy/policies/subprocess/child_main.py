@@ -1,11 +1,11 @@
-"""What runs in the other interpreter, and the messages between.
+"""The main function of a policy's process, and the messages between it and the caller.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
 | main | the socket | the next request; the policy | the caller; the caller's end of the socket closes |
 
-A message is eight bytes that say how long its JSON is, the JSON, and the bytes of the arrays that it names; no pickle.
-The process ends when its socket does, or its lifeline.
+A message is the length of its JSON in eight bytes, the JSON, and the bytes of the arrays that it names; no pickle.
+The process ends when its socket or its lifeline closes.
 
 Runs in the interpreter of the policy: numpy and the standard library are all it needs, from Python 3.9. This file and
 the two that it imports are all of Understudy that is loaded there.
@@ -97,7 +97,7 @@ def below(arrays: Arrays, prefix: str) -> Arrays:
 
 
 def under(arrays: Arrays, prefix: str) -> Arrays:
-    """The other way."""
+    """The inverse of `below`."""
     return {f"{prefix}/{name}": array for name, array in arrays.items()}
 
 
@@ -105,18 +105,18 @@ def under(arrays: Arrays, prefix: str) -> Arrays:
 
 
 def generator_state(rng: np.random.Generator) -> dict[str, Any]:
-    """A generator as JSON knows it."""
+    """A generator's state as JSON."""
     state: dict[str, Any] = json.loads(json.dumps(rng.bit_generator.state, default=plain))
     return state
 
 
 def set_generator_state(rng: np.random.Generator, state: dict[str, Any]) -> None:
-    """Let a generator go on from a state of its kind."""
+    """Set a generator to a state of its kind."""
     rng.bit_generator.state = state
 
 
 def generator_of(state: dict[str, Any]) -> np.random.Generator:
-    """A generator that goes on from there."""
+    """A generator with this state."""
     name = str(state["bit_generator"])
     kind = getattr(np.random, name, None)
     if not (isinstance(kind, type) and issubclass(kind, np.random.BitGenerator)):
@@ -136,7 +136,7 @@ def main() -> None:
     try:
         serve(stream)
     except Closed:
-        os._exit(0)  # nobody is left to wait for threads or handlers at exit
+        os._exit(0)  # the caller is gone: do not wait for threads or handlers at exit
 
 
 def serve(stream: socket.socket) -> None:
@@ -166,9 +166,9 @@ def serve(stream: socket.socket) -> None:
         try:
             if request["do"] == "build":
                 policy = find(request["factory"])(**request["options"])
-                answer, given = hello(policy), {}
+                answer, given = sizes_of(policy), {}
             else:
-                answer, given = DEEDS[request["do"]](policy, request, arrays)
+                answer, given = HANDLERS[request["do"]](policy, request, arrays)
             send({"id": request["id"], **answer}, given)
         except Closed:
             raise
@@ -176,8 +176,8 @@ def serve(stream: socket.socket) -> None:
             send({"id": request["id"], **raised(error)}, {})
 
 
-def hello(policy: Any) -> dict[str, Any]:
-    """What a policy says of itself."""
+def sizes_of(policy: Any) -> dict[str, Any]:
+    """The sizes of a policy, for the caller."""
     replay = {name: [list(shape), str(np.dtype(dtype))] for name, (shape, dtype) in policy.replay_spec.items()}
     return {
         "protocol": PROTOCOL,
@@ -224,4 +224,4 @@ def _load(policy: Any, request: dict[str, Any], arrays: Arrays) -> tuple[dict[st
     return {}, {}
 
 
-DEEDS = {"act": _act, "evaluate": _evaluate, "load": _load}
+HANDLERS = {"act": _act, "evaluate": _evaluate, "load": _load}

@@ -1,12 +1,12 @@
-"""ElsewherePolicy: a BlockPolicy whose code runs in another interpreter. It acts and judges; it has no gradients.
+"""SubprocessPolicy: a BlockPolicy whose code runs in another interpreter. It acts and evaluates, without gradients.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
 | each call, in the caller | the socket | the answer, or its deadline | the policy's process |
-| the policy's own process (process.py) | the socket | the next request; the policy | a call |
+| the policy's own process (child_main.py) | the socket | the next request; the policy | a call |
 
-A process that died, hung or talked nonsense is a typed error with its last words; the next call starts another, which
-is given the weights that were set last. A policy belongs to one thread at a time.
+If the process dies, hangs or answers nonsense, the call raises a typed error with the end of its log or its stack; the
+next call starts a new process and gives it the latest weights. A policy may be used by one thread at a time.
 """
 
 from __future__ import annotations
@@ -35,20 +35,24 @@ from understudy.policies.subprocess.failures import (
     PolicyProcessHung,
     PolicyProcessRaised,
 )
-from understudy.policies.subprocess.policy_factory import PolicySource
+from understudy.policies.subprocess.policy_factory import PolicyFactory
 from understudy.processes.child import StartError
 
-LOG_BYTES = 2**20  # of what it prints, the end is kept
+LOG_BYTES = 2**20  # of the process's output that are kept
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """How long each call may take, by the monotonic clock."""
 
-    build_s: float = 600.0  # importing and building the policy, with its weights
+    build_s: float = 600.0
+    """Seconds to import and build the policy with its weights."""
     act_s: float = 120.0
+    """Seconds to choose a batch of actions."""
     evaluate_s: float = 600.0
+    """Seconds to evaluate a batch of earlier choices."""
     load_s: float = 600.0
+    """Seconds to load new weights."""
 
     def __post_init__(self) -> None:
         for name in ("build_s", "act_s", "evaluate_s", "load_s"):
@@ -57,8 +61,8 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Hello:
-    """What the policy said of itself."""
+class _PolicySizes:
+    """The sizes that the policy reported when it was built."""
 
     block_steps: int
     log_prob_size: int
@@ -66,14 +70,14 @@ class _Hello:
     has_value: bool
 
 
-class ElsewherePolicy(Closeable):
-    """A PlainPolicy of another interpreter. Close it, or use it as a context."""
+class SubprocessPolicy(Closeable):
+    """A PlainPolicy in another interpreter. Close it, or use it as a context manager."""
 
     def __init__(
-        self, source: PolicySource, spec: StepSpec, *, limits: Limits | None = None, version: int = NO_VERSION
+        self, factory: PolicyFactory, spec: StepSpec, *, limits: Limits | None = None, version: int = NO_VERSION
     ):
         """Start the process and wait until the policy is built; `spec` is that of the world it is to act in."""
-        self.source = source
+        self.factory = factory
         self.spec = spec
         self.limits = limits or Limits()
         self.version = version
@@ -83,41 +87,41 @@ class ElsewherePolicy(Closeable):
         self._finalizer: Any = None
         self._closed = False
         self._request = 0
-        self._hello: _Hello | None = None
+        self._reported: _PolicySizes | None = None
         self._running()
 
     # ---- a block policy
 
     @property
     def block_steps(self) -> int:
-        return self._said.block_steps
+        return self._sizes.block_steps
 
     @property
     def log_prob_size(self) -> int:
-        return self._said.log_prob_size
+        return self._sizes.log_prob_size
 
     @property
     def replay_spec(self) -> Spec:
-        return self._said.replay
+        return self._sizes.replay
 
     @property
     def has_value(self) -> bool:
-        return self._said.has_value
+        return self._sizes.has_value
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one just now."""
+        """Of the process, if one is running."""
         return None if self._child is None else self._child.pid
 
     def act(
         self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
     ) -> Acted:
-        """Choose, there; the generators go on from where the policy left theirs."""
+        """Choose in the other process; the generators then have the states in which the policy left them."""
         if len(rngs) != len(instructions):
             raise PolicyError(
                 f"rngs: expected {len(instructions)} generators, one for each instruction, got {len(rngs)}"
             )
-        request = {**_asked(instructions, sampling), "rngs": [process.generator_state(rng) for rng in rngs]}
+        request = {**_request_of(instructions, sampling), "rngs": [process.generator_state(rng) for rng in rngs]}
         message, arrays = self._call("act", request, process.under(_flat(observation), "observation"))
         lead = (len(instructions), self.block_steps)
         try:
@@ -137,9 +141,9 @@ class ElsewherePolicy(Closeable):
     def evaluate(
         self, observation: Tree, instructions: Sequence[str], replay: Mapping[str, Any], *, sampling: Sampling
     ) -> Evaluated:
-        """Weigh earlier choices again; what comes back wants no gradients."""
+        """Recompute earlier choices; the results have no gradients."""
         given = process.under(_flat(observation), "observation") | process.under(dict(replay), "replay")
-        _, arrays = self._call("evaluate", _asked(instructions, sampling), given)
+        _, arrays = self._call("evaluate", _request_of(instructions, sampling), given)
         shape = (len(instructions), self.block_steps, self.log_prob_size)
         try:
             log_prob, entropy = _exact(arrays, "log_prob", shape), _exact(arrays, "entropy", shape)
@@ -154,10 +158,10 @@ class ElsewherePolicy(Closeable):
 
     # ---- weights
 
-    def with_parameters(self, parameters: Tree | str | Path, *, version: int) -> ElsewherePolicy:
-        """The same policy, with newer weights: a path that the other process can read, or arrays.
+    def with_parameters(self, parameters: Tree | str | Path, *, version: int) -> SubprocessPolicy:
+        """The same policy with newer weights: a path that the other process can read, or arrays.
 
-        There is one set of weights, in the process, and the older one is gone. A process started later gets them too.
+        The process keeps one set of weights: the older one is replaced. A process that is started later gets it too.
         """
         if isinstance(parameters, str | Path):
             weights: tuple[str | None, process.Arrays] = (os.fspath(Path(parameters).absolute()), {})
@@ -171,30 +175,30 @@ class ElsewherePolicy(Closeable):
     # ---- the process
 
     def close(self) -> None:
-        """End the process; the policy cannot be used after."""
+        """End the process; the policy cannot be used afterwards."""
         self._closed = True
         self._drop()
 
     @property
-    def _said(self) -> _Hello:
-        assert self._hello is not None
-        return self._hello
+    def _sizes(self) -> _PolicySizes:
+        assert self._reported is not None
+        return self._reported
 
     def _running(self) -> PolicyChild:
-        """The process, started and built if there is none."""
+        """The process; if there is none, it is started and builds the policy."""
         if self._closed:
-            raise PolicyError(f"{self.source.label}: it is closed; make a new one")
+            raise PolicyError(f"{self.factory.label}: the policy is closed; make a new one")
         if self._child is None:
             try:
-                self._child = PolicyChild(self.source)
+                self._child = PolicyChild(self.factory)
             except StartError as error:
                 raise PolicyError(str(error)) from error
             self._finalizer = weakref.finalize(self, self._child.close)
             self.num_starts += 1
-            asked = {"factory": self.source.factory, "options": self.source.options}
+            request = {"factory": self.factory.factory, "options": self.factory.options}
             try:
-                message, _ = self._ask(self._child, "build", asked, {})
-                self._greet(message)
+                message, _ = self._ask(self._child, "build", request, {})
+                self._check_sizes(message)
                 if self._weights is not None:
                     self._load(self._weights)
             except PolicyProcessRaised:
@@ -202,26 +206,26 @@ class ElsewherePolicy(Closeable):
                 raise
         return self._child
 
-    def _greet(self, message: Mapping[str, Any]) -> None:
+    def _check_sizes(self, message: Mapping[str, Any]) -> None:
         try:
             if message["protocol"] != process.PROTOCOL:
                 raise ValueError(f"protocol: expected {process.PROTOCOL}, got {message['protocol']}")
             leaves = {
                 name: ArraySpec(shape=tuple(shape), dtype=dtype) for name, (shape, dtype) in message["replay"].items()
             }
-            hello = _Hello(
+            sizes = _PolicySizes(
                 block_steps=message["block_steps"],
                 log_prob_size=message["log_prob_size"],
                 replay=Spec(leaves),
                 has_value=message["has_value"],
             )
-            if min(hello.block_steps, hello.log_prob_size) < 1:
-                raise ValueError(f"expected sizes from 1, got {hello}")
-            if self._hello not in (None, hello):
-                raise ValueError(f"expected the same policy at each start, got {hello}; build it from its options")
+            if min(sizes.block_steps, sizes.log_prob_size) < 1:
+                raise ValueError(f"expected sizes from 1, got {sizes}")
+            if self._reported not in (None, sizes):
+                raise ValueError(f"expected the same policy at each start, got {sizes}; build it from its options")
         except (SpecError, KeyError, ValueError, TypeError, AttributeError) as error:
             raise self._garbage("build", error) from error
-        self._hello = hello
+        self._reported = sizes
 
     def _load(self, weights: tuple[str | None, process.Arrays]) -> None:
         path, arrays = weights
@@ -233,12 +237,12 @@ class ElsewherePolicy(Closeable):
     def _ask(
         self, child: PolicyChild, do: str, request: dict[str, Any], arrays: process.Arrays
     ) -> tuple[dict[str, Any], process.Arrays]:
-        """One request and its answer, in time."""
+        """Send one request and wait for its answer until the deadline."""
         self._request += 1
         try:
             parts = process.encode({"id": self._request, "do": do, **request}, arrays)
         except (process.Garbage, TypeError, ValueError) as error:
-            raise PolicyError(f"{do}: what was given cannot be sent: {error}") from None
+            raise PolicyError(f"{do}: the arguments cannot be sent: {error}") from None
         limit_s = getattr(self.limits, f"{do}_s")
         deadline = time.monotonic() + limit_s
         try:
@@ -249,33 +253,33 @@ class ElsewherePolicy(Closeable):
         except Late:
             stack = child.where()
             self._drop()
-            raise PolicyProcessHung(name=self.source.label, doing=do, limit_s=limit_s, stack=stack) from None
+            raise PolicyProcessHung(name=self.factory.label, doing=do, limit_s=limit_s, stack=stack) from None
         except Ended:
             exit_code, log = child.reap(), child.log_tail()
             if exit_code is None:
-                raise self._garbage(do, ValueError("it closed its channel and goes on running")) from None
+                raise self._garbage(do, ValueError("it closed its socket and is still running")) from None
             self._drop()
-            raise PolicyProcessDied(name=self.source.label, doing=do, exit_code=exit_code, log=log) from None
+            raise PolicyProcessDied(name=self.factory.label, doing=do, exit_code=exit_code, log=log) from None
         except process.Garbage as error:
             raise self._garbage(do, error) from None
-        except BaseException:  # Ctrl-C in the middle of a message: what comes next would be the rest of it
+        except BaseException:  # Ctrl-C in the middle of a message: the next bytes would be the rest of it
             self._drop()
             raise
         child.trim_log(LOG_BYTES)
         if "raised" in message:
-            if do == "load":  # who knows what it has taken of them
+            if do == "load":  # it may have loaded a part of them
                 self._drop()
             raise PolicyProcessRaised(
-                name=self.source.label, doing=do, error=str(message["raised"]), traceback=str(message["traceback"])
+                name=self.factory.label, doing=do, error=str(message["raised"]), traceback=str(message["traceback"])
             )
         return message, given
 
     def _garbage(self, do: str, error: Exception) -> PolicyProcessGarbage:
-        """What was said makes no sense; nor will what is said next, so the process is done with."""
+        """The answer makes no sense, so later answers cannot be trusted: end the process."""
         log = "" if self._child is None else self._child.log_tail()
         self._drop()
         problem = str(error) if isinstance(error, ValueError | process.Garbage) else f"{type(error).__name__}: {error}"
-        return PolicyProcessGarbage(name=self.source.label, doing=do, problem=problem, log=log)
+        return PolicyProcessGarbage(name=self.factory.label, doing=do, problem=problem, log=log)
 
     def _drop(self) -> None:
         if self._child is not None:
@@ -283,7 +287,7 @@ class ElsewherePolicy(Closeable):
         self._child = None
 
 
-def _asked(instructions: Sequence[str], sampling: Sampling) -> dict[str, Any]:
+def _request_of(instructions: Sequence[str], sampling: Sampling) -> dict[str, Any]:
     return {"instructions": list(instructions), "temperature": sampling.temperature, "greedy": sampling.greedy}
 
 
@@ -293,7 +297,7 @@ def _flat(tree: Tree) -> dict[str, Array]:
 
 
 def _checked(found: Mapping[str, Array], spec: Spec, lead: tuple[int, ...], where: str) -> dict[str, Array]:
-    """Arrays with these leading dimensions, each row of which fits the spec."""
+    """Arrays with these leading dimensions whose rows fit the spec."""
     for path in found:
         if path not in spec.flat:
             raise SpecError(f"{trees.join(where, path)}: expected no such field, got {describe(found[path])}")

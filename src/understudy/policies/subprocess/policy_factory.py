@@ -1,4 +1,4 @@
-"""PolicySource: a policy named by text, for another interpreter to build; PlainPolicy: what it must be there."""
+"""PolicyFactory: how another interpreter builds a policy. PlainPolicy: the interface of that policy."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from understudy.policies.protocol import Array, PolicyError
 from understudy.processes.factory_spec import FactorySpec
 
 
-class PolicySource(FactorySpec):
-    """What builds the policy, `factory(**options)`, which gives a PlainPolicy, and the process it lives in."""
+class PolicyFactory(FactorySpec):
+    """The callable that builds a PlainPolicy, `factory(**options)`, and the interpreter it runs in."""
 
     error = PolicyError
     example = "my_vla:Policy"
 
 
 class PlainPolicy(Protocol):
-    """A block policy in the other interpreter: dicts of numpy arrays, by the paths of their fields; nothing of ours.
+    """A block policy in the other interpreter. It takes and returns dicts of numpy arrays by the paths of their fields.
 
-    What is one array and no dict has the path ''. Log-probs, entropies and values are float32.
-
-    Row i is drawn with `rngs[i]` and comes to the same bits whatever the other rows are, as of every block policy.
+    A tree that is one array has the path ''. Log-probs, entropies and values are float32. Row i is drawn with
+    `rngs[i]`, and its bits do not depend on the other rows, as for every block policy.
     """
 
     block_steps: int
@@ -55,9 +54,9 @@ class PlainPolicy(Protocol):
         ...
 
     def load(self, path: str) -> None:
-        """Take the weights from a file or directory; needed only by who gives paths."""
+        """Take the weights from a file or directory; needed only if weights are given as a path."""
         ...
 
     def set_parameters(self, parameters: Mapping[str, Array]) -> None:
-        """Take these weights, by name; needed only by who gives arrays."""
+        """Take these weights, by name; needed only if weights are given as arrays."""
         ...

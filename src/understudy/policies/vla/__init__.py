@@ -1,8 +1,24 @@
-"""VLA: a small vision-language-action policy, made of transformers' own parts. Needs torch and transformers."""
+"""VLA: a small vision-language-action policy built from parts of transformers.
+
+`VLAConfig` needs neither torch nor transformers; the other names need both and are imported when they are first used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from understudy.policies.vla.config import VLAConfig
-from understudy.policies.vla.model import VLAModel
-from understudy.policies.vla.policy import VLAPolicy
-from understudy.policies.vla.words import Words
+
+if TYPE_CHECKING:
+    from understudy.policies.vla.model import VLAModel
+    from understudy.policies.vla.policy import VLAPolicy
+    from understudy.policies.vla.words import Words
 
 __all__ = ["VLAConfig", "VLAModel", "VLAPolicy", "Words"]
+
+_MODULES = {"VLAModel": "model", "VLAPolicy": "policy", "Words": "words"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

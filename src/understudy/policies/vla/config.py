@@ -1,4 +1,4 @@
-"""VLAConfig: the shape of a small VLA."""
+"""VLAConfig: the options of a small VLA. Importing it does not import torch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,42 @@ MAX_CAMERAS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class VLAConfig:
-    """About 0.6M parameters by default. The size of the pictures is that of the world's cameras."""
+    """The network of a small VLA, by default about 0.6M parameters. Images have the size of the world's cameras."""
 
-    cameras: tuple[str, ...] | None = None  # fields of the observation, one to three; None: every camera there is
-    use_proprio: tuple[str, ...] | None = None  # fields of the observation that become one token; None: no such token
-    block_steps: int = 5  # actions decided at once
-    num_bins: int = 256  # values of each number of an action
-    patch: int = 8  # pixels of a patch's side
-    shuffle: int = 2  # patches of the side of what becomes one token
+    cameras: tuple[str, ...] | None = None
+    """Paths of one to three camera fields of the observation. None takes every camera."""
+    use_proprio: tuple[str, ...] | None = None
+    """Paths of the state fields that become one proprioception token. None adds no such token."""
+    block_steps: int = 5
+    """Number of actions decided at once."""
+    num_bins: int = 256
+    """Number of bins of each number of an action."""
+    patch: int = 8
+    """Side of an image patch, in pixels."""
+    shuffle: int = 2
+    """Side of the square of patches that becomes one token, in patches."""
     vision_hidden: int = 96
+    """Width of the vision model."""
     vision_layers: int = 2
+    """Number of layers of the vision model."""
     vision_heads: int = 4
-    hidden: int = 128  # of the text model
+    """Number of attention heads of the vision model."""
+    hidden: int = 128
+    """Width of the language model."""
     layers: int = 2
+    """Number of layers of the language model."""
     heads: int = 4
-    mlp_ratio: int = 2  # of both models: how much wider their feed-forward parts are
-    max_words: int = 16  # of an instruction
-    value_head: bool = False  # whether it judges states too
-    dtype: Literal["float32", "bfloat16"] = "float32"  # of products; weights are float32
-    act_rows: int = 8  # of one forward pass in `act`, always: fewer are padded
+    """Number of attention heads of the language model."""
+    mlp_ratio: int = 2
+    """Width of the feed-forward layers of both models, as a multiple of their own."""
+    max_words: int = 16
+    """Largest number of words of an instruction."""
+    value_head: bool = False
+    """Whether the model has a value head, which PPO needs."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Number format of matrix products. Weights are float32."""
+    act_rows: int = 8
+    """Number of rows of every forward pass in `act`. Fewer rows are padded, so that results do not depend on them."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -68,7 +85,7 @@ class VLAConfig:
 
     @property
     def num_images_in_input(self) -> int:
-        """Pictures that it looks at."""
+        """Number of camera images in the input."""
         return len(self.cameras or ())
 
     def to_json(self) -> dict[str, Any]:

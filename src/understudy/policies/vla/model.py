@@ -1,13 +1,13 @@
-"""VLAModel: pictures, words and proprioception in; a distribution over each number of a block of actions out.
+"""VLAModel: images, words and proprioception in; a distribution over each number of a block of actions out.
 
-    picture [S, S, 3] - SiglipVisionModel - PixelUnshuffle - Linear -+
+    image [S, S, 3] - SiglipVisionModel - PixelUnshuffle - Linear -+
     words [W] ------------- embedding of the text model -------------+- LlamaModel -+- last H x A: logits over the bins
     proprioception [P] ---------- Linear ----------------------------+              +- token before: value
     H x A learned queries -------------------------------------------+
 
-All tokens of a block are decided in one pass. What is seen and said is read in order, as a language model does; the
-queries see all of it and each other, both ways. The bins are the last numbers of the text model's vocabulary, and
-their logits the products with its embedding of them.
+All tokens of a block are decided in one pass. Attention is causal over images, words and proprioception, as in a
+language model; the queries attend to all of them and to each other. The bins are the last entries of the text model's
+vocabulary, and their logits are the products with its embeddings of them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Tensors = Mapping[str, Tensor]  # image/CAMERA uint8 [B, S, S, 3]; words int64 [
 
 
 def image(camera: str) -> str:
-    """The name of a camera's pictures among the tensors."""
+    """The name of a camera's images among the tensors."""
     return f"image/{camera}"
 
 
@@ -44,16 +44,16 @@ class VLAModel(nn.Module):
         side = image_size // config.patch
         if image_size % config.patch or side % config.shuffle:
             raise PolicyError(
-                f"patch: expected pictures whose side is a multiple of patch x shuffle "
+                f"patch: expected images whose side is a multiple of patch x shuffle "
                 f"({config.patch * config.shuffle}), got {image_size}; choose another patch, or size of the cameras"
             )
         self.config = config
         self._side = side
         self._shape = (config.block_steps, action_size)
         num_queries = config.block_steps * action_size
-        num_pictures = config.num_images_in_input * (side // config.shuffle) ** 2
-        self._words_at = slice(num_pictures, num_pictures + config.max_words)
-        num_prefix = num_pictures + config.max_words + (proprio_size > 0)
+        num_image_tokens = config.num_images_in_input * (side // config.shuffle) ** 2
+        self._words_at = slice(num_image_tokens, num_image_tokens + config.max_words)
+        num_prefix = num_image_tokens + config.max_words + (proprio_size > 0)
         self._num_prefix = num_prefix
         self.num_tokens = num_prefix + num_queries  # of one row
         self.vision = SiglipVisionModel(_vision_config(config, image_size))
@@ -74,7 +74,7 @@ class VLAModel(nn.Module):
         words = tensors[WORDS]
         lower = self.config.dtype == "bfloat16"
         with torch.autocast(words.device.type, torch.bfloat16, enabled=lower):
-            parts = [*self._pictures(tensors), self.text.embed_tokens(words)]
+            parts = [*self._images(tensors), self.text.embed_tokens(words)]
             if self.proprio is not None:
                 parts.append(self.proprio(tensors[PROPRIO])[:, None])
             parts.append(self.queries.expand(len(words), -1, -1))
@@ -82,7 +82,7 @@ class VLAModel(nn.Module):
             hidden = seen.last_hidden_state
             bins = self.text.embed_tokens.weight[-self.config.num_bins :]
             actions = hidden[:, self._num_prefix :].reshape(len(words), *self._shape, -1)
-            logits = nn.functional.linear(actions, bins)  # no view: FSDP2 hangs its hooks on what is returned
+            logits = nn.functional.linear(actions, bins)  # no view: FSDP2 puts its hooks on what is returned
             value = None if self.value is None else self.value(hidden[:, self._num_prefix - 1]).sum(dim=-1)
         return logits.float(), None if value is None else value.float()
 
@@ -95,8 +95,8 @@ class VLAModel(nn.Module):
             else:
                 part.gradient_checkpointing_disable()
 
-    def _pictures(self, tensors: Tensors) -> list[Tensor]:
-        """The tokens of each camera, all of whose pictures go through in one batch."""
+    def _images(self, tensors: Tensors) -> list[Tensor]:
+        """The tokens of each camera; the images of all cameras go through the vision model in one batch."""
         cameras = self.config.cameras or ()
         pixels = torch.cat([tensors[image(camera)] for camera in cameras])
         scaled = pixels.permute(0, 3, 1, 2).to(torch.float32).div(127.5).sub(1.0)
@@ -106,7 +106,7 @@ class VLAModel(nn.Module):
         return list(tokens.chunk(len(cameras)))
 
     def _attention(self, words: Tensor) -> Tensor:
-        """What is added to the attention [B, 1, T, T]; padding behind an instruction is not looked at."""
+        """The additive attention mask [B, 1, T, T]; no token attends to the padding after an instruction."""
         mask = self.base_mask.repeat(len(words), 1, 1, 1)
         padded = (words == PADDING)[:, None, None, :]
         mask[..., self._words_at].masked_fill_(padded, torch.finfo(mask.dtype).min)
@@ -114,7 +114,7 @@ class VLAModel(nn.Module):
 
 
 def _vision_config(config: VLAConfig, image_size: int) -> SiglipVisionConfig:
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "hidden_size": config.vision_hidden,
         "intermediate_size": config.mlp_ratio * config.vision_hidden,
         "num_hidden_layers": config.vision_layers,
@@ -124,11 +124,11 @@ def _vision_config(config: VLAConfig, image_size: int) -> SiglipVisionConfig:
         "vision_use_head": False,
         "attn_implementation": "sdpa",
     }
-    return SiglipVisionConfig(**said)
+    return SiglipVisionConfig(**options)
 
 
 def _text_config(config: VLAConfig, num_words: int, num_tokens: int) -> LlamaConfig:
-    said: dict[str, Any] = {
+    options: dict[str, Any] = {
         "vocab_size": num_words + config.num_bins,
         "hidden_size": config.hidden,
         "intermediate_size": config.mlp_ratio * config.hidden,
@@ -142,11 +142,11 @@ def _text_config(config: VLAConfig, num_words: int, num_tokens: int) -> LlamaCon
         "bos_token_id": None,
         "eos_token_id": None,
     }
-    return LlamaConfig(**said)
+    return LlamaConfig(**options)
 
 
 def _mask(num_prefix: int, num_queries: int) -> Tensor:
-    """0 where a token looks and the least number where not [1, T, T]: the prefix backwards, the queries everywhere."""
+    """Additive mask [1, T, T]: the prefix attends to what comes before, the queries to everything."""
     total = num_prefix + num_queries
     seen = torch.ones(total, total, dtype=torch.bool).tril()
     seen[num_prefix:] = True

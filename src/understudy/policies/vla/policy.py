@@ -1,7 +1,7 @@
-"""VLAPolicy: a VLAModel as a BlockPolicy: what it is told and sees becomes tokens, and tokens become actions.
+"""VLAPolicy: a VLAModel as a BlockPolicy. Instructions and observations become tokens, and tokens become actions.
 
-Who else is asked at the same moment changes no row: `act` runs forward passes of `act_rows` rows each, always, filled
-up with copies of the last one, and all else is done row by row.
+A row does not depend on the other rows of its batch: every forward pass of `act` has `act_rows` rows, padded with
+copies of the last one, and everything else is computed row by row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
-from understudy.policies import policy_file as artefact
+from understudy.policies import policy_file
 from understudy.policies.actions import Actions
 from understudy.policies.inputs import Inputs, is_camera, to_tensor
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
@@ -35,7 +35,7 @@ Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
 
 class VLAPolicy(TokenPolicy):
-    """A policy with its model, which may be trained in place: whoever does so raises `version`."""
+    """A policy with its model. A learner may train the model in place, and then raises `version`."""
 
     def __init__(
         self,
@@ -56,9 +56,9 @@ class VLAPolicy(TokenPolicy):
         self.actions: Actions = Actions(spec.action)
         self.inputs = _inputs(config, spec.observation)
         stats.check(self.inputs)
-        self.spec = StepSpec(observation=self.inputs.spec, action=spec.action)  # what it sees and gives
+        self.spec = StepSpec(observation=self.inputs.spec, action=spec.action)  # its inputs and outputs
         self.model = model.to(self.device)
-        self.forward: Forward = self.model  # whoever wraps the model for training puts that here
+        self.forward: Forward = self.model  # a learner puts its wrapper of the model (DDP) here
         self._mean, self._std = (
             torch.cat([torch.from_numpy(part[path]) for path in self.inputs.states]).to(self.device)
             if self.inputs.states
@@ -93,7 +93,7 @@ class VLAPolicy(TokenPolicy):
         """Choose; each row's generator gives H x A numbers from [0, 1), or none if it is greedy."""
         num = len(instructions)
         if num < 1:
-            raise PolicyError("instructions: expected at least one, got none; ask for somebody")
+            raise PolicyError("instructions: expected at least one, got none; give one for each observation")
         if len(rngs) != num:
             raise PolicyError(f"rngs: expected {num} generators, one for each instruction, got {len(rngs)}")
         shape = (num, self.block_steps, self.actions.size)
@@ -138,7 +138,7 @@ class VLAPolicy(TokenPolicy):
         sampling: Sampling,
         module: Forward | None = None,
     ) -> Evaluated:
-        """Weigh earlier choices again; with `module` in place of the own model, such as one that is wrapped in DDP."""
+        """Recompute earlier choices; `module` replaces the own model, such as one that is wrapped in DDP."""
         tokens = self._recorded(replay, len(instructions))
         logits, value = (module or self.forward)(self.tensors(observation, instructions))
         log_prob, entropy = weigh(logits, tokens, sampling)
@@ -150,7 +150,7 @@ class VLAPolicy(TokenPolicy):
         return self.model.num_tokens
 
     def tensors(self, observation: Tree, instructions: Sequence[str]) -> dict[str, Tensor]:
-        """What the model is given for a batch of observations."""
+        """The model's inputs for a batch of observations."""
         found = self.inputs.tensors(observation, self.device)
         tensors = {image(camera): found[camera] for camera in self.inputs.cameras}
         if self.inputs.states:
@@ -162,7 +162,7 @@ class VLAPolicy(TokenPolicy):
             raise SpecError(f"instructions: expected {num}, one for each observation, got {len(instructions)}")
         return tensors
 
-    # ---- elsewhere
+    # ---- publishing, saving and loading
 
     def parameters(self, weights: Mapping[str, Array] | None = None) -> Tree:
         """All arrays, as they are published and saved: a nested dict of float32, in memory of its own.
@@ -187,12 +187,12 @@ class VLAPolicy(TokenPolicy):
 
     def with_parameters(self, parameters: Tree, *, version: int) -> VLAPolicy:
         """The policy with newer arrays of the same shapes; this one stays as it is."""
-        weights, stats = artefact.unpack(parameters)
+        weights, stats = policy_file.unpack(parameters)
         model = copy.deepcopy(self.model)
         _fill(model, weights)
         return VLAPolicy(self.config, self.spec, self.words, stats, model, version=version, device=self.device)
 
-    def judging(self, *, seed: int) -> VLAPolicy:
+    def with_value_head(self, *, seed: int) -> VLAPolicy:
         """The policy with a value head, new if it has none; the rest of it is a copy."""
         if self.has_value:
             return self.with_parameters(self.parameters(), version=self.version)
@@ -211,20 +211,20 @@ class VLAPolicy(TokenPolicy):
         )
         config = VLAConfig.from_json(description["config"])
         words = Words(description["words"], max_words=config.max_words)
-        weights, stats = artefact.unpack(parameters)
-        with torch.random.fork_rng(devices=[]):  # what it draws is thrown away
+        weights, stats = policy_file.unpack(parameters)
+        with torch.random.fork_rng(devices=[]):  # the weights it draws are replaced
             model = _model(config, spec, words)
         _fill(model, weights)
         return VLAPolicy(config, spec, words, stats, model, version=int(description["version"]), device=device)
 
     def save(self, path: str | Path, weights: Mapping[str, Array] | None = None) -> None:
-        """Into one safetensors file; a crash leaves the old file or the new one. `weights`: see `parameters`."""
-        artefact.write(path, self.description(), self.parameters(weights))
+        """Write one safetensors file; a crash leaves the old file or the new one. `weights`: see `parameters`."""
+        policy_file.write(path, self.description(), self.parameters(weights))
 
     @staticmethod
     def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> VLAPolicy:
-        """From a file; with the Spec of the world it is to act in, refuse another than it was made for."""
-        return artefact.load(
+        """Read a file. Given the Spec of a world, refuse a policy that was trained for another."""
+        return policy_file.load(
             path,
             KIND,
             lambda parameters, description: VLAPolicy.of(parameters, description, device=device),
@@ -233,7 +233,7 @@ class VLAPolicy(TokenPolicy):
 
     def check_world(self, spec: StepSpec) -> None:
         """Refuse a world that this policy cannot act in."""
-        artefact.check_world(self.spec, spec)
+        policy_file.check_world(self.spec, spec)
 
 
 def resolved(config: VLAConfig, observation: Spec) -> VLAConfig:
@@ -258,7 +258,7 @@ def _inputs(config: VLAConfig, observation: Spec) -> Inputs:
     ):
         for path in wanted:
             if path not in found:
-                what = "pictures" if name == "cameras" else "numbers"
+                what = "images" if name == "cameras" else "numbers"
                 raise PolicyError(f"{name}: expected fields with {what}, got {path!r}, {inputs.leaves[path]}")
     return inputs
 
@@ -269,7 +269,7 @@ def _model(config: VLAConfig, spec: StepSpec, words: Words) -> VLAModel:
     size = max(max(shape) for shape in shapes)
     if shapes != {(size, size, 3)}:
         raise PolicyError(
-            f"cameras: expected square pictures of one size in three colours, got "
+            f"cameras: expected square images of one size in three colours, got "
             f"{', '.join(f'{camera} {inputs.leaves[camera]}' for camera in inputs.cameras)}; choose some of them"
         )
     return VLAModel(
@@ -282,12 +282,12 @@ def _model(config: VLAConfig, spec: StepSpec, words: Words) -> VLAModel:
 
 
 def _fill(model: VLAModel, weights: Mapping[str, Tensor]) -> None:
-    """Give a model these weights, if they are its."""
+    """Load weights into a model; refuse those of another."""
     own = model.state_dict()
-    artefact.check_weights(weights, {name.replace(".", "/"): weight for name, weight in own.items()})
+    policy_file.check_weights(weights, {name.replace(".", "/"): weight for name, weight in own.items()})
     model.load_state_dict({name: weights[name.replace(".", "/")] for name in own})
 
 
 def _batches(num: int, size: int) -> list[Tensor]:
-    """Numbers of rows in batches of one size; the last row stands for those that are not there."""
+    """Row numbers in batches of one size, padded with the last row."""
     return [torch.arange(first, first + size).clamp(max=num - 1) for first in range(0, num, size)]

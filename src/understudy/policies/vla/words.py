@@ -1,4 +1,4 @@
-"""Words: instructions as numbers, one for each word. The vocabulary is that of the tasks and lies in the policy's file.
+"""Words: instructions as numbers, one for each word. The vocabulary is that of the tasks, and in the policy's file.
 
 Number 0 is padding and 1 is any word that is not known; the known ones follow in alphabetical order.
 """
@@ -39,7 +39,7 @@ class Words:
         return len(self.known) + 2
 
     def encode(self, instructions: Sequence[str]) -> Array:
-        """int64 [B, max_words], padded behind."""
+        """int64 [B, max_words], padded at the end."""
         rows = [self._row(text) for text in instructions]
         return np.stack(rows) if rows else np.zeros((0, self.max_words), np.int64)
 

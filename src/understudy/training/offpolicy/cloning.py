@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from understudy.algorithms import Cloning, CloningConfig
+from understudy.algorithms import CloningConfig
 from understudy.core import StoreError, Tree
 from understudy.envs.registry import open_world
 from understudy.policies import ActorConfig, Inputs, Stats
@@ -45,6 +45,8 @@ class CloningRunConfig:
 
 def run_cloning(run: Run, say: Callable[[str], None]) -> EvaluationResult:
     """Imitate and evaluate; the policy and the metrics are written to the run."""
+    from understudy.algorithms import Cloning  # only now: the config of a run is read without torch
+
     config = run.config(CloningRunConfig)
     store = run.store if config.demos is None else config.demos
     health = Health(run.path / HEALTH, role="local", name=run.kind)

@@ -9,22 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from understudy.algorithms import SAC, Cloning, CloningConfig, SACConfig
+from understudy.algorithms import CloningConfig, SACConfig
 from understudy.core import NO_VERSION, Spec, StepSpec, TransitionBatch, Tree
 from understudy.core.examples import random_tree
 from understudy.envs.teleop.takeover import ScriptedHuman, Takeover
 from understudy.envs.world import World
-from understudy.policies import ActorConfig, ActorPolicy, Inputs, Stats
+from understudy.policies import ActorConfig, Inputs, Stats
 from understudy.replay import DEMO, Mixture, Transitions
 from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_online_mixture
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
 from understudy.training.runs.metrics import SinkName
+
+if TYPE_CHECKING:  # the config of a run is read without torch
+    from understudy.algorithms import SAC, Cloning
+    from understudy.policies import ActorPolicy
 
 STATS_STEPS = 1024  # of demonstrations and of experience, from which inputs are normalized
 
@@ -154,6 +158,8 @@ class RLPDConfig:
 
     def cloning(self, spec: StepSpec, stats: Stats) -> Cloning:
         """Behaviour cloning of an actor with the same network."""
+        from understudy.algorithms import Cloning
+
         config = CloningConfig(actor=self.sac.actor, shift_pixels=self.sac.shift_pixels)
         return Cloning(config, spec, stats, seed=self.seed, device=self.device)
 
@@ -163,6 +169,8 @@ class RLPDConfig:
 
 def new_sac(config: RLPDConfig, spec: StepSpec, mixture: Mixture[TransitionBatch]) -> SAC:
     """A new SAC with statistics of the stored steps; its actor is cloned from demonstrations if the config says so."""
+    from understudy.algorithms import SAC
+
     samplers = [sampler for sampler in mixture.samplers.values() if len(sampler)]
     stats = Stats.of_data(config.inputs(spec), (sampler.peek(STATS_STEPS).observation for sampler in samplers))
     sac = SAC(config.sac, spec, stats, seed=config.seed, device=config.device)
@@ -176,6 +184,8 @@ def new_sac(config: RLPDConfig, spec: StepSpec, mixture: Mixture[TransitionBatch
 
 def restored_sac(config: RLPDConfig, spec: StepSpec, state: Mapping[str, Any]) -> SAC:
     """The SAC that a saved state belongs to."""
+    from understudy.algorithms import SAC
+
     sac = SAC(config.sac, spec, Stats.none(config.inputs(spec)), seed=config.seed, device=config.device)
     sac.restore(state)
     return sac

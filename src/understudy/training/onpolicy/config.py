@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from understudy.algorithms.onpolicy.policy_gradient import AdvEstimator, PolicyGradientConfig
+from understudy.algorithms.onpolicy.config import AdvEstimator, PolicyGradientConfig
 from understudy.policies import Sampling
 from understudy.policies.openvla.config import OpenVLAConfig
 from understudy.training.collection import FilterConfig, PlanConfig

@@ -39,10 +39,11 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
         raise ConfigError(f"openvla: {path} is a small VLA, to which these options do not apply; leave them out")
     loaded = load_block_policy(path, spec, openvla=openvla, device=config.device)
     if needs_value and not loaded.has_value:
-        loaded = loaded.judging(seed=config.seed)
+        loaded = loaded.with_value_head(seed=config.seed)
     policy: TrainablePolicy = loaded
     if adapted and config.lora.rank:
-        from understudy.policies.lora import ALL_LINEAR, LoraConfig, add_lora  # only now: it needs peft
+        from understudy.policies.config import ALL_LINEAR, LoraConfig
+        from understudy.policies.lora import add_lora  # only now: it needs peft
 
         chosen = LoraConfig(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR)
         add_lora(policy.model, chosen, seed=config.seed)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, PolicyGradientConfig, rows
+from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, PolicyGradientConfig, loss_inputs
 from understudy.core import BlockBatch, Tree
 from understudy.core import tree as trees
 from understudy.policies import Evaluated, Sampling
@@ -68,7 +68,7 @@ class PolicyGradientLearner:
         for parts in mine:
             for index, part in enumerate(parts):
                 evaluated = self._evaluate(self.policy, batch, seen, need, part.rows)
-                loss, sums = self.algorithm.loss(evaluated, rows(prepared, part, self.policy.device))
+                loss, sums = self.algorithm.loss(evaluated, loss_inputs(prepared, part, self.policy.device))
                 self.engine.backward(loss, last=index + 1 == len(parts))
                 for name, value in sums.items():
                     totals[name] = totals.get(name, 0.0) + float(value)

@@ -11,14 +11,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from understudy.algorithms.sft import SFT, Blocks, SFTUpdateConfig
+from understudy.algorithms.sft import Blocks, SFTUpdateConfig
 from understudy.core import SequenceBatch, StepSpec, StoreError
 from understudy.core import tree as trees
 from understudy.envs.registry import open_world
 from understudy.policies import Stats
-from understudy.policies.vla import VLAConfig, VLAPolicy
+from understudy.policies.vla import VLAConfig
 from understudy.replay import DEMO, Reader, Sampler, Sequences
 from understudy.training.collection import Collector
 from understudy.training.onpolicy.multi_task_evaluation import (
@@ -33,6 +33,10 @@ from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
+
+if TYPE_CHECKING:  # the config of a run is read without torch
+    from understudy.algorithms.sft import SFT
+    from understudy.policies.vla import VLAPolicy
 
 KIND = "sft"
 STATS_STEPS = 1024  # demonstrated steps, from which inputs are normalized
@@ -189,6 +193,9 @@ class Demonstrations:
 
 def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple[SFT, Demonstrations]:
     """The algorithm and its data, new or restored from the newest checkpoint."""
+    from understudy.algorithms.sft import SFT
+    from understudy.policies.vla import VLAPolicy
+
     newest = newest_checkpoint(run.checkpoints)
     saved = None if newest is None else read_checkpoint(newest)
     rewind(run.metrics, 0 if saved is None else int(saved.facts["metrics"]))
@@ -216,12 +223,20 @@ def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple
 
 def _saved_policy(saved: Checkpoint, device: str) -> VLAPolicy:
     """The policy of a checkpoint."""
-    arrays = {name: value for name, value in saved.state.items() if name.startswith(("weights/", "stats/"))}
-    return VLAPolicy.of(trees.unflatten(arrays), saved.facts["policy"], device=device)
+    from understudy.policies.vla import VLAPolicy
+
+    weights = {
+        name.replace("modules/policy/", "weights/", 1): value
+        for name, value in saved.state.items()
+        if name.startswith(("modules/policy/", "stats/"))
+    }
+    return VLAPolicy.of(trees.unflatten(weights), saved.facts["policy"], device=device)
 
 
 def _new_policy(config: SFTConfig, demos: Demonstrations) -> VLAPolicy:
     """An untrained VLA with the words of all instructions, normalized with the demonstrations."""
+    from understudy.policies.vla import VLAPolicy
+
     with open_world(config.env) as world:
         spec, tasks = world.step_spec, world.suite.tasks
     instructions = [task.instruction for task in tasks] + demos.instructions()

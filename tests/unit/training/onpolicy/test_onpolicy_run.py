@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.sides import SidesWorld
-from tests.unit.policies.openvla_checkpoint import KEY, make_checkpoint
+from tests.unit.policies.openvla.make_checkpoint import KEY, make_checkpoint
 from tests.unit.training.onpolicy.making import make_config, save_policy
 
 from understudy.cli import main

@@ -1,0 +1,105 @@
+"""The options of SAC, cloning and the success classifier. Importing them does not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from understudy.algorithms.algorithm import AlgorithmError
+from understudy.policies.config import ActorConfig, ClassifierConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class SACConfig:
+    """The options of SAC; `docs/rlpd.md` says why each has its default."""
+
+    actor: ActorConfig = ActorConfig()  # noqa: RUF009 (a frozen value)
+    critic_hidden: tuple[int, ...] = (256, 256)
+    """Number of units of each hidden layer of a critic."""
+    num_critics: int = 2
+    """Number of critics in the ensemble."""
+    num_target_critics: int = 2
+    """Number of target critics, drawn anew for each critic step, whose lowest value is the target."""
+    layer_norm: bool = True
+    """Whether the critics have LayerNorm behind each hidden layer."""
+    discount: float = 0.97
+    """Discount of the return per environment step, from 0 to less than 1."""
+    tau: float = 0.005
+    """Share by which the target critics move towards the critics at each critic step, from 0 to 1."""
+    critic_steps: int = 1
+    """Number of critic steps per update, each on its own part of the batch."""
+    actor_lr: float = 3e-4
+    """Learning rate of the actor."""
+    critic_lr: float = 3e-4
+    """Learning rate of the critics and of the image encoder."""
+    temperature_lr: float = 3e-4
+    """Learning rate of the temperature."""
+    initial_temperature: float = 0.01
+    """Temperature at the start: the reward that one nat of entropy is worth."""
+    target_entropy: float | None = None
+    """Entropy of the arm's actions, in nats, that the temperature aims at. None is minus half of the arm's numbers."""
+    backup_entropy: bool = False
+    """Whether the targets of the critics include the entropy of later actions."""
+    bc_weight: float = 0.0
+    """Weight of the behaviour-cloning loss on human and scripted steps in the actor's loss. 0 turns it off."""
+    shift_pixels: int = 4
+    """Largest random shift of the camera images, in pixels. 0 turns augmentation off."""
+    gripper_penalty: str | None = None
+    """Path in the batch's extras of a penalty that is added to the gripper's reward. None adds nothing."""
+
+    def __post_init__(self) -> None:
+        if not self.critic_hidden or min(self.critic_hidden) < 1:
+            raise AlgorithmError(f"critic_hidden: expected at least one positive number, got {self.critic_hidden}")
+        for name in ("num_critics", "critic_steps"):
+            if getattr(self, name) < 1:
+                raise AlgorithmError(f"{name}: expected at least 1, got {getattr(self, name)}")
+        if not 1 <= self.num_target_critics <= self.num_critics:
+            most, got = self.num_critics, self.num_target_critics
+            raise AlgorithmError(f"num_target_critics: expected from 1 to num_critics ({most}), got {got}")
+        for name in ("shift_pixels", "bc_weight"):
+            if getattr(self, name) < 0:
+                raise AlgorithmError(f"{name}: expected 0 or more, got {getattr(self, name)}")
+        if not 0.0 <= self.discount < 1.0:
+            raise AlgorithmError(f"discount: expected from 0 to less than 1, got {self.discount}")
+        if not 0.0 < self.tau <= 1.0:
+            raise AlgorithmError(f"tau: expected more than 0 and at most 1, got {self.tau}")
+        if self.initial_temperature <= 0.0:
+            raise AlgorithmError(f"initial_temperature: expected more than 0, got {self.initial_temperature}")
+        if self.gripper_penalty is not None and self.actor.gripper is None:
+            raise AlgorithmError("gripper_penalty: expected None for an actor without a gripper; give it a Gripper")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CloningConfig:
+    """The options of behaviour cloning."""
+
+    actor: ActorConfig = ActorConfig()  # noqa: RUF009 (a frozen value)
+    loss: Literal["mse", "likelihood"] = "mse"
+    """The loss: mse is the squared distance of the mode, likelihood the log-likelihood, which also learns a spread."""
+    learning_rate: float = 1e-3
+    """Learning rate of all weights."""
+    shift_pixels: int = 4
+    """Largest random shift of the camera images, in pixels. 0 turns augmentation off."""
+
+    def __post_init__(self) -> None:
+        if self.loss not in ("mse", "likelihood"):
+            raise AlgorithmError(f"loss: expected 'mse' or 'likelihood', got {self.loss!r}")
+        if self.shift_pixels < 0:
+            raise AlgorithmError(f"shift_pixels: expected 0 or more, got {self.shift_pixels}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierTrainingConfig:
+    """The options of training a success classifier."""
+
+    classifier: ClassifierConfig = ClassifierConfig()  # noqa: RUF009 (a frozen value)
+    learning_rate: float = 3e-4
+    """Learning rate of all weights."""
+    balance: bool = True
+    """Whether the successes and the failures of a batch weigh the same in total, whatever their numbers."""
+    shift_pixels: int = 4
+    """Largest random shift of the camera images, in pixels. 0 turns augmentation off."""
+
+    def __post_init__(self) -> None:
+        if self.shift_pixels < 0:
+            raise AlgorithmError(f"shift_pixels: expected 0 or more, got {self.shift_pixels}")

@@ -1,0 +1,146 @@
+"""The options of encoders, actors, classifiers and adapters. Importing them does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from understudy.policies.gripper import Gripper
+from understudy.policies.protocol import PolicyError
+
+ALL_LINEAR = "all-linear"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """Which fields of the observation a network sees, and the network that turns images into features."""
+
+    inputs: tuple[str, ...] | None = None
+    """Paths of the observation's fields that the network sees. None takes all fields."""
+    kind: Literal["small", "resnet10", "pretrained"] = "small"
+    """The image encoder: small (strided 3x3 convolutions), resnet10 (ResNet-10 with GroupNorm, as in HIL-SERL), or
+    pretrained (a vision encoder of transformers from a local directory)."""
+    filters: tuple[int, ...] = (16, 32, 32, 32)
+    """Number of filters of each 3x3 convolution of the small encoder. Each convolution halves height and width."""
+    latent: int = 64
+    """Number of features that each camera contributes."""
+    spatial_features: int = 8
+    """Number of learned spatial maps that pool each channel of resnet10 and of pretrained."""
+    pretrained: str | None = None
+    """Local directory of a transformers checkpoint (config.json and safetensors), for the kind pretrained."""
+    frozen: bool = True
+    """Whether the pretrained encoder keeps its weights. If not, it is trained and published with the policy."""
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("small", "resnet10", "pretrained"):
+            raise PolicyError(f"kind: expected 'small', 'resnet10' or 'pretrained', got {self.kind!r}")
+        if not self.filters or min(self.filters) < 1:
+            raise PolicyError(f"filters: expected at least one positive number, got {self.filters}")
+        for name in ("latent", "spatial_features"):
+            if getattr(self, name) < 1:
+                raise PolicyError(f"{name}: expected a positive number, got {getattr(self, name)}")
+        if self.kind == "pretrained" and not self.pretrained:
+            raise PolicyError("pretrained: the kind 'pretrained' needs a directory, got none; name a local checkpoint")
+        self._refuse_without_effect()
+
+    def _refuse_without_effect(self) -> None:
+        """An option that this kind of encoder does not read must keep its default."""
+        read_by = {
+            "filters": ("small",),
+            "spatial_features": ("resnet10", "pretrained"),
+            "pretrained": ("pretrained",),
+            "frozen": ("pretrained",),
+        }
+        default = {field.name: field.default for field in fields(self)}
+        for name, kinds in read_by.items():
+            if self.kind not in kinds and getattr(self, name) != default[name]:
+                raise PolicyError(
+                    f"{name}: has no effect on the kind {self.kind!r}; "
+                    f"leave it out, or set kind to {' or '.join(map(repr, kinds))}"
+                )
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> EncoderConfig:
+        """The config that `asdict` was taken of; fields that are missing have their defaults."""
+        inputs = value["inputs"]
+        lists = {"inputs": None if inputs is None else tuple(inputs), "filters": tuple(value["filters"])}
+        return EncoderConfig(**{**value, **lists})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorConfig:
+    """The network of an actor."""
+
+    encoder: EncoderConfig = EncoderConfig()
+    hidden: tuple[int, ...] = (256, 256)
+    """Number of units of each hidden layer."""
+    log_std: tuple[float, float] = (-5.0, 2.0)
+    """Lowest and highest natural logarithm of the action's standard deviation before tanh."""
+    gripper: Gripper | None = None
+    """The gripper that is chosen from a few values by a critic of its own. None treats all numbers alike."""
+
+    def __post_init__(self) -> None:
+        if not self.hidden or min(self.hidden) < 1:
+            raise PolicyError(f"hidden: expected at least one positive number, got {self.hidden}")
+        if not self.log_std[0] < self.log_std[1]:
+            raise PolicyError(f"log_std: expected a lower and a higher bound, got {self.log_std}")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> ActorConfig:
+        gripper = value["gripper"]
+        return ActorConfig(
+            encoder=EncoderConfig.from_json(value["encoder"]),
+            hidden=tuple(value["hidden"]),
+            log_std=(value["log_std"][0], value["log_std"][1]),
+            gripper=None if gripper is None else Gripper(**{**gripper, "values": tuple(gripper["values"])}),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClassifierConfig:
+    """The network of a success classifier."""
+
+    encoder: EncoderConfig = EncoderConfig()
+    hidden: tuple[int, ...] = (256,)
+    """Number of units of each hidden layer."""
+
+    def __post_init__(self) -> None:
+        if not self.hidden or min(self.hidden) < 1:
+            raise PolicyError(f"hidden: expected at least one positive number, got {self.hidden}")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> ClassifierConfig:
+        return ClassifierConfig(encoder=EncoderConfig.from_json(value["encoder"]), hidden=tuple(value["hidden"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoraConfig:
+    """The size of a LoRA adapter, and the layers that get one."""
+
+    rank: int = 32
+    """Rank of the adapter's matrices."""
+    alpha: float = 16.0
+    """Scale of the adapter: its output is multiplied by alpha / rank."""
+    dropout: float = 0.0
+    """Probability of dropping an input of the adapter in training. On-policy learning needs 0 (docs/openvla.md)."""
+    targets: str | tuple[str, ...] = ALL_LINEAR
+    """Names of the linear layers that get an adapter, such as q_proj v_proj; all-linear is every one but the heads."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise PolicyError(f"rank: expected a number from 1, got {self.rank}")
+        if not self.alpha > 0:
+            raise PolicyError(f"alpha: expected more than 0, got {self.alpha}")
+        if not 0 <= self.dropout < 1:
+            raise PolicyError(f"dropout: expected a share from 0 to below 1, got {self.dropout}")
+        if isinstance(self.targets, str) and self.targets != ALL_LINEAR:
+            raise PolicyError(f"targets: expected {ALL_LINEAR!r} or a tuple of names, got {self.targets!r}")
+        if not self.targets:
+            raise PolicyError(f"targets: expected names of layers, got none; use {ALL_LINEAR!r}")

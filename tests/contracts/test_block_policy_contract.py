@@ -1,0 +1,62 @@
+"""The contract of a BlockPolicy, over every one there is: the small VLA, OpenVLA, and a policy in a subprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from tests.contracts import block_policy as contract
+from tests.unit.policies.openvla import make_checkpoint as checkpoint
+from tests.unit.policies.openvla import test_policy as openvla
+from tests.unit.policies.subprocess import test_policy as subprocess
+from tests.unit.policies.vla import test_policy as vla
+
+from understudy.core import Spec
+from understudy.policies import BlockPolicy
+from understudy.policies.subprocess import SubprocessPolicy
+
+torch.set_num_threads(1)
+
+Case: TypeAlias = tuple[
+    BlockPolicy, Any, list[str], Spec, str
+]  # observation, instructions, action, another instruction
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint.make_checkpoint(tmp_path_factory.mktemp("openvla") / "checkpoint", proprio=True)
+
+
+@contextmanager
+def opened(name: str, directory: Path) -> Iterator[Case]:
+    kind, _, case = name.partition(": ")
+    if kind == "vla":
+        policy = vla.policy_of(replace(vla.TINY, value_head=case == "value head"))
+        yield policy, vla.observations(5), vla.told(5), vla.SPEC.action, "press the red door"
+    elif kind == "openvla":
+        loaded = openvla.with_random_value_head(openvla.load(directory, **openvla.CASES[case]))
+        num = openvla.NUM
+        words = checkpoint.instructions(num)
+        yield loaded, checkpoint.observations(num), words, checkpoint.SPEC.action, "put it on the plate"
+    else:
+        factory = subprocess.factory(None, has_value=case == "value head")
+        with SubprocessPolicy(factory, subprocess.SPEC) as remote:
+            yield remote, subprocess.observations(5), subprocess.SAID, subprocess.SPEC.action, "close"
+
+
+NAMES = ["vla: plain", "vla: value head", *(f"openvla: {case}" for case in openvla.CASES)]
+NAMES += ["subprocess: plain", "subprocess: value head"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_block_policy_keeps_the_contract(name: str, directory: Path) -> None:
+    with opened(name, directory) as case:
+        contract.check_all(*case)
