@@ -8,8 +8,6 @@ from understudy.cli import main
 from understudy.selftest import chain_test
 from understudy.selftest.chain_test import FAULTS, run_chain_test
 
-pytestmark = pytest.mark.serial  # it starts many processes, and measures none of them
-
 
 def test_twenty_events_lose_nothing(tmp_path: Path) -> None:
     report = run_chain_test(tmp_path, events=20, seed=1)

@@ -12,6 +12,7 @@ pytest.importorskip("ray")
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.nightly  # tests/unit/cluster kills one of each role in every run
 @pytest.mark.xdist_group("ray")
 def test_nothing_is_lost_and_nothing_is_different() -> None:
     command = [sys.executable, "benchmarks/cluster_faults.py", "--nodes", "2", "--seconds", "60", "--every-s", "10"]

@@ -13,8 +13,6 @@ from understudy.replay import Reader, Store, repair, verify
 from understudy.replay.write.commit import Commit
 from understudy.selftest.crash_test import run_crash_test
 
-pytestmark = pytest.mark.serial  # it forks, and kills in the middle of things
-
 WRITER = """
 import sys
 from understudy.core.examples import random_episode, small_spec
