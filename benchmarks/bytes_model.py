@@ -1,10 +1,9 @@
 """What one RL step moves, and by which way: pure functions of the sizes, for any number of ranks and environments.
 
     python benchmarks/bytes_model.py                    # 64 ranks, 512 environments, a 7.5B policy
-    python benchmarks/bytes_model.py --count            # beside bytes counted in real small runs of 2 to 4 ranks
     python benchmarks/bytes_model.py --ranks 8 --nodes 1 --workers 16
 
-An RL step: E episodes of B blocks are lived by workers, learned from by R ranks in P passes and U updates of M micro
+An RL step: E episodes of B blocks are run by workers, learned from by R ranks in P passes and U updates of M micro
 batches, written to the stores; the new weights go to the workers. Bytes are those received by all together:
 
     observations  E (B + 1) o                           worker to rank, through the object store; o: of one observation
@@ -166,12 +165,11 @@ WAYS = {
 }
 
 
-def main(setup: tyro.conf.OmitArgPrefixes[Setup] = Setup(), *, count: bool = False) -> int:  # noqa: B008
+def main(setup: tyro.conf.OmitArgPrefixes[Setup] = Setup(), *) -> int:  # noqa: B008
     """Print the bytes of an RL step by way.
 
     Args:
         setup: The sizes.
-        count: Count bytes in real small runs, in a network of their own, and compare.
     """
     console = Console(highlight=False, width=130)
     table = Table(
@@ -188,11 +186,6 @@ def main(setup: tyro.conf.OmitArgPrefixes[Setup] = Setup(), *, count: bool = Fal
         f"pictures as float32 in six channels, as SimpleVLA-RL sends them: {peer_pixels(setup) / 1e9:.1f} GB; here "
         f"{observations(setup) / 1e9:.2f} + {rows_between_ranks(setup) / 1e9:.2f} GB"
     )
-    if count:
-        from benchmarks.scale_bytes import count_all
-
-        for one in count_all():
-            console.print(str(one))
     return 0
 
 
