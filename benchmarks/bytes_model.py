@@ -165,7 +165,7 @@ WAYS = {
 }
 
 
-def main(setup: tyro.conf.OmitArgPrefixes[Setup] = Setup(), *) -> int:  # noqa: B008
+def main(setup: tyro.conf.OmitArgPrefixes[Setup] = Setup()) -> int:  # noqa: B008
     """Print the bytes of an RL step by way.
 
     Args:
