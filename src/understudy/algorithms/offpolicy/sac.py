@@ -61,7 +61,7 @@ class SAC(Resumable):
         self._actor_adam = FlatAdam(self.actor.actor.parameters(), learning_rate=config.actor_lr)
         self._temperature_adam = FlatAdam([self.log_temperature], learning_rate=config.temperature_lr)
         self._heads = [parameter.detach() for parameter in heads_of]  # after the optimizer has made them views
-        self._targets = list(self.target.parameters())
+        self._targets: list[torch.Tensor] = list(self.target.parameters())
         self._generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, (), generator=init)))
 
     def start_from(self, policy: ActorPolicy) -> None:
