@@ -19,7 +19,7 @@ import tyro
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.unit.formats.case import all_cases
+from tests.contracts.formats.case import all_cases
 from tests.unit.formats.mutation import survive, survive_in
 
 from understudy.formats import find_format

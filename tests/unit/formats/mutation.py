@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from tests.unit.formats.case import Case
+from tests.contracts.formats.case import Case
 
 from understudy.core import Episode, StepSpec, UnderstudyError
 from understudy.core.examples import CANONICAL

@@ -1,6 +1,6 @@
 """robomimic in the contract of formats: all that is written comes back, but for names that HDF5 cannot have."""
 
-from tests.unit.formats.case import Case
+from tests.contracts.formats.case import Case
 
 from understudy.core import Episode, StepSpec
 

@@ -1,6 +1,6 @@
 """HIL-SERL in the contract of formats: all that is written comes back."""
 
-from tests.unit.formats.case import Case
+from tests.contracts.formats.case import Case
 
 CASES = [
     Case(format="hil_serl", file="demos.pkl"),

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.contracts.formats.case import Case, all_cases
 from tests.strategies import step_specs
-from tests.unit.formats.case import Case, all_cases
 from tests.unit.formats.mutation import check
 
 from understudy.core import Episode, EpisodeInfo, StepSpec
@@ -22,7 +22,7 @@ from understudy.core.examples import CANONICAL, random_episode, random_steps, ra
 from understudy.formats import FormatError, find_format
 
 CASES = all_cases()
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(params=CASES, ids=str)

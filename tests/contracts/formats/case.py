@@ -45,10 +45,10 @@ def all_cases() -> list[Case]:
     """Those of every format whose file is there and whose libraries are installed."""
     found: list[Case] = []
     for name in FORMATS:
-        if importlib.util.find_spec(f"tests.unit.formats.case_{name}") is not None:
+        if importlib.util.find_spec(f"tests.contracts.formats.case_{name}") is not None:
             try:
                 find_format(name)
             except (ImportError, FormatError):
                 continue
-            found += importlib.import_module(f"tests.unit.formats.case_{name}").CASES
+            found += importlib.import_module(f"tests.contracts.formats.case_{name}").CASES
     return found

@@ -1,5 +1,5 @@
 """RLDS in the contract of formats: all that is written comes back."""
 
-from tests.unit.formats.case import Case
+from tests.contracts.formats.case import Case
 
 CASES = [Case(format="rlds"), Case(format="rlds", options={"file_format": "array_record", "images": "bytes"})]

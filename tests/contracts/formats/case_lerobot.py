@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.formats.case import Case
+from tests.contracts.formats.case import Case
 
 from understudy.core import Episode, StepSpec
 from understudy.formats.lerobot.plan import is_camera
