@@ -6,7 +6,7 @@ Adam over single tensors costs a tenth of an update.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,7 @@ class FlatAdam(torch.optim.Adam):
     def __init__(self, parameters: Iterable[Tensor], *, learning_rate: float):
         """Takes all parameters that require gradients. Move modules to their device before, not after."""
         self.views = [parameter for parameter in parameters if parameter.requires_grad]
-        self.flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in self.views]))
-        parts = torch.split(self.flat.detach(), [parameter.numel() for parameter in self.views])
-        for parameter, part in zip(self.views, parts, strict=True):
-            parameter.data = part.view(parameter.shape)
+        self.flat = nn.Parameter(flatten_parameters(self.views))
         super().__init__([self.flat], learning_rate, fused=True)
         init_moments(self)
 
@@ -58,6 +55,15 @@ class FlatAdam(torch.optim.Adam):
         assert self.flat.grad is not None
         norm: Tensor = torch.linalg.vector_norm(self.flat.grad)
         return norm
+
+
+def flatten_parameters(parameters: Sequence[Tensor]) -> Tensor:
+    """One flat tensor with the values of the parameters, which become views of it, one after the other."""
+    flat = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
+    parts = torch.split(flat, [parameter.numel() for parameter in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.data = part.view(parameter.shape)
+    return flat
 
 
 def init_moments(optimizer: Optimizer) -> None:

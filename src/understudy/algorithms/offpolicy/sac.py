@@ -21,7 +21,7 @@ from understudy.algorithms.offpolicy.augment import shifted
 from understudy.algorithms.offpolicy.config import SACConfig
 from understudy.algorithms.offpolicy.critics import CriticEnsemble
 from understudy.algorithms.offpolicy.transitions import TransitionTensors, numbers, to_tensors
-from understudy.algorithms.optimizers import FlatAdam
+from understudy.algorithms.optimizers import FlatAdam, flatten_parameters
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, StepSpec, TransitionBatch, Tree
 from understudy.policies import tanh_normal
@@ -60,8 +60,8 @@ class SAC(Resumable):
         self._critic_adam = FlatAdam(learned_from_returns, learning_rate=config.critic_lr)
         self._actor_adam = FlatAdam(self.actor.actor.parameters(), learning_rate=config.actor_lr)
         self._temperature_adam = FlatAdam([self.log_temperature], learning_rate=config.temperature_lr)
-        self._heads = [parameter.detach() for parameter in heads_of]  # after the optimizer has made them views
-        self._targets: list[torch.Tensor] = list(self.target.parameters())
+        self._flat_target = flatten_parameters(list(self.target.parameters()))
+        self._flat_heads = self._critic_adam.flat.detach()[-len(self._flat_target) :]  # they stand behind the encoder
         self._generator = torch.Generator(self.device).manual_seed(int(torch.randint(2**62, (), generator=init)))
 
     def start_from(self, policy: ActorPolicy) -> None:
@@ -126,7 +126,7 @@ class SAC(Resumable):
         if choice is not None:
             loss = loss + self._gripper_loss(part, features, next_features, choice, metrics)
         self._critic_adam.descend(loss)
-        torch._foreach_lerp_(self._targets, self._heads, config.tau)
+        self._flat_target.lerp_(self._flat_heads, config.tau)
         if metrics is not None:
             metrics["critic_gradient"] = self._critic_adam.gradient_norm()
         return features.detach()
