@@ -1,4 +1,4 @@
-"""Formats of others, read and written without their frameworks."""
+"""Import and export of other projects' dataset formats, without their frameworks."""
 
 from understudy.formats.format import ORIGIN, DatasetReader, DatasetWriter, Field, Format, FormatError, NamedDataset
 from understudy.formats.registry import FORMATS, DatasetPath, find_format, parse_dataset_path

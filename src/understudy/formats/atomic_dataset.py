@@ -1,4 +1,4 @@
-"""Arrival: a data set that was written under another name gets its own, whole and on disk, or not at all."""
+"""Atomic export: a dataset is written under a temporary name and renamed when it is complete and on disk."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from understudy.durable import files
 from understudy.formats.format import FormatError
 
 
-def publish_dataset(made: Path, path: Path) -> None:
-    """Rename a finished file or directory; never over what somebody else made meanwhile."""
+def publish_dataset(partial: Path, path: Path) -> None:
+    """Rename a complete file or directory to `path`; refuses to replace anything."""
     if path.exists():
-        raise FormatError(f"{path}: was made by somebody else meanwhile; choose another path")
-    files.move_durably(made, path)
+        raise FormatError(f"{path}: was created by another process in the meantime; choose another path")
+    files.move_durably(partial, path)

@@ -1,7 +1,7 @@
-"""Format: how others keep episodes on disk, read as a stream of ours and written from one.
+"""Format: reads another project's dataset as a stream of Episodes, and writes Episodes in that format.
 
-A format says what it cannot carry; what it can, it carries exactly. Reading holds one episode at a time, so a data set
-may be larger than memory.
+A format lists what it cannot store; everything else is stored exactly. Reading holds one episode in memory at a time,
+so a dataset may be larger than memory.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Protocol, runtime_checkable
 
 from understudy.core import Episode, StepSpec, UnderstudyError
 
-ORIGIN = "origin"  # the label of an imported episode that says where it came from
+ORIGIN = "origin"  # label of an imported episode: the dataset and the episode that it came from
 
 
 class FormatError(UnderstudyError, ValueError):
-    """A file that is not what its format says, or an option that the format does not know."""
+    """A file does not follow its format, or an option is unknown to the format."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """A line of the mapping: which of their fields becomes which of ours, and how."""
+    """One line of the mapping: which field of the dataset becomes which field of an Episode, and how."""
 
-    theirs: str  # "steps/observation/image"; "" if there is none
-    ours: str  # "observation/image"; "" if it is left out
-    how: str = ""  # "as it is", "JPEG, decoded", "1.0 where it is missing": for people
+    external: str  # field of the dataset: "steps/observation/image"; "" if there is none
+    internal: str  # field of the Episode: "observation/image"; "" if it is left out
+    how: str = ""  # shown to the user: "as it is", "JPEG, decoded"
 
 
 class DatasetReader(Protocol):
-    """A data set that is open for reading. What can be known without reading its rows is known at once."""
+    """A dataset that is open for reading. Its spec and mapping are known without reading its rows."""
 
     @property
     def spec(self) -> StepSpec: ...
@@ -40,14 +40,14 @@ class DatasetReader(Protocol):
 
     @property
     def num_episodes(self) -> int | None:
-        """How many there are; None if only reading them all would tell."""
+        """Number of episodes; None if only reading all of them would tell."""
         ...
 
     def episodes(self, skip: Container[str] = ()) -> Iterator[tuple[str, Episode]]:
-        """Each episode after its key, in the order of the files, except those whose keys are in `skip`.
+        """Yield the key and the episode in file order, except for the keys in `skip`.
 
-        A key names the episode within this data set: equal for equal data wherever the directory is moved to.
-        Damage raises FormatError, and what was given out before is whole.
+        A key identifies the episode within this dataset, also after the directory was moved. Damage raises FormatError;
+        the episodes that were yielded before are complete.
         """
         ...
 
@@ -56,37 +56,37 @@ class DatasetReader(Protocol):
 
 @runtime_checkable
 class NamedDataset(Protocol):
-    """A source whose data set has a name of its own, wherever its files lie; others are known by their file's name."""
+    """A reader of a dataset that has a name in its files; other datasets are named after their file."""
 
     @property
     def name(self) -> str: ...
 
 
 class DatasetWriter(Protocol):
-    """A data set that is being written. It is there, whole, once `close` has returned, and not before."""
+    """A dataset that is being written. It appears at its path, complete, when `close` returns, and not before."""
 
     def add(self, key: str, episode: Episode) -> None: ...
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that was written."""
         ...
 
 
 class Format(Protocol):
-    """Both ways of one format. A way that does not exist raises FormatError and says what to use instead."""
+    """Reader and writer of one format. A missing one raises FormatError and says what to use instead."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        """What a file of this format cannot carry, a sentence each; also the bound of what it carries with loss."""
+        """What this format cannot store or stores with loss, one sentence each."""
         ...
 
     def read(self, path: Path, options: Mapping[str, str]) -> DatasetReader: ...
 
     def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> DatasetWriter:
-        """A new data set at `path`, which must not exist."""
+        """Create a dataset at `path`, which must not exist."""
         ...

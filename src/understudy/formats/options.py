@@ -1,4 +1,4 @@
-"""Options of formats, which come as text."""
+"""Parsing of format options, which are given as text."""
 
 from __future__ import annotations
 

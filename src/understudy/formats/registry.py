@@ -1,9 +1,9 @@
-"""Known formats: a format and a path by one name, such as "rlds:~/data/kitchen/1.0.0?split=train".
+"""Registry of formats: finds the format and path of a name such as "rlds:~/data/kitchen/1.0.0?split=train".
 
     FORMAT:PATH[?option=value&...]
 
-Each format is a module of this package that defines `FORMAT`. It is imported when it is named, because some need
-libraries that not every user has.
+Each format is a package here that defines `FORMAT`. It is imported on demand, because some formats need optional
+libraries.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from urllib.parse import parse_qsl
 
 from understudy.formats.format import Format, FormatError
 
-FORMATS: Mapping[str, str] = {  # and a line about each
+FORMATS: Mapping[str, str] = {  # with one line of help each
     "rlds": "RLDS, as TensorFlow Datasets keeps it (tfrecord or array_record).",
-    "lerobot": "LeRobot data sets, v2.1 and v3.",
+    "lerobot": "LeRobot datasets, v2.1 and v3.",
     "hil_serl": "HIL-SERL pickles of transitions, read without running them.",
     "robomimic": "robomimic and LIBERO demonstrations in HDF5.",
-    "minari": "Minari data sets.",
+    "minari": "Minari datasets.",
     "mcap": "MCAP, for Foxglove and rosbag tools.",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetPath:
-    """A name that was understood."""
+    """The format, path and options of a name."""
 
     format: Format
     path: Path
@@ -40,7 +40,7 @@ def find_format(name: str) -> Format:
     if name not in FORMATS:
         nearest = difflib.get_close_matches(name, FORMATS, n=1)
         advice = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(FORMATS)}"
-        raise FormatError(f"format {name!r}: is not known; {advice}")
+        raise FormatError(f"format {name!r}: is unknown; {advice}")
     try:
         found: Format = importlib.import_module(f"understudy.formats.{name}").FORMAT
     except ModuleNotFoundError as error:
@@ -51,7 +51,7 @@ def find_format(name: str) -> Format:
 
 
 def parse_dataset_path(name: str) -> DatasetPath:
-    """What FORMAT:PATH?option=value means."""
+    """Parse FORMAT:PATH?option=value."""
     which, colon, rest = name.partition(":")
     if not colon or not rest:
         raise FormatError(
@@ -65,7 +65,7 @@ def parse_dataset_path(name: str) -> DatasetPath:
 
 
 def check_options(options: Mapping[str, str], allowed: Collection[str], name: str) -> None:
-    """Refuse options that the format does not have."""
+    """Refuse unknown options."""
     for option in options:
         if option not in allowed:
             nearest = difflib.get_close_matches(option, allowed, n=1)

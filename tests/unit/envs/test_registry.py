@@ -108,7 +108,7 @@ SMALL = WorldEntry(
     form="small",
     example="small",
     factory="tests.worlds:CountingWorld",
-    rest=WORLD_REGISTRY["toy"].rest,
+    parse_rest=WORLD_REGISTRY["toy"].parse_rest,
     packages=("six==1.16.0", "packaging"),
 )
 

@@ -1,6 +1,6 @@
 """Damage: what happens to files on the way, and what files are made of by people who mean no good.
 
-`survive` writes a small data set, damages it in one way after another, and reads it. Each time it must be refused with
+`survive` writes a small dataset, damages it in one way after another, and reads it. Each time it must be refused with
 a FormatError, or give whole episodes that fit its spec; never another error, a hang, or much memory.
 """
 
@@ -23,7 +23,7 @@ from understudy.core import Episode, StepSpec, UnderstudyError
 from understudy.core.examples import CANONICAL
 from understudy.formats import DatasetReader, FormatError
 
-LIMIT_S = 20.0  # for a data set that is read in some milliseconds
+LIMIT_S = 20.0  # for a dataset that is read in some milliseconds
 LIMIT_BYTES = 512 * 2**20  # beyond what the process had when it began
 
 Damage = Callable[[bytearray, random.Random], bytearray]
@@ -112,7 +112,7 @@ TEXT: tuple[Damage, ...] = (*BINARY, absurd_number, absurd_number, other_word, o
 
 
 def damage(place: Path, rng: random.Random) -> str:
-    """Damage one file of a data set, or take it away; says what was done."""
+    """Damage one file of a dataset, or take it away; says what was done."""
     files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
     path = rng.choice(files)
     if place.is_dir() and rng.random() < 0.02:
@@ -167,7 +167,7 @@ def survive_in(
     num: int,
     seed: int = 0,
 ) -> Counter[str]:
-    """As `survive`, of data sets that are there: each of `places` holds one, called `file`; `read` is given a place."""
+    """As `survive`, of datasets that are there: each of `places` holds one, called `file`; `read` is given a place."""
     base = _peak_bytes()
     outcomes: Counter[str] = Counter()
     signal.signal(signal.SIGALRM, _too_long)

@@ -13,7 +13,7 @@ from understudy.formats.registry import check_options
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("rdls:data", "format 'rdls': is not known; did you mean 'rlds'?"),
+        ("rdls:data", "format 'rdls': is unknown; did you mean 'rlds'?"),
         ("zip:data", "there are rlds, lerobot"),
         ("data", "expected FORMAT:PATH, such as rlds:data"),
         ("rlds:", "expected FORMAT:PATH"),

@@ -77,8 +77,8 @@ def _show(console: Console, dataset: DatasetPath, opened: DatasetReader) -> None
     for name in ("dataset", "store", "type", "conversion"):
         table.add_column(name, overflow="fold")
     for line in opened.mapping:
-        leaf = columns.get(line.ours)
-        table.add_row(escape(line.theirs) or "-", escape(line.ours) or "-", str(leaf or ""), escape(line.how))
+        leaf = columns.get(line.internal)
+        table.add_row(escape(line.external) or "-", escape(line.internal) or "-", str(leaf or ""), escape(line.how))
     console.print(table)
     console.print("Nothing was imported.")
 

@@ -1,4 +1,4 @@
-"""HDF5 files of others, read by a process of their own."""
+"""Reads HDF5 files in a separate process, because a damaged file can crash the HDF5 library."""
 
 from understudy.formats.hdf5.reader import Dataset, Group, Hdf5Reader
 

@@ -1,5 +1,5 @@
-"""The process that reads an HDF5 file. A damaged file can crash the HDF5 library, or keep it busy for ever; then it is
-this process that ends, and not the user's.
+"""The process that reads an HDF5 file. A damaged file can crash or hang the HDF5 library; then only this process ends,
+and not the user's.
 
     python child.py FILE        one request a line on standard input, as JSON:
                                   {"do": "names", "path": "/data"}
@@ -7,8 +7,8 @@ this process that ends, and not the user's.
                                   {"do": "read", "path": "/data/demo_0/actions"}
                                 an answer on standard output: a line of JSON, and the bytes of an array behind it
 
-It imports nothing of this package, so that it starts fast. What would lead out of the file (links, external and virtual
-data) and what is no plain array of numbers or text is refused.
+It imports nothing of this package, so that it starts fast. It refuses references to other files (links, external and
+virtual datasets) and everything but plain arrays of numbers or text.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import h5py  # type: ignore[import-untyped]
 import numpy as np
 
-BASE_S = 3.0  # of processor time for an answer; more for large arrays
+BASE_S = 3.0  # of CPU time per answer; more for large arrays
 BYTES_PER_S = 20e6
 MOST_BYTES = 1 << 32  # of one array
 MOST_ADDRESSES = 1 << 34
@@ -33,7 +33,7 @@ KINDS = "biuf"
 
 
 class Refused(Exception):
-    """What the file asks for is not done."""
+    """The file contains something that is not allowed."""
 
 
 def main() -> None:
@@ -43,7 +43,7 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MOST_ADDRESSES, hard))
     file: Any = None
     for line in sys.stdin.buffer:
-        signal.setitimer(signal.ITIMER_PROF, BASE_S)  # SIGPROF, which nobody catches, ends the process
+        signal.setitimer(signal.ITIMER_PROF, BASE_S)  # SIGPROF is not caught, so it ends the process
         request = json.loads(line)
         data: Any = b""
         try:
@@ -53,7 +53,7 @@ def main() -> None:
             line = json.dumps(answer).encode()
         except Refused as error:
             line, data = json.dumps({"error": str(error)}).encode(), b""
-        except Exception as error:  # noqa: BLE001 (h5py raises what it likes; the parent says what it means)
+        except Exception as error:  # noqa: BLE001 (h5py raises many types; the parent reports them)
             line, data = json.dumps({"error": f"{type(error).__name__}: {error}"}).encode(), b""
         signal.setitimer(signal.ITIMER_PROF, 0)
         sys.stdout.buffer.write(line + b"\n")
@@ -65,12 +65,12 @@ def names(file: Any, path: str) -> tuple[dict[str, Any], bytes]:
     """The names in a group and its attributes."""
     group = _at(file, path)
     if not isinstance(group, h5py.Group):
-        raise Refused(f"{path}: expected a group, got a data set")
+        raise Refused(f"{path}: expected a group, got a dataset")
     return {"names": list(group), "attrs": _attrs(group)}, b""
 
 
 def tree(file: Any, path: str) -> tuple[dict[str, Any], bytes]:
-    """All groups and data sets below a path, with their attributes."""
+    """All groups and datasets below a path, with their attributes."""
     found: dict[str, Any] = {}
     waiting = [(path.rstrip("/"), 0)]
     while waiting:
@@ -87,10 +87,10 @@ def tree(file: Any, path: str) -> tuple[dict[str, Any], bytes]:
 
 
 def read(file: Any, path: str) -> tuple[dict[str, Any], Any]:
-    """A data set: its bytes, or a list of texts in the answer itself."""
+    """A dataset: its bytes, or a list of texts in the answer itself."""
     node = _at(file, path)
     if isinstance(node, h5py.Group):
-        raise Refused(f"{path}: expected a data set, got a group")
+        raise Refused(f"{path}: expected a dataset, got a group")
     shape, dtype = _shape(node, path), _dtype(node, path)
     if dtype == "str":
         if len(shape) != 1 or shape[0] * 16 > MOST_RATIO * max(node.id.get_storage_size(), 1):
@@ -103,7 +103,7 @@ def read(file: Any, path: str) -> tuple[dict[str, Any], Any]:
         raise Refused(f"{path}: expected numbers or text, got {node.dtype}")
     size = int(np.prod(shape, dtype=object)) * node.dtype.itemsize
     if size > MOST_BYTES or size > MOST_RATIO * node.id.get_storage_size():
-        raise Refused(f"{path}: promises {size} bytes, and the file holds {node.id.get_storage_size()} for them")
+        raise Refused(f"{path}: claims {size} bytes, and the file stores {node.id.get_storage_size()} for them")
     signal.setitimer(signal.ITIMER_PROF, BASE_S + size / BYTES_PER_S)
     if node.dtype.kind == "b" and (node[()].view(np.uint8) > 1).any():
         raise Refused(f"{path}: holds a truth value that is neither 0 nor 1")
@@ -112,7 +112,7 @@ def read(file: Any, path: str) -> tuple[dict[str, Any], Any]:
 
 
 def _read_ragged(node: Any, path: str, shape: list[int]) -> tuple[dict[str, Any], Any]:
-    """Rows of bytes, one behind the other."""
+    """Concatenated rows of bytes, with their lengths."""
     if len(shape) != 1 or shape[0] * 16 > MOST_RATIO * max(node.id.get_storage_size(), 1):
         raise Refused(f"{path}: expected rows of bytes")
     rows = [np.asarray(row, np.uint8) for row in node[()]]
@@ -134,7 +134,7 @@ def _at(file: Any, path: str) -> Any:
             raise Refused(f"{path}: is not there" if kind is None else f"{path}: is a link to elsewhere, not followed")
         node = node[part]
     if not isinstance(node, h5py.Group | h5py.Dataset):
-        raise Refused(f"{path}: expected a group or a data set, got {type(node).__name__}")
+        raise Refused(f"{path}: expected a group or a dataset, got {type(node).__name__}")
     if isinstance(node, h5py.Dataset) and (node.external or node.is_virtual):
         raise Refused(f"{path}: its values are in another file, which is not opened; copy them into this one")
     return node
@@ -147,7 +147,7 @@ def _shape(node: Any, path: str) -> list[int]:
 
 
 def _dtype(node: Any, path: str) -> str | None:
-    """What numpy calls it; "str" for text, "ragged" for rows of bytes; None for what cannot be read."""
+    """Numpy's name of the dtype; "str" for text, "ragged" for rows of bytes; None if it cannot be read."""
     if h5py.check_string_dtype(node.dtype) is not None:
         return "str"
     if h5py.check_vlen_dtype(node.dtype) == np.uint8:

@@ -1,4 +1,4 @@
-"""Columns of an episode as data sets, and back: numbers as they are, text and ragged fields as values and lengths."""
+"""Stores columns of an episode as HDF5 datasets: numbers as they are, text and ragged fields as values and lengths."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUES, LENGTHS = "values", "lengths"
 
 
 def datasets_of(leaf: ArraySpec, column: Column) -> dict[str, np.ndarray[Any, Any]]:
-    """What a column is written as; the name "" is the field itself."""
+    """The datasets of a column by name; "" is the field itself."""
     if not leaf.ragged:
         return {"": np.asarray(column)}
     rows = [
@@ -27,7 +27,7 @@ def datasets_of(leaf: ArraySpec, column: Column) -> dict[str, np.ndarray[Any, An
 
 
 def column_from(leaf: ArraySpec, read: Callable[[str], Any], num_rows: int) -> Column:
-    """The column whose data sets `read` gives by name; FormatError if they do not fit the leaf."""
+    """The column whose datasets `read` returns by name; FormatError if they do not fit the leaf."""
     if not leaf.ragged:
         return checked(leaf, read(""), num_rows)
     values, lengths = np.asarray(read(VALUES)), np.asarray(read(LENGTHS))
@@ -43,7 +43,7 @@ def column_from(leaf: ArraySpec, read: Callable[[str], Any], num_rows: int) -> C
 
 
 def checked(leaf: ArraySpec, column: Any, num_rows: int) -> Column:
-    """The rows of a field, each of which fits the leaf."""
+    """The column, after a check that each row fits the leaf."""
     if leaf.dtype == "str":
         if not isinstance(column, Sequence) or len(column) != num_rows or not all(isinstance(x, str) for x in column):
             raise FormatError(f"expected {num_rows} texts")

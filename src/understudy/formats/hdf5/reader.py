@@ -1,4 +1,4 @@
-"""Hdf5Reader: an HDF5 file, read through a process that may die of it.
+"""Hdf5Reader: reads an HDF5 file in a child process, which may crash on a damaged file.
 
 | process | takes from | blocks on | woken by |
 |---|---|---|---|
@@ -28,7 +28,7 @@ SIGNATURE = b"\x89HDF\r\n\x1a\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What is known of a data set without its values."""
+    """A dataset without its values."""
 
     path: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Dataset:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A group with all that is below it, by path from here."""
+    """A group and everything below it, by relative path."""
 
     path: str
     attrs: Mapping[str, Any]
@@ -47,7 +47,7 @@ class Group:
 
 
 class Hdf5Reader(Closeable):
-    """Not for threads: one request at a time."""
+    """Sends one request at a time. Not thread-safe."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -62,11 +62,11 @@ class Hdf5Reader(Closeable):
 
     def names(self, path: str) -> tuple[list[str], dict[str, Any]]:
         """The names in a group, and its attributes."""
-        answer, _ = self._ask("names", path)
+        answer, _ = self._request("names", path)
         return answer["names"], answer["attrs"]
 
     def tree(self, path: str) -> Group:
-        answer, _ = self._ask("tree", path)
+        answer, _ = self._request("tree", path)
         start = len(path.rstrip("/")) + 1
         found = {name[start:]: node for name, node in answer["tree"].items()}
         datasets = {
@@ -76,17 +76,17 @@ class Hdf5Reader(Closeable):
         }
         groups = {name: node["attrs"] for name, node in found.items() if "shape" not in node}
         if "" not in groups:
-            raise FormatError(f"{self.path}: {path}: expected a group, got a data set")
+            raise FormatError(f"{self.path}: {path}: expected a group, got a dataset")
         return Group(path=path, attrs=groups[""], datasets=datasets, groups=groups)
 
     def read(self, path: str) -> Any:
-        """A data set as an array of its own, or a list of texts or of rows of bytes."""
-        answer, array = self._ask("read", path)
+        """A dataset as a new array, or as a list of texts or of rows of bytes."""
+        answer, array = self._request("read", path)
         if array is None:
             return answer["texts"]
         return np.split(array, np.cumsum(answer["lengths"])[:-1]) if "lengths" in answer else array
 
-    def _ask(self, what: str, path: str) -> tuple[Any, np.ndarray[Any, Any] | None]:
+    def _request(self, what: str, path: str) -> tuple[Any, np.ndarray[Any, Any] | None]:
         child = self._running()
         assert child.stdin is not None
         assert child.stdout is not None
@@ -104,12 +104,12 @@ class Hdf5Reader(Closeable):
         dtype, shape = answer["dtype"], answer["shape"]
         array = np.empty(shape, dtype)
         data = array.reshape(-1).view(np.uint8) if array.size else np.empty(0, np.uint8)
-        done = 0
-        while done < len(data):
-            count = child.stdout.readinto(data[done:])  # type: ignore[attr-defined]
+        num_read = 0
+        while num_read < len(data):
+            count = child.stdout.readinto(data[num_read:])  # type: ignore[attr-defined]
             if not count:
                 raise self._died(path)
-            done += count
+            num_read += count
         return answer, array
 
     def _running(self) -> subprocess.Popen[bytes]:
@@ -127,8 +127,8 @@ class Hdf5Reader(Closeable):
         self.close()
         how = "ended" if child is None else f"ended with {child.returncode}"
         return FormatError(
-            f"{self.path}: {path}: the process that reads it {how}: the HDF5 library crashed on the file, or did not "
-            f"come to an end; it is damaged (h5dump may say where)"
+            f"{self.path}: {path}: the process that reads it {how}: the HDF5 library crashed on the file, or "
+            f"hung; the file is damaged (h5dump may say where)"
         )
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""HIL-SERL's pickles of transitions, read without running them, and written for those who go back."""
+"""HIL-SERL's pickles of transitions: read without running code in them, and written."""
 
 from understudy.formats.hil_serl.format import FORMAT, HilSerlFormat
 

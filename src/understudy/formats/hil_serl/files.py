@@ -1,10 +1,10 @@
-"""Which files a path means, in which order, and their transitions one by one.
+"""Finds the files of a path and reads their transitions in order.
 
-    demo_data/*.pkl                 demonstrations: `infos` say where a person acted
-    run/buffer/transitions_*.pkl    everything that was lived, in files of some 1,000
-    run/demo_buffer/*.pkl           those of them that a person chose, a second time
+    demo_data/*.pkl                 demonstrations; `infos` mark the steps of a human
+    run/buffer/transitions_*.pkl    all online transitions, about 1,000 per file
+    run/demo_buffer/*.pkl           the human ones among them, a second time
 
-A run is read from `buffer`; what stands in the file of the same name in `demo_buffer` too was a person's.
+A run is read from `buffer`; a transition that is also in the file of the same name in `demo_buffer` is a human one.
 """
 
 from __future__ import annotations
@@ -25,38 +25,36 @@ Role = Literal["demonstration", "buffer", "demo_buffer"]
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """One of theirs, flat, and where it stands."""
+    """One HIL-SERL transition, flattened, and where it was read."""
 
     where: str  # "transitions_1000.pkl#37"
     fields: dict[str, Any]  # "observations/state", "actions", "infos/succeed", ...
-    human: bool = False  # it stands in demo_buffer too
+    human: bool = False  # it is also in demo_buffer
 
 
 @dataclass(frozen=True, kw_only=True)
 class Files:
-    """The files behind a path."""
+    """The files of a path."""
 
     root: Path
     paths: tuple[Path, ...]
     role: Role
-    human: Mapping[Path, Path] = field(default_factory=dict)  # for a file of `buffer`, that of `demo_buffer`
+    human: Mapping[Path, Path] = field(default_factory=dict)  # by file of `buffer`: the file of `demo_buffer`
 
     def transitions(self) -> Iterator[Transition]:
         for path in self.paths:
             name = path.relative_to(self.root).as_posix()
-            marks = _Marks(self.human.get(path))
+            matcher = _HumanMatcher(self.human.get(path))
             for index, fields in enumerate(_flat_items(path)):
-                yield Transition(where=f"{name}#{index}", fields=fields, human=marks.match(fields))
-            marks.finish(path)
+                yield Transition(where=f"{name}#{index}", fields=fields, human=matcher.match(fields))
+            matcher.finish(path)
 
 
 def find_files(path: Path) -> Files:
     if path.is_file():
         return Files(root=path.parent, paths=(path,), role=_role(path.parent))
     if not path.is_dir():
-        raise FormatError(
-            f"{path}: there is nothing; give a .pkl file, a directory of them, or a run with buffer/ in it"
-        )
+        raise FormatError(f"{path}: does not exist; give a .pkl file, a directory of them, or a run with buffer/ in it")
     if (path / "buffer").is_dir():
         paths = _sorted(path / "buffer")
         human = {file: path / "demo_buffer" / file.name for file in paths}
@@ -75,7 +73,7 @@ def _role(folder: Path) -> Role:
 
 
 def _sorted(folder: Path) -> tuple[Path, ...]:
-    """Files by the numbers in their names: transitions_2000 before transitions_10000."""
+    """The .pkl files in natural order: transitions_2000 before transitions_10000."""
     return tuple(sorted((path for path in folder.glob("*.pkl") if path.is_file()), key=lambda path: natural(path.name)))
 
 
@@ -95,7 +93,7 @@ def _flat_items(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _flatten(fields: dict[str, Any], value: Any, prefix: str, path: Path) -> None:
-    """Names may have a slash in them, as left/tcp_pose has with two arms; they are paths like others."""
+    """Flatten nested dicts. Names with a slash, such as left/tcp_pose of two arms, are treated as paths."""
     if not isinstance(value, dict) or (not value and prefix):
         fields[prefix] = value
         return
@@ -106,12 +104,12 @@ def _flatten(fields: dict[str, Any], value: Any, prefix: str, path: Path) -> Non
             raise FormatError(f"{path}: {prefix or 'a transition'}: expected names that are text, got {name!r:.40}")
         full = trees.join(prefix, name)
         if full in fields:
-            raise FormatError(f"{path}: {full}: stands in a transition twice; rename one")
+            raise FormatError(f"{path}: {full}: is in a transition twice; rename one")
         _flatten(fields, child, full, path)
 
 
-class _Marks:
-    """The transitions of a file of demo_buffer, in the order in which they are met in its file of buffer."""
+class _HumanMatcher:
+    """Matches the transitions of a demo_buffer file, in order, with those of the buffer file of the same name."""
 
     def __init__(self, path: Path | None):
         self._path = path
@@ -127,8 +125,8 @@ class _Marks:
     def finish(self, path: Path) -> None:
         if self._next is not None:
             raise FormatError(
-                f"{self._path}: transition {self._number} is not in {path}, or not in this order, so who acted is not "
-                f"known; read the directories buffer and demo_buffer on their own"
+                f"{self._path}: transition {self._number} is not in {path}, or not in this order, so the source is "
+                f"unknown; read the directories buffer and demo_buffer separately"
             )
 
 

@@ -1,4 +1,4 @@
-"""The format `hil_serl`, both ways, and its options."""
+"""The format `hil_serl` and its options."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class HilSerlFormat:
     name = "hil_serl"
     cannot = (
         "Files of others: 64-bit floats are rounded to 32 bits, as HIL-SERL's buffer does, unless floats=keep.",
-        "Files of others: what a policy would have done where a person acted, and of infos all but intervene_action, "
+        "Files of others: the policy's action during an intervention, and all infos except intervene_action, "
         "succeed and grasp_penalty.",
-        "HIL-SERL itself passes over attributes, policy versions, proposals and extras but grasp_penalty, which stand "
-        "in infos/understudy; its files hold every frame twice.",
+        "HIL-SERL ignores attributes, policy versions, proposals and extras except grasp_penalty, which are in "
+        "infos/understudy; its files store every frame twice.",
     )
 
     def read(self, path: Path, options: Mapping[str, str]) -> HilSerlReader:

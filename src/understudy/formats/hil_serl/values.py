@@ -1,4 +1,4 @@
-"""The values of transitions as those of a StepSpec, and the spec that a transition shows."""
+"""Converts values of transitions to a StepSpec, and infers the spec from a transition."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from understudy.core.spec import describe
 from understudy.core.tree import Tree
 from understudy.formats.format import FormatError
 
-UNDERSTUDY = "understudy"  # infos/understudy/...: what HIL-SERL has no field for
+UNDERSTUDY = "understudy"  # infos/understudy/...: fields that HIL-SERL does not have
 FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones", "infos")
-GRASP_PENALTY = "grasp_penalty"  # stands in the transition, or in its infos
+GRASP_PENALTY = "grasp_penalty"  # in the transition, or in its infos
 
 
 def part_of(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    """What is below a name; `{}` that stood in a file has no leaves."""
+    """The fields below a name, without empty dicts."""
     return {path: leaf for path, leaf in trees.below(fields, name).items() if not (isinstance(leaf, dict) and not leaf)}
 
 
 def spec_of(fields: dict[str, Any], floats: str, stack: str) -> StepSpec:
-    """The spec of steps that look like this transition."""
+    """Infer the spec of steps from a transition."""
 
     def leaves(name: str, stacked: str) -> Spec:
         flat = {
@@ -71,7 +71,7 @@ def _array(value: Any, path: str) -> np.ndarray[Any, Any]:
 
 
 class Values:
-    """Brings the values of transitions into the dtypes of a spec, and refuses what does not fit."""
+    """Converts values to the dtypes of a spec, and refuses what does not fit."""
 
     def __init__(self, spec: StepSpec, floats: str, stack: str):
         self._spec, self._floats, self._stack = spec, floats, stack
@@ -89,7 +89,7 @@ class Values:
             found[path] = self.value(leaf, value, trees.join(name, path), stacked=stacked)
         for path in spec.flat:
             if path not in found:
-                raise FormatError(f"{trees.join(name, path)}: the first transition has it, and this one has not")
+                raise FormatError(f"{trees.join(name, path)}: the first transition has it, but this one does not")
         return trees.unflatten(found)
 
     def value(self, leaf: ArraySpec, value: Any, path: str, *, stacked: bool = False) -> Any:
@@ -120,25 +120,25 @@ class Values:
         for name, leaf in self._spec.extras.flat.items():
             value = fields.get(name, fields.get(f"infos/{name}"))
             if value is None:
-                raise FormatError(f"{name}: the first transition has it, and this one has not")
+                raise FormatError(f"{name}: the first transition has it, but this one does not")
             found[name] = self.value(leaf, value, name)
         return found
 
-    # ---- what was written here
+    # ---- files written by Understudy
 
     def understudy_step(self, fields: dict[str, Any]) -> Step:
-        """A step with all that HIL-SERL has no field for."""
+        """Read a step of a file that Understudy wrote, including the fields that HIL-SERL does not have."""
         own = trees.below(fields, f"infos/{UNDERSTUDY}")
         flags = own.get("step")
         if not isinstance(flags, tuple) or len(flags) != 5 or not all(type(flag) in (int, bool) for flag in flags):
             raise FormatError(f"infos/{UNDERSTUDY}/step: expected five numbers; the file is damaged")
         source, policy_version, terminated, truncated, has_proposal = flags
         if source not in list(Source) or not -(2**63) <= policy_version < 2**63:
-            raise FormatError(f"infos/{UNDERSTUDY}/step: {flags} is no step; the file is damaged")
+            raise FormatError(f"infos/{UNDERSTUDY}/step: {flags} is not a step; the file is damaged")
         return Step(
             observation=self.tree(self._spec.observation, fields, "observations"),
             action=self.tree(self._spec.action, fields, "actions"),
-            reward=self._own_reward(fields["rewards"]),
+            reward=self._understudy_reward(fields["rewards"]),
             terminated=bool(terminated),
             truncated=bool(truncated),
             source=Source(source),
@@ -147,8 +147,8 @@ class Values:
             extras=self.tree(self._spec.extras, fields, f"infos/{UNDERSTUDY}/extras") if self._spec.extras.flat else {},
         )
 
-    def _own_reward(self, reward: Any) -> Any:
-        """As it was, also where the spec's is no float32 []."""
+    def _understudy_reward(self, reward: Any) -> Any:
+        """The reward as it was written, also if the spec has another shape or dtype than float32 []."""
         if not isinstance(reward, bool | int | float | np.ndarray):
             raise FormatError(f"rewards: expected a number, got {type(reward).__name__}; the file is damaged")
         return reward

@@ -1,4 +1,4 @@
-"""HilSerlWriter: Episodes as pickles of transitions that HIL-SERL loads."""
+"""HilSerlWriter: writes Episodes as pickles of transitions that HIL-SERL can load."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from understudy.formats.format import FormatError
 from understudy.formats.hil_serl.values import GRASP_PENALTY, UNDERSTUDY
 from understudy.formats.safe_pickle.write import BEGIN, BEGIN_NEXT, END, END_BATCH, dump_item
 
-BATCH = 1000  # items that a reader holds on its stack at once
+BATCH = 1000  # items that a reader has on its stack at a time
 
 
 class HilSerlWriter:
-    """One file if the path ends in .pkl; else a directory of transitions_N.pkl, N transitions having been written."""
+    """Writes one file if the path ends in .pkl, otherwise a directory of transitions_N.pkl (N: transitions so far)."""
 
     def __init__(self, path: Path, spec: StepSpec, *, steps_per_file: int, stack: str):
         if path.exists():
-            raise FormatError(f"{path}: is there already; choose another path, or remove it")
+            raise FormatError(f"{path}: already exists; choose another path, or remove it")
         self._path, self._spec, self._stack = path, spec, stack
         self._steps_per_file = steps_per_file
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._place = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-        self._place.mkdir()
+        self._partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+        self._partial.mkdir()
         self._file: IO[bytes] | None = None
         self._in_file = 0
         self._num_steps = 0
@@ -45,7 +45,7 @@ class HilSerlWriter:
             try:
                 self._spec.row(step)
             except UnderstudyError as error:
-                raise FormatError(f"{key}: {error}; write each spec into a data set of its own") from None
+                raise FormatError(f"{key}: {error}; write each spec into a dataset of its own") from None
             transition = _transition(step, observations[index], observations[index + 1])
             if step.last and episode.info.success is not None:
                 transition["infos"]["succeed"] = episode.info.success
@@ -69,7 +69,7 @@ class HilSerlWriter:
 
     def _write(self, item: bytes) -> None:
         if self._file is None:
-            self._file = (self._place / "file").open("wb")
+            self._file = (self._partial / "file").open("wb")
             self._file.write(BEGIN)
         elif self._in_file % BATCH == 0:
             self._file.write(END_BATCH + BEGIN_NEXT)
@@ -78,7 +78,7 @@ class HilSerlWriter:
         self._num_steps += 1
 
     def _end_if_full(self) -> None:
-        """A file holds whole episodes."""
+        """Start a new file only between episodes."""
         if self._path.suffix != ".pkl" and self._in_file >= self._steps_per_file:
             self._end_file()
 
@@ -87,7 +87,7 @@ class HilSerlWriter:
             return
         with self._file as file:
             file.write(END_BATCH + END)
-        (self._place / "file").rename(self._place / f"transitions_{self._num_steps}.pkl")
+        (self._partial / "file").rename(self._partial / f"transitions_{self._num_steps}.pkl")
         self._file, self._in_file = None, 0
 
     def close(self) -> None:
@@ -98,11 +98,11 @@ class HilSerlWriter:
                 )
             self._end_file()
             if self._path.suffix == ".pkl":
-                (made,) = self._place.iterdir()
+                (made,) = self._partial.iterdir()
                 publish_dataset(made, self._path)
-                self._place.rmdir()
+                self._partial.rmdir()
             else:
-                publish_dataset(self._place, self._path)
+                publish_dataset(self._partial, self._path)
         except BaseException:
             self.abandon()
             raise
@@ -111,7 +111,7 @@ class HilSerlWriter:
         if self._file is not None:
             self._file.close()
             self._file = None
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._partial, ignore_errors=True)
 
 
 def _transition(step: Step, observation: Tree, next_observation: Tree) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""LeRobot data sets, v2.1 and v3: tables in parquet, cameras as video or images. lerobot itself is not needed."""
+"""LeRobot datasets, v2.1 and v3: parquet tables, and cameras as video or images. lerobot itself is not needed."""
 
 from understudy.formats.format import FormatError
 

@@ -1,4 +1,4 @@
-"""FORMAT: both ways of LeRobot's format, and what it cannot carry."""
+"""The format `lerobot`, and what it cannot store."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from understudy.formats.lerobot.writer import LeRobotWriter
 class LeRobot:
     name = "lerobot"
     cannot = (
-        f"Video is lossy unless ?video=lossless or ?video=png: over an episode, the pixels of a camera differ by up to "
-        f"{MOST_MEAN_ERROR:g} of 255 in the mean, which is checked as it is written; more is refused.",
-        "Ragged fields, empty fields and uint64 have no column in LeRobot: its users do not see them, Understudy does.",
+        f"Video is lossy unless ?video=lossless or ?video=png. The mean error of a camera over an episode is checked "
+        f"when it is written; more than {MOST_MEAN_ERROR:g} of 255 is refused.",
+        "Ragged fields, empty fields and uint64 have no column in LeRobot: only Understudy reads them.",
         "LeRobot has no last observation, attributes, source, policy version or proposal: they are in meta/understudy, "
-        "which LeRobot passes over and its tools drop when they change a data set.",
-        "Data sets of others have no last observation: ?last= says what their last frame is.",
-        "Timestamps are the frame's number over ?fps=; when a step was really taken is not kept.",
+        "which LeRobot ignores and its tools drop when they change a dataset.",
+        "Datasets of others have no last observation: ?last= says what their last frame is.",
+        "Timestamps are the frame index divided by ?fps=; the real time of a step is not stored.",
     )
 
     def read(self, path: Path, options: Mapping[str, str]) -> DatasetReader:

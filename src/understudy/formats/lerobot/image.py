@@ -1,4 +1,4 @@
-"""Images inside tables: PNG to write, PNG and JPEG to read."""
+"""Images inside tables: writes PNG, reads PNG and JPEG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.formats.format import FormatError
 
 Array = np.ndarray[Any, Any]
 
-_DAMAGE = (  # what Pillow raises over files that are not what they seem
+_DAMAGE = (  # what Pillow raises for damaged files
     OSError,
     ValueError,
     SyntaxError,
@@ -32,7 +32,7 @@ _MODES = {1: ("L",), 3: ("RGB",), 4: ("RGBA",)}
 
 
 def decode_image(data: bytes, shape: tuple[int, ...], where: str) -> Array:
-    """The pixels [height, width, channels] of an image of just this shape."""
+    """Decode an image, which must have this shape: [height, width, channels]."""
     height, width, channels = shape
     try:
         with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as image:
@@ -45,7 +45,7 @@ def decode_image(data: bytes, shape: tuple[int, ...], where: str) -> Array:
     except FormatError:
         raise
     except _DAMAGE as error:
-        raise FormatError(f"{where}: an image is damaged ({type(error).__name__}); fetch the data set again") from None
+        raise FormatError(f"{where}: an image is damaged ({type(error).__name__}); fetch the dataset again") from None
 
 
 def encode_image(pixels: Array) -> bytes:

@@ -1,4 +1,4 @@
-"""Index: where each episode of a data set lies, and the tasks by their numbers; v2.1 and v3 in one form."""
+"""Index: the files and rows of each episode, and the tasks by index, for v2.1 and v3."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from understudy.formats.lerobot.tables import Array, dense, names_in, read_table
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """An episode: rows of one table, and a stretch of one video for each camera that is kept as video."""
+    """An episode: rows of one table, and a part of one video file per video camera."""
 
     number: int
     length: int
     num_tasks: int
-    data: str  # the table, below the root
-    row: int  # its first row there
-    videos: Mapping[str, tuple[str, float]]  # key: the file, and the time of its first frame there in seconds
+    data: str  # path of the table, relative to the root
+    row: int  # its first row in the table
+    videos: Mapping[str, tuple[str, float]]  # key: the file and the time of its first frame in seconds
 
 
 def read_index(info: Info) -> list[Entry]:
-    """All episodes, in the order of their numbers."""
+    """All episodes, in order of their index."""
     entries = _read_v3(info) if info.version == "3" else _read_v2(info)
     if len(entries) != info.num_episodes:
         raise FormatError(
             f"{info.root}: meta/info.json says {info.num_episodes} episodes, and {len(entries)} are listed; "
-            f"fetch the data set again"
+            f"fetch the dataset again"
         )
     for number, entry in enumerate(entries):
         if entry.number != number:
-            raise FormatError(f"{info.root}: episode {number} is not listed; fetch the data set again")
+            raise FormatError(f"{info.root}: episode {number} is not listed; fetch the dataset again")
         if not 1 <= entry.length <= MOST_STEPS:
-            raise FormatError(f"{info.root}: episode {number} has {entry.length} frames; fetch the data set again")
+            raise FormatError(f"{info.root}: episode {number} has {entry.length} frames; fetch the dataset again")
     return entries
 
 
@@ -51,7 +51,7 @@ def read_tasks(info: Info) -> dict[int, str]:
         names = names_in(path)
         text = next((name for name in ("task", "__index_level_0__") if name in names), None)
         if text is None:
-            raise FormatError(f"{path}: expected a column 'task', got {shown(names)}; fetch the data set again")
+            raise FormatError(f"{path}: expected a column 'task', got {shown(names)}; fetch the dataset again")
         table = read_table(path, [text, "task_index"], MOST_STEPS)
         if table is None:
             return {}
@@ -61,7 +61,7 @@ def read_tasks(info: Info) -> dict[int, str]:
     tasks = {}
     for number, line in _lines(meta / "tasks.jsonl", "task_index"):
         if not isinstance(line.get("task"), str):
-            raise FormatError(f"{meta / 'tasks.jsonl'}: task {number} has no text; fetch the data set again")
+            raise FormatError(f"{meta / 'tasks.jsonl'}: task {number} has no text; fetch the dataset again")
         tasks[number] = line["task"]
     return tasks
 
@@ -73,7 +73,7 @@ def _read_v2(info: Info) -> list[Entry]:
     for number, line in _lines(path, "episode_index"):
         length, tasks = line.get("length"), line.get("tasks")
         if type(length) is not int or not isinstance(tasks, list):
-            raise FormatError(f"{path}: episode {number} has no length or no tasks; fetch the data set again")
+            raise FormatError(f"{path}: episode {number} has no length or no tasks; fetch the dataset again")
         values: dict[str, int | str] = {"episode_index": number, "episode_chunk": number // info.chunk_files}
         entries.append(
             Entry(
@@ -94,7 +94,7 @@ def _lines(path: Path, number: str) -> list[tuple[int, dict[str, Any]]]:
         if text.strip():
             line = parse_json(text, f"{path}, line {index + 1}")
             if not isinstance(line, dict) or type(line.get(number)) is not int or not 0 <= line[number] < 2**31:
-                raise FormatError(f"{path}, line {index + 1}: has no {number}; fetch the data set again")
+                raise FormatError(f"{path}, line {index + 1}: has no {number}; fetch the dataset again")
             found.append((line[number], line))
     return found
 
@@ -103,9 +103,9 @@ def _read_v3(info: Info) -> list[Entry]:
     folder = info.root / "meta" / "episodes"
     paths = sorted(folder.glob("*/*.parquet"))
     if not paths and info.num_episodes:
-        raise FormatError(f"{folder}: holds no tables; fetch the data set again")
+        raise FormatError(f"{folder}: holds no tables; fetch the dataset again")
     entries: list[Entry] = []
-    firsts: dict[str, int] = {}  # of each table, the number of its first row in the data set
+    firsts: dict[str, int] = {}  # of each table: index of its first row in the dataset
     for path in paths:
         entries += _read_v3_table(info, path, firsts)
     return entries
@@ -130,7 +130,7 @@ def _read_v3_table(info: Info, path: Path, firsts: dict[str, int]) -> list[Entry
         num_tasks = [len(tasks or ()) for tasks in table["tasks"].to_pylist()]
     for name, values in times.items():
         if not np.isfinite(values).all() or (values < 0).any():
-            raise FormatError(f"{path}: {name}: expected times from 0 on; fetch the data set again")
+            raise FormatError(f"{path}: {name}: expected times from 0 on; fetch the dataset again")
     entries = []
     for at, number in enumerate(numbers):
         data = str(expand(info.data_path, {"chunk_index": chunks[at], "file_index": files[at]}, path))

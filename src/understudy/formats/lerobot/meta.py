@@ -1,4 +1,4 @@
-"""The `meta` folder: info.json, tasks, statistics and the list of episodes, as v3 and v2.1 want them."""
+"""MetaWriter: writes LeRobot's `meta` directory (info.json, tasks, statistics, episodes) for v3 and v2.1."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ FLUSH_EPISODES = 100
 
 
 class MetaWriter:
-    """Tasks are few and stay in memory; episodes and their statistics are written as they come."""
+    """Keeps the tasks in memory; episodes and their statistics are written continuously."""
 
     def __init__(self, root: Path, version: str, fps: int, features: Sequence[Feature], codec: Codec | None) -> None:
         self._meta = root / "meta"
         self._meta.mkdir()
         self._version, self._fps, self._features, self._codec = version, fps, features, codec
-        self._together = stats.MergedStats()
+        self._merged = stats.MergedStats()
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
         self._table: Any = None
@@ -36,7 +36,7 @@ class MetaWriter:
         self.num_episodes = 0
 
     def task(self, text: str) -> int:
-        """The number of a task."""
+        """The index of a task; a new task gets the next one."""
         return self._tasks.setdefault(text, len(self._tasks))
 
     def add(
@@ -44,18 +44,18 @@ class MetaWriter:
         length: int,
         task: int,
         first_frame: int,
-        place: Mapping[str, int],
+        data_file: Mapping[str, int],
         videos: Mapping[str, Mapping[str, int | float]],
         found: Mapping[str, stats.Stats],
     ) -> None:
-        """An episode: where its rows and its videos are, and its statistics."""
+        """Add an episode: the files of its rows and videos, and its statistics."""
         number, lists = self.num_episodes, stats.as_lists(found)
         row: dict[str, Any] = {"episode_index": number, "tasks": [list(self._tasks)[task]], "length": length}
         if self._lines:
             _line(self._lines[0], row)
             _line(self._lines[1], {"episode_index": number, "stats": lists})
         else:
-            row |= {f"data/{name}": value for name, value in place.items()}
+            row |= {f"data/{name}": value for name, value in data_file.items()}
             row |= {"dataset_from_index": first_frame, "dataset_to_index": first_frame + length}
             row |= {f"videos/{key}/{name}": value for key, video in videos.items() for name, value in video.items()}
             row |= {f"stats/{key}/{name}": value for key, of in lists.items() for name, value in of.items()}
@@ -63,7 +63,7 @@ class MetaWriter:
             self._rows.append(row)
             if len(self._rows) >= FLUSH_EPISODES:
                 self._flush()
-        self._together.add(found)
+        self._merged.add(found)
         self.num_episodes += 1
 
     def close(self, num_frames: int) -> None:
@@ -75,7 +75,7 @@ class MetaWriter:
                     _line(file, {"task_index": number, "task": text})
         else:
             _write_tasks(self._meta / "tasks.parquet", self._tasks)
-            _write_json(self._meta / "stats.json", stats.as_lists(self._together.result()))
+            _write_json(self._meta / "stats.json", stats.as_lists(self._merged.result()))
         _write_json(self._meta / "info.json", self._info(num_frames))
 
     def abandon(self) -> None:
@@ -156,7 +156,7 @@ def _write_json(path: Path, value: Any) -> None:
 
 
 def _write_tasks(path: Path, tasks: Mapping[str, int]) -> None:
-    """The table of tasks, whose text LeRobot expects to be what pandas calls the index."""
+    """Write the table of tasks; LeRobot expects the text as pandas index."""
     number = {"name": "task_index", "field_name": "task_index", "pandas_type": "int64", "numpy_type": "int64"}
     text = {"name": "task", "field_name": "task", "pandas_type": "unicode", "numpy_type": "object"}
     for column in (number, text):

@@ -1,8 +1,8 @@
-"""Pages: how much a parquet file would unpack to, read from its footer and the headers of its pages beforehand.
+"""Checks how much memory a parquet file would need, from its footer and page headers, before it is decoded.
 
-A column is a chain of pages, each behind a header in Thrift's compact protocol. A few bytes may claim a billion values
-(runs are stored as a count), so the counts are added up here and held against what the rows need. The footer is read
-here too, because pyarrow ends the process over some damaged ones when asked for the places of their columns.
+A column is a chain of pages, each after a header in Thrift's compact protocol. A few bytes may claim a billion values
+(runs are stored as a count), so the counts are summed here and compared with the number of rows. The footer is parsed
+here too, because pyarrow aborts the process on some damaged ones.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from understudy.formats.format import FormatError
 MOST_FOOTER_BYTES = 2**28
 MOST_PAGE_BYTES = 2**30  # of one page, unpacked
 MOST_CELLS = 2**28  # values of one column in one group of rows
-MOST_RATIO = 1000  # unpacked bytes per byte of the file, beyond the first
-MOST_FREE_BYTES = 2**28  # this many
+MOST_RATIO = 1000  # unpacked bytes per byte of the file, after the free bytes
+MOST_FREE_BYTES = 2**28  # that are allowed for any file
 
-_HEADER_BYTES = 8192  # a header holds a few numbers and, from some writers, the least and the largest value
+_HEADER_BYTES = 8192  # a header holds a few numbers and, from some writers, minimum and maximum
 _DATA, _DICTIONARY, _DATA_2 = 0, 2, 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A group of rows, and where the chain of pages of each column begins and ends."""
+    """A row group, with the start and end of each column's pages."""
 
     num_rows: int
     chains: Sequence[tuple[int, int]]
 
 
 def read_footer(path: Path) -> list[Group]:
-    """The groups of rows of a file; a ValueError or a LookupError if it is none."""
+    """The row groups of a file; raises ValueError or LookupError if it is not a parquet file."""
     size = path.stat().st_size
     with path.open("rb") as file:
         file.seek(max(0, size - 8))
@@ -63,10 +63,10 @@ def _group(fields: Any, size: int) -> Group:
 
 
 def check_pages(path: Path, groups: Sequence[Group], owners: Sequence[str], columns: Mapping[str, int]) -> int:
-    """Refuse a file whose pages of `columns` hold other numbers of values than its rows have.
+    """Refuse a file whose pages of `columns` hold more or fewer values than its rows need.
 
-    `owners` says for each chain of pages to which column it belongs; `columns` how many elements a value of a column
-    has, -1 for any number. Gives the size of the largest dictionary, unpacked: a row may repeat all of it.
+    `owners` is the column of each chain of pages; `columns` the number of elements per value of a column, -1 for any.
+    Returns the unpacked size of the largest dictionary, which every row may repeat.
     """
     size, largest = path.stat().st_size, 0
     with path.open("rb") as file:
@@ -80,13 +80,13 @@ def check_pages(path: Path, groups: Sequence[Group], owners: Sequence[str], colu
                     if not good or num_bytes > MOST_FREE_BYTES + MOST_RATIO * size:
                         raise FormatError(
                             f"{path}: {group.num_rows} rows of {owner!r} would unpack to {num_values} values and "
-                            f"{num_bytes} bytes, which is not their shape; fetch the data set again"
+                            f"{num_bytes} bytes, which is not their shape; fetch the dataset again"
                         )
     return largest
 
 
 def _walk(file: BinaryIO, at: int, end: int) -> tuple[int, int, int]:
-    """Values and unpacked bytes of a chain of pages, and of these the bytes of dictionaries."""
+    """Number of values, unpacked bytes, and bytes of dictionaries of a chain of pages."""
     num_values = num_bytes = dictionary = 0
     while at < end:
         file.seek(at)
@@ -132,7 +132,7 @@ def _list_in(fields: Mapping[int, Any], number: int) -> list[Any]:
 
 
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """The fields of a struct by their numbers; texts and fractions are passed over."""
+    """The fields of a struct by number; texts and floats are skipped."""
     if depth > 8:
         raise ValueError("its structs are nested too deeply")
     fields: dict[int, Any] = {}
@@ -150,7 +150,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
 
 
 def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    if kind in (1, 2):  # a bool is in its kind
+    if kind in (1, 2):  # the type itself is the bool
         return kind == 1, at
     if kind == 3:
         return data[at], at + 1

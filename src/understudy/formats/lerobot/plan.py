@@ -1,7 +1,7 @@
-"""Plan: which column of a LeRobot data set becomes which field of ours, and the other way round.
+"""Plan: which column of a LeRobot dataset becomes which field of an Episode, and the reverse.
 
-Reading a data set of somebody else, the names decide. Writing ours, whatever LeRobot has a column for gets one under
-the name that its users know; the rest travels beside it (`rest.py`).
+Foreign datasets are mapped by the names of their columns. On export, each field that LeRobot can store becomes a column
+with LeRobot's usual name; the others go into the sidecar (`sidecar.py`).
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from understudy.core import tree as trees
 from understudy.formats.format import Field, FormatError
 from understudy.formats.lerobot.info import NUMBERS, Feature, Info
 
-# what LeRobot's tools and its users call these, the most usual name first
+# LeRobot's column names for each role, the most common first
 SPECIAL: Mapping[str, tuple[str, ...]] = {
     "reward": ("next.reward", "reward"),
-    "done": ("next.done", "done"),
+    "episode_end": ("next.done", "done"),
     "terminated": ("next.terminated", "terminated"),
     "truncated": ("next.truncated", "truncated"),
     "success": ("next.success", "success", "is_success"),
     "intervention": ("intervention", "is_intervention", "complementary_info.is_intervention"),
 }
 
-LEAST_CAMERA = 8  # pixels on a side; what is smaller is an array like others
+LEAST_CAMERA = 8  # pixels per side; smaller arrays are not cameras
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     spec: StepSpec
-    columns: Mapping[str, Feature]  # our path: the column that holds it
-    special: Mapping[str, Feature]  # "reward", "done", ...: its column
+    columns: Mapping[str, Feature]  # field of the Episode: its column
+    special: Mapping[str, Feature]  # by role, "reward", "success", ...: its column
     mapping: tuple[Field, ...]
 
 
 def plan_reading(info: Info, *, several_tasks: bool) -> Plan:
-    """How to read a data set that Understudy did not write. `several_tasks`: some episodes have more than one."""
+    """Plan the reading of a foreign dataset. `several_tasks`: some episodes have more than one task."""
     features = dict(info.features)
     if several_tasks:
         features["task_index"] = Feature(key="task_index", dtype="int64", shape=(1,))
@@ -50,7 +50,7 @@ def plan_reading(info: Info, *, several_tasks: bool) -> Plan:
     observation = [key for key in features if key == "observation" or key.startswith("observation.")]
     for name, keys in (("observation.*", observation), ("action", action)):
         if not keys:
-            raise FormatError(f"{info.root}: meta/info.json has no feature {name}; rename the one that is meant")
+            raise FormatError(f"{info.root}: meta/info.json has no feature {name}; rename yours")
     extras = [key for key in features if key not in (*action, *observation)]
     columns = {
         **_paths("observation", {key: key.removeprefix("observation").removeprefix(".images") for key in observation}),
@@ -81,7 +81,7 @@ def _is_flag(feature: Feature, what: str) -> bool:
 
 
 def _paths(group: str, names: Mapping[str, str]) -> dict[str, str]:
-    """Our path of each key; dots make a tree, unless a name would then be both a leaf and a branch."""
+    """The Episode path of each key; dots become levels, unless a name would be both a leaf and a branch."""
     for split in (True, False):
         paths: dict[str, str] = {}
         for key, name in names.items():
@@ -100,10 +100,10 @@ def _leaf(feature: Feature) -> ArraySpec:
 
 
 def mapping_of(columns: Mapping[str, Feature], paths: Iterable[str]) -> tuple[Field, ...]:
-    """The mapping of a data set that Understudy wrote; `paths` are kept beside it."""
-    lines = [Field(theirs=feature.key, ours=path, how=_how(feature)) for path, feature in columns.items()]
+    """The mapping of a dataset that Understudy wrote; `paths` are in the sidecar."""
+    lines = [Field(external=feature.key, internal=path, how=_how(feature)) for path, feature in columns.items()]
     beside = [path for path in paths if path not in columns]
-    lines += [Field(theirs="meta/understudy/rest.parquet", ours=path, how="as it is") for path in beside]
+    lines += [Field(external="meta/understudy/rest.parquet", internal=path, how="as it is") for path in beside]
     return tuple(lines)
 
 
@@ -111,20 +111,20 @@ _HOW = {"video": "video, decoded", "image": "images, decoded"}
 
 
 def _mapping(columns: Mapping[str, Feature], special: Mapping[str, Feature]) -> tuple[Field, ...]:
-    lines = [Field(theirs=feature.key, ours=path, how=_how(feature)) for path, feature in columns.items()]
+    lines = [Field(external=feature.key, internal=path, how=_how(feature)) for path, feature in columns.items()]
 
-    def line(what: str, ours: str, how: str, otherwise: str) -> None:
+    def line(what: str, internal: str, how: str, otherwise: str) -> None:
         found = special.get(what)
-        lines.append(Field(theirs=found.key if found else "", ours=ours, how=how if found else otherwise))
+        lines.append(Field(external=found.key if found else "", internal=internal, how=how if found else otherwise))
 
     line("reward", "reward", "as it is", "0 where there is none")
-    ends = "terminated" if "terminated" in special else "done" if "done" in special else "success"
-    line(ends, "terminated", "as the last frame has it", "never: nothing says that the task ended")
-    line("truncated", "truncated", "of the last frame", "where the episode ends and the task did not")
-    line("success", "info/success", "as the last frame has it", "not known")
+    ends = "terminated" if "terminated" in special else "episode_end" if "episode_end" in special else "success"
+    line(ends, "terminated", "as the last frame has it", "never: no column says that the task ended")
+    line("truncated", "truncated", "of the last frame", "where the episode ends without termination")
+    line("success", "info/success", "as the last frame has it", "unknown")
     line("intervention", "source", "human where it is true, else policy", "human: a demonstration")
-    lines.append(Field(theirs="task_index", ours="info/instruction", how="the text of the first frame's task"))
-    lines.append(Field(theirs="timestamp", ours="", how="left out: it counts frames"))
+    lines.append(Field(external="task_index", internal="info/instruction", how="the text of the first frame's task"))
+    lines.append(Field(external="timestamp", internal="", how="left out: it counts frames"))
     return tuple(lines)
 
 
@@ -136,7 +136,7 @@ def _how(feature: Feature) -> str:
 
 
 def plan_writing(spec: StepSpec, camera: str) -> dict[str, Feature]:
-    """The columns that LeRobot sees, by our paths; `camera` is what cameras become, "video" or "image"."""
+    """The LeRobot columns by field of the Episode; `camera` is "video" or "image"."""
     columns: dict[str, Feature] = {}
     taken = {name for names in SPECIAL.values() for name in names}
     for path, leaf in (
@@ -165,7 +165,7 @@ def is_camera(path: str, leaf: ArraySpec) -> bool:
 
 
 def _feature_shape(leaf: ArraySpec) -> tuple[int, ...] | None:
-    """The shape of the column; None if LeRobot has none for it."""
+    """The shape of the column; None if LeRobot cannot store it."""
     if leaf.dtype == "str":
         return (1,)
     if leaf.ragged or leaf.dtype in _NO_TENSOR or 0 in leaf.shape or len(leaf.shape) > 5:
@@ -173,14 +173,14 @@ def _feature_shape(leaf: ArraySpec) -> tuple[int, ...] | None:
     return leaf.fixed_shape or (1,)
 
 
-_NO_TENSOR = ("uint64",)  # its larger half fits no tensor of torch
+_NO_TENSOR = ("uint64",)  # torch has no such tensor
 
 
 def _key(path: str, camera: bool) -> str:
     group, _, rest = path.partition("/")
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", rest.replace("/", "."))
     if not camera:
-        name = name.replace("image", "img")  # LeRobot takes what is called image for one
+        name = name.replace("image", "img")  # LeRobot treats any name with "image" as a camera
     if group == "observation":
         if camera:
             return f"observation.images.{name}" if name else "observation.image"

@@ -1,14 +1,14 @@
-"""Reading a LeRobot data set, one episode at a time.
+"""LeRobotReader: reads a LeRobot dataset, one episode at a time.
 
-LeRobot keeps T frames: T observations and T actions, and not what the last action led to. A data set that Understudy
-wrote has it beside the frames. Of another one, the option `last` says what the last frame is:
+LeRobot stores T frames: T observations and T actions, but not the observation after the last action. Datasets that
+Understudy wrote have it in the sidecar. For foreign datasets, the option `last` says what the last frame is:
 
-    step           a step like the others: all T actions are kept, and the last observation stands twice
+    step           a step like the others: all T actions are kept, and the last observation is repeated
     observation    the last observation: its action and reward are left out
 
-By default it is a step where the task ended with it (terminated), because no one asks what comes after the end, and
-an observation otherwise, because else a value would be taken from an observation that was never made. The label
-`last_observation` of each episode says which it was.
+By default it is a step if the task terminated there, because no value is computed after termination, and an observation
+otherwise, because a value would be computed from an observation that was never made. The label `last_observation` of
+each episode says which one was used.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ OPTIONS = {
 
 
 class LeRobotReader:
-    """A data set that is open for reading; `last`, `source` and `rest` are the options of docs/lerobot.md."""
+    """Reads one dataset; `last`, `source` and `rest` are the options of docs/lerobot.md."""
 
     def __init__(self, root: Path, options: Mapping[str, str]) -> None:
         check_options(options, OPTIONS, "lerobot")
-        self._last, self._chose, rest = (
+        self._last, self._default_source, rest = (
             one_of("lerobot", name, options.get(name, allowed[0]), allowed) for name, allowed in OPTIONS.items()
         )
         self._info = read_info(root)
@@ -58,8 +58,8 @@ class LeRobotReader:
         else:
             several = any(entry.num_tasks > 1 for entry in self._entries)
             self._plan = plan_reading(self._info, several_tasks=several)
-        self._open: dict[str, Rows | VideoReader] = {}  # the file of each kind that was read last
-        self._rest: SidecarReader | None = None
+        self._open: dict[str, Rows | VideoReader] = {}  # the last file of each kind
+        self._sidecar: SidecarReader | None = None
 
     @property
     def spec(self) -> StepSpec:
@@ -83,9 +83,9 @@ class LeRobotReader:
         for file in self._open.values():
             file.close()
         self._open = {}
-        if self._rest is not None:
-            self._rest.close()
-            self._rest = None
+        if self._sidecar is not None:
+            self._sidecar.close()
+            self._sidecar = None
 
     # --- one episode ---------------------------------------------------------------------------------------------
 
@@ -96,11 +96,11 @@ class LeRobotReader:
         for path, feature in self._plan.columns.items():
             columns[path] = self._column(path, feature, entry, table, times_s, where)
         if self._contents is not None:
-            return self._ours(entry, columns)
-        return self._theirs(entry, columns, table, where)
+            return self._understudy_episode(entry, columns)
+        return self._foreign_episode(entry, columns, table, where)
 
     def _table(self, entry: Entry) -> tuple[Any, Array]:
-        """The episode's rows, which must be its own and count from 0, and their times in seconds."""
+        """The rows of an episode, checked to be its own, and their times in seconds."""
         path = self._info.root / entry.data
         rows = self._file("table", path, lambda: Rows(path, self._widths()))
         assert isinstance(rows, Rows)
@@ -110,13 +110,13 @@ class LeRobotReader:
             frames = whole_numbers(table["frame_index"], f"{path}: frame_index")
             times_s = dense(table["timestamp"], (), "float64", f"{path}: timestamp")
         if (numbers != entry.number).any() or (frames != np.arange(entry.length)).any():
-            raise FormatError(f"{path}: rows of episode {entry.number} are not where they are listed; fetch it again")
+            raise FormatError(f"{path}: rows of episode {entry.number} are not in the listed rows; fetch it again")
         if not np.isfinite(times_s).all():
-            raise FormatError(f"{path}: timestamp: expected times, got {times_s.min()}; fetch the data set again")
+            raise FormatError(f"{path}: timestamp: expected times, got {times_s.min()}; fetch the dataset again")
         return table, times_s
 
     def _widths(self) -> dict[str, int]:
-        """How many elements a value of each column has that is read."""
+        """Number of elements per value of each column that is read."""
         widths = dict.fromkeys(("episode_index", "frame_index", "timestamp", "task_index"), 1)
         for feature in (*self._plan.columns.values(), *self._plan.special.values()):
             if feature.dtype != "video":
@@ -125,31 +125,31 @@ class LeRobotReader:
         return widths
 
     def _column(self, path: str, feature: Feature, entry: Entry, table: Any, times_s: Array, where: str) -> Any:
-        """T values; behind those of an observation there is room for the last."""
+        """T values; an observation has one more row for the last one."""
         if feature.dtype == "string":
             with refusing(self._info.root / entry.data):
                 return texts(table[feature.key], f"{where}: {feature.key}")
-        room = entry.length + is_observation(path)
+        num_rows = entry.length + is_observation(path)
         if feature.dtype == "video":
             video_path, start_s = self._info.root / entry.videos[feature.key][0], entry.videos[feature.key][1]
-            out = np.empty((room, *feature.shape), np.uint8)
+            out = np.empty((num_rows, *feature.shape), np.uint8)
             video = self._file(feature.key, video_path, lambda: VideoReader(video_path, feature.shape, self._info.fps))
             assert isinstance(video, VideoReader)
             video.take(start_s + times_s, out[: entry.length])
             return out
         with refusing(self._info.root / entry.data):
             if feature.dtype == "image":
-                out = np.empty((room, *feature.shape), np.uint8)
+                out = np.empty((num_rows, *feature.shape), np.uint8)
                 for index, data in enumerate(images(table[feature.key], f"{where}: {feature.key}")):
                     out[index] = decode_image(data, feature.shape, f"{where}: {feature.key}")
                 return out
             found = dense(table[feature.key], feature.shape, feature.dtype, f"{where}: {feature.key}")
-        if room > entry.length:
+        if num_rows > entry.length:
             found = np.concatenate([found, found[-1:]])
         return found
 
     def _file(self, kind: str, path: Path, make: Any) -> Rows | VideoReader:
-        """The file of this kind, opened if it is another one than before."""
+        """The file of this kind; opens it if the last one was another."""
         name = f"{kind}:{path}"
         if name not in self._open:
             for other in [other for other in self._open if other.partition(":")[0] == kind]:
@@ -157,11 +157,11 @@ class LeRobotReader:
             self._open[name] = make()
         return self._open[name]
 
-    def _ours(self, entry: Entry, columns: dict[str, Any]) -> Episode:
+    def _understudy_episode(self, entry: Entry, columns: dict[str, Any]) -> Episode:
         assert self._contents is not None
-        if self._rest is None:
-            self._rest = SidecarReader(self._info.root, self._contents, len(self._entries))
-        rest, info = self._rest.take(entry.number, entry.length)
+        if self._sidecar is None:
+            self._sidecar = SidecarReader(self._info.root, self._contents, len(self._entries))
+        rest, info = self._sidecar.take(entry.number, entry.length)
         for path, leaf in self.spec.columns.items():
             if path in self._plan.columns:
                 column = columns[path]
@@ -172,7 +172,7 @@ class LeRobotReader:
                     if is_observation(path):
                         column[-1] = rest[path][0]
                     if self._plan.columns[path].dtype == "video" and leaf.bounded:
-                        column = np.clip(column, *leaf.limits).astype(np.uint8)  # loss may leave the bounds
+                        column = np.clip(column, *leaf.limits).astype(np.uint8)  # lossy video may exceed the bounds
                 rest[path] = column
         parts: dict[str, Any] = {name: trees.unflatten(trees.below(rest, name)) for name in _TREES}
         episode = Episode(
@@ -183,7 +183,7 @@ class LeRobotReader:
         _check(self.spec, episode, f"{self._info.root}: episode {entry.number}")
         return episode
 
-    def _theirs(self, entry: Entry, columns: dict[str, Any], table: Any, where: str) -> Episode:
+    def _foreign_episode(self, entry: Entry, columns: dict[str, Any], table: Any, where: str) -> Episode:
         flags = {}
         with refusing(self._info.root / entry.data):
             for what, feature in self._plan.special.items():
@@ -203,7 +203,7 @@ class LeRobotReader:
             for path in steps:
                 if is_observation(path):
                     steps[path] = _repeated(columns[path], entry.length)
-        source, kind = self._who(flags.get("intervention"), num)
+        source, kind = self._sources(flags.get("intervention"), num)
         instruction = self._tasks.get(task)
         labels = {"fps": f"{self._info.fps:g}", "last_observation": _LAST[last]}
         episode = Episode(
@@ -228,11 +228,11 @@ class LeRobotReader:
             found = dense(table[feature.key], feature.shape, feature.dtype, f"{where}: {feature.key}")
         return found.astype(leaf.dtype).reshape(entry.length, *leaf.fixed_shape)
 
-    def _who(self, intervention: Array | None, num: int) -> tuple[Array, Any]:
-        """Who chose each action, and the kind of the episode."""
+    def _sources(self, intervention: Array | None, num: int) -> tuple[Array, Any]:
+        """The source of each step, and the kind of the episode."""
         if intervention is None:
-            kind = "demonstration" if self._chose in ("human", "script") else "practice"
-            return np.full(num, Source[self._chose.upper()], np.uint8), kind
+            kind = "demonstration" if self._default_source in ("human", "script") else "practice"
+            return np.full(num, Source[self._default_source.upper()], np.uint8), kind
         human = intervention[:num]
         return np.where(human, Source.HUMAN, Source.POLICY).astype(
             np.uint8
@@ -245,11 +245,11 @@ _LAST = {"step": "repeats the last frame", "observation": "is the last frame"}
 
 
 def _terminated(flags: Mapping[str, Array], success: bool | None) -> bool:
-    """Whether the task ended with the last frame, by what the data set says about it."""
+    """Whether the task terminated with the last frame, according to the dataset."""
     if "terminated" in flags:
         return bool(flags["terminated"][-1])
-    if "done" in flags:
-        return bool(flags["done"][-1]) and not ("truncated" in flags and bool(flags["truncated"][-1]))
+    if "episode_end" in flags:
+        return bool(flags["episode_end"][-1]) and not ("truncated" in flags and bool(flags["truncated"][-1]))
     return bool(success)
 
 
@@ -265,13 +265,13 @@ def _zeros(leaf: Any, num: int) -> Any:
 
 
 def _check(spec: StepSpec, episode: Episode, where: str) -> None:
-    """Refuse what no writer could have appended step by step."""
+    """Refuse an episode that could not have been recorded step by step."""
 
     def refuse(what: str) -> None:
-        raise FormatError(f"{where}: {what}; fetch the data set again")
+        raise FormatError(f"{where}: {what}; fetch the dataset again")
 
     if (episode.terminated | episode.truncated)[:-1].any():
-        refuse("it goes on after its end")
+        refuse("it continues after its end")
     if (episode.source > max(Source)).any():
         refuse(f"source: expected up to {max(Source)}, got {episode.source.max()}")
     if not np.isfinite(episode.reward).all():
@@ -281,7 +281,7 @@ def _check(spec: StepSpec, episode: Episode, where: str) -> None:
         if path.partition("/")[0] == "proposal":
             blank = np.flatnonzero(~episode.has_proposal).tolist()
             if not all(trees.equal_leaf(columns[path][index], leaf.zero()) for index in blank):
-                refuse(f"{path}: expected nothing where there is no proposal")
+                refuse(f"{path}: expected zeros where there is no proposal")
             values = [columns[path][index] for index in np.flatnonzero(episode.has_proposal).tolist()]
         else:
             values = columns[path] if isinstance(columns.get(path), list) else [columns.get(path)]

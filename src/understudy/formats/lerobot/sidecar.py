@@ -1,9 +1,9 @@
-"""Rest: what LeRobot has no place for, kept in `meta/understudy` beside it, so that our own episodes come back exactly.
+"""Sidecar files in `meta/understudy` with what LeRobot cannot store, so that exports can be read back exactly.
 
-    spec.json       the spec, which column holds which field, and what is in the table
+    spec.json       the spec and the column of each field
     rest.parquet    a row per episode: its attributes, its last observation, and the fields without a column
 
-LeRobot passes over both. A data set that its tools changed afterwards does not fit them any more, which is noticed.
+LeRobot ignores both. If its tools changed the dataset afterwards, the sidecar no longer fits, which is detected.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from understudy.formats.lerobot.tables import Rows, refusing
 
 FOLDER = Path("meta") / "understudy"
 VERSION = 1
-GROUP_BYTES = 16 * 2**20  # rows are written together until they are this large
+GROUP_BYTES = 16 * 2**20  # size of a row group
 
 Column = Any  # an array, or a list where the field is ragged
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """What spec.json says."""
+    """The content of spec.json."""
 
     spec: StepSpec
-    columns: Mapping[str, Feature]  # our path: the column that holds it
-    paths: tuple[str, ...]  # what the table holds of each episode, in the order of its columns
+    columns: Mapping[str, Feature]  # field of the Episode: its LeRobot column
+    paths: tuple[str, ...]  # fields in rest.parquet, in column order
 
 
 def contents_of(spec: StepSpec, columns: Mapping[str, Feature]) -> Contents:
-    """Of each observation with a column only the last value goes into the table; of the rest, all that has none."""
+    """The sidecar has the last value of observations with a LeRobot column, and all values of fields without one."""
     kept = [path for path in spec.columns if path != "is_step"]
     paths = tuple(path for path in kept if path not in columns or is_observation(path))
     return Contents(spec=spec, columns=columns, paths=paths)
@@ -110,7 +110,7 @@ class SidecarWriter:
 
 
 def pack(column: Column, leaf: ArraySpec) -> bytes:
-    """Values of one field: texts as JSON; ragged ones behind their lengths; others as they lie in memory."""
+    """Encode the values of one field: texts as JSON; ragged values after their lengths; others as raw bytes."""
     if leaf.dtype == "str":
         return json.dumps(list(column), ensure_ascii=False).encode()
     dtype = leaf.numpy_dtype.newbyteorder("<")
@@ -124,20 +124,20 @@ def pack(column: Column, leaf: ArraySpec) -> bytes:
 
 
 def read_contents(info: Info) -> Contents | None:
-    """What Understudy wrote beside this data set; None if somebody else wrote it."""
+    """The sidecar's content; None if Understudy did not write this dataset."""
     path = info.root / FOLDER / "spec.json"
     if not path.exists():
         return None
     fields = read_json(path)
     if not isinstance(fields, dict) or fields.get("understudy") != VERSION:
-        raise FormatError(f"{path}: is of another version; use the Understudy that wrote it, or ?rest=ignore")
+        raise FormatError(f"{path}: has another version; use the Understudy that wrote it, or ?rest=ignore")
     try:
         spec = StepSpec.from_json(fields["spec"])
         keys = {name: info.features[key] for name, key in fields["columns"].items()}
         leaves = {name: spec.columns[name] for name in keys}
     except (UnderstudyError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise FormatError(
-            f"{path}: does not fit meta/info.json ({shown(str(error))}); fetch the data set again, or use ?rest=ignore"
+            f"{path}: does not fit meta/info.json ({shown(str(error))}); fetch the dataset again, or use ?rest=ignore"
         ) from None
     for name, feature in keys.items():
         leaf = leaves[name]
@@ -149,7 +149,7 @@ def read_contents(info: Info) -> Contents | None:
 
 
 class SidecarReader:
-    """The rows of rest.parquet, forward."""
+    """Reads the rows of rest.parquet in order."""
 
     def __init__(self, root: Path, contents: Contents, num_episodes: int) -> None:
         self._path = root / FOLDER / "rest.parquet"
@@ -159,18 +159,18 @@ class SidecarReader:
         if self._rows.num_rows != num_episodes:
             self._rows.close()
             raise FormatError(
-                f"{self._path}: knows {self._rows.num_rows} episodes and the data set has {num_episodes}: "
+                f"{self._path}: has {self._rows.num_rows} episodes and the dataset has {num_episodes}: "
                 f"it was changed after Understudy wrote it; read it with ?rest=ignore"
             )
 
     def take(self, number: int, length: int) -> tuple[dict[str, Column], EpisodeInfo]:
-        """The columns of an episode, of observations that have a column elsewhere only the last value."""
+        """The columns of an episode; only the last value of observations that have a LeRobot column."""
         table = self._rows.take(number, 1)
         with refusing(self._path):
             row = table.to_pylist()[0]
         if (row["episode_index"], row["length"]) != (number, length):
             raise FormatError(
-                f"{self._path}: episode {number} has another length than in the data set: it was changed after "
+                f"{self._path}: episode {number} has another length than in the dataset: it was changed after "
                 f"Understudy wrote it; read it with ?rest=ignore"
             )
         found = {}
@@ -187,16 +187,16 @@ class SidecarReader:
         where = f"{self._path}: episode {number}: info"
         fields = parse_json(text, where) if isinstance(text, str) else None
         if not isinstance(fields, dict):
-            raise FormatError(f"{where}: expected attributes, got {shown(fields)}; fetch the data set again")
+            raise FormatError(f"{where}: expected attributes, got {shown(fields)}; fetch the dataset again")
         try:
             return EpisodeInfo(**fields)
         except (UnderstudyError, TypeError, ValueError) as error:
-            raise FormatError(f"{where}: {shown(str(error))}; fetch the data set again") from None
+            raise FormatError(f"{where}: {shown(str(error))}; fetch the dataset again") from None
 
 
 def unpack(data: Any, leaf: ArraySpec, num: int, where: str) -> Column:
-    """`num` values of one field, as `pack` wrote them."""
-    wrong = FormatError(f"{where}: expected {num} values of {leaf}; fetch the data set again")
+    """Decode `num` values of one field that `pack` wrote."""
+    wrong = FormatError(f"{where}: expected {num} values of {leaf}; fetch the dataset again")
     if not isinstance(data, bytes):
         raise wrong
     if leaf.dtype == "str":

@@ -1,7 +1,7 @@
-"""Statistics of each feature, per episode and over all, as LeRobot's policies ask for them.
+"""Statistics of each feature, per episode and over all episodes, as LeRobot's policies need them.
 
-Of cameras they are per channel and from 0 to 1, over up to a hundred frames of an episode that are thinned out where
-they are large. Quantiles over all episodes are means of theirs, which is what LeRobot does too.
+Camera statistics are per channel, from 0 to 1, over up to a hundred frames per episode; large frames are subsampled. As
+in LeRobot, quantiles over all episodes are means of the episodes' quantiles.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ Stats = Mapping[str, Array]
 
 QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 _MOST_FRAMES = 100
-_MOST_SIDE = 300  # a larger camera is thinned out to about half of this
+_MOST_SIDE = 300  # pixels; larger frames are subsampled to about half of this
 
 
 def of_numbers(column: Array) -> dict[str, Array]:
-    """Of a column [T, *shape]; each result has the feature's shape."""
+    """Statistics of a column [T, *shape]; each has the feature's shape."""
     return _stats(np.asarray(column, np.float64), len(column))
 
 
 def of_camera(frames: Array) -> dict[str, Array]:
-    """Of frames [T, height, width, 3]; each result has the shape [3, 1, 1]."""
+    """Statistics of frames [T, height, width, 3]; each has the shape [3, 1, 1]."""
     chosen = np.unique(np.linspace(0, len(frames) - 1, min(len(frames), _MOST_FRAMES)).round().astype(int))
     side = max(frames.shape[1:3])
-    thin = 1 if side < _MOST_SIDE else side // (_MOST_SIDE // 2)
-    pixels = frames[chosen, ::thin, ::thin].reshape(-1, 3) / 255.0
+    stride = 1 if side < _MOST_SIDE else side // (_MOST_SIDE // 2)
+    pixels = frames[chosen, ::stride, ::stride].reshape(-1, 3) / 255.0
     found = _stats(pixels, len(chosen))
     return {name: value if name == "count" else value.reshape(3, 1, 1) for name, value in found.items()}
 
 
 def _stats(values: Array, count: int) -> dict[str, Array]:
-    with np.errstate(all="ignore"):  # what is not finite stays so
+    with np.errstate(all="ignore"):  # NaN and infinity propagate
         return {
             "min": values.min(0),
             "max": values.max(0),
@@ -56,11 +56,11 @@ class MergedStats:
         with np.errstate(all="ignore"):
             for key, stats in episode.items():
                 count = int(stats["count"][0])
-                weighed = {name: stats[name] * count for name in ("mean", *QUANTILES)}
-                weighed["square"] = (stats["std"] ** 2 + stats["mean"] ** 2) * count
-                weighed["count"] = stats["count"]
+                weighted = {name: stats[name] * count for name in ("mean", *QUANTILES)}
+                weighted["square"] = (stats["std"] ** 2 + stats["mean"] ** 2) * count
+                weighted["count"] = stats["count"]
                 before = self._sums.get(key)
-                now = {name: value if before is None else before[name] + value for name, value in weighed.items()}
+                now = {name: value if before is None else before[name] + value for name, value in weighted.items()}
                 for name, choose in (("min", np.minimum), ("max", np.maximum)):
                     now[name] = stats[name] if before is None else choose(before[name], stats[name])
                 self._sums[key] = now

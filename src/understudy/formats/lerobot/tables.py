@@ -1,7 +1,7 @@
-"""Tables: rows of parquet files, forward and a few at a time, as arrays whose shapes are checked.
+"""Reads rows of parquet files in small batches, as arrays with checked shapes.
 
-What a file claims is held against what is expected of it before it is decoded: a page cannot say that it unpacks to
-more than the rows need (see `pages.py`), so a small file cannot fill the memory.
+The sizes that a file claims are checked before it is decoded (see `pages.py`), so that a small file cannot fill the
+memory.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from understudy.formats.format import FormatError
 from understudy.formats.lerobot.pages import Group, check_pages, read_footer
 
-BATCH_ROWS = 64  # rows that are decoded at once: few, since each may hold images
-BATCH_BYTES = 2**28  # fewer, if what they repeat is large
-TAKEN_BYTES = 2**29  # of the rows of one episode, beyond what the size of the file explains
+BATCH_ROWS = 64  # rows per decoded batch: few, because each may hold images
+BATCH_BYTES = 2**28  # of a batch whose rows repeat a large dictionary
+TAKEN_BYTES = 2**29  # allowed for one episode, plus TAKEN_RATIO times the file size
 TAKEN_RATIO = 100
 
 Array = np.ndarray[Any, Any]
@@ -29,13 +29,13 @@ Array = np.ndarray[Any, Any]
 
 @contextmanager
 def refusing(path: Path, *others: type[Exception]) -> Iterator[None]:
-    """Turn whatever reading a damaged file leads to, `others` too, into the sentence that says which file it is."""
+    """Turn any error of reading a damaged file, including `others`, into a FormatError that names the file."""
     try:
         yield
     except FormatError:
         raise
     except FileNotFoundError:
-        raise FormatError(f"{path}: is missing; fetch the data set again") from None
+        raise FormatError(f"{path}: is missing; fetch the dataset again") from None
     except (
         pa.ArrowException,
         OSError,
@@ -49,14 +49,14 @@ def refusing(path: Path, *others: type[Exception]) -> Iterator[None]:
         *others,
     ) as error:
         text = " ".join(ascii(str(error)).strip("'\"").split())[:120]
-        raise FormatError(f"{path}: is damaged ({type(error).__name__}: {text}); fetch the data set again") from None
+        raise FormatError(f"{path}: is damaged ({type(error).__name__}: {text}); fetch the dataset again") from None
 
 
 class Rows:
-    """The rows of one parquet file, taken in runs from front to back; going back begins again."""
+    """Reads the rows of one parquet file in order; going back restarts."""
 
     def __init__(self, path: Path, columns: Mapping[str, int], batch_rows: int = BATCH_ROWS) -> None:
-        """`columns` says how many elements a value of each has; -1 if it may have any."""
+        """`columns`: number of elements per value of each column; -1 for any."""
         self._path = path
         self._columns = dict(columns)
         with refusing(path):
@@ -72,8 +72,8 @@ class Rows:
             self._file.close()
             raise
         self._batches: Iterator[Any] = iter(())
-        self._left: Any = None  # what was decoded and not yet taken
-        self._next = -1  # the row that comes next; -1 before the first
+        self._left: Any = None  # decoded and not yet returned
+        self._next = -1  # number of the next row; -1 before the first
 
     @property
     def num_rows(self) -> int:
@@ -88,7 +88,7 @@ class Rows:
         if start < 0 or count < 1 or start + count > self.num_rows:
             raise FormatError(
                 f"{self._path}: expected rows {start} to {start + count}, got {self.num_rows} rows; "
-                f"fetch the data set again"
+                f"fetch the dataset again"
             )
         with refusing(self._path):
             self._go_to(start)
@@ -99,7 +99,7 @@ class Rows:
                 count -= part.num_rows
                 num_bytes += part.nbytes
                 if num_bytes > self._most_bytes:
-                    raise FormatError(f"{self._path}: unpacks to more than {num_bytes} bytes; fetch the data set again")
+                    raise FormatError(f"{self._path}: unpacks to more than {num_bytes} bytes; fetch the dataset again")
             return pa.Table.from_batches(parts).combine_chunks()
 
     def close(self) -> None:
@@ -118,11 +118,11 @@ class Rows:
             self._some(start - self._next)
 
     def _some(self, most: int) -> Any:
-        """Up to `most` of the rows that come next."""
+        """Up to `most` of the next rows."""
         while self._left is None or self._left.num_rows == 0:
             self._left = next(self._batches, None)
             if self._left is None:
-                raise FormatError(f"{self._path}: ends at row {self._next}; fetch the data set again")
+                raise FormatError(f"{self._path}: ends at row {self._next}; fetch the dataset again")
         part = self._left.slice(0, most)
         self._left = self._left.slice(part.num_rows)
         self._next += part.num_rows
@@ -133,14 +133,14 @@ class Rows:
         for name in self._columns:
             if names.count(name) != 1:
                 raise FormatError(
-                    f"{self._path}: expected one column {name!r}, got {names.count(name)}; fetch the data set again"
+                    f"{self._path}: expected one column {name!r}, got {names.count(name)}; fetch the dataset again"
                 )
         owners = [field.name for field in self._file.schema_arrow for _ in range(_num_leaves(field.type))]
         return check_pages(self._path, groups, owners, self._columns)
 
 
 def _num_leaves(kind: Any) -> int:
-    """How many chains of pages a column of this type is kept in."""
+    """Number of page chains of a column of this type."""
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if not pa.types.is_nested(kind):
@@ -153,7 +153,7 @@ def read_table(path: Path, columns: Sequence[str], most_rows: int) -> Any:
     rows = Rows(path, dict.fromkeys(columns, -1), batch_rows=4096)
     try:
         if rows.num_rows > most_rows:
-            raise FormatError(f"{path}: expected up to {most_rows} rows, got {rows.num_rows}; fetch the data set again")
+            raise FormatError(f"{path}: expected up to {most_rows} rows, got {rows.num_rows}; fetch the dataset again")
         return rows.take(0, rows.num_rows) if rows.num_rows else None
     finally:
         rows.close()
@@ -166,7 +166,7 @@ def names_in(path: Path) -> list[str]:
 
 
 def dense(column: Any, shape: tuple[int, ...], dtype: str, where: str) -> Array:
-    """A column of numbers as [T, *shape]; a value of one element may be kept bare."""
+    """A column of numbers as [T, *shape]; a value with one element may be stored as a scalar."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(array, pa.ChunkedArray):  # of no chunks
         array = pa.concat_arrays(array.chunks)
@@ -209,7 +209,7 @@ def texts(column: Any, where: str) -> list[str]:
     """A column of text."""
     found = column.to_pylist()
     if not all(isinstance(text, str) for text in found):
-        raise FormatError(f"{where}: expected text, got {column.type}; fetch the data set again")
+        raise FormatError(f"{where}: expected text, got {column.type}; fetch the dataset again")
     return list(found)
 
 
@@ -220,7 +220,7 @@ def images(column: Any, where: str) -> list[bytes]:
         raise FormatError(f"{where}: expected images, got {kind}; correct its dtype in meta/info.json")
     found = [row["bytes"] for row in column.to_pylist() if row and isinstance(row["bytes"], bytes)]
     if len(found) < len(column):
-        raise FormatError(f"{where}: expected images inside the table, got names of files; embed them with lerobot")
+        raise FormatError(f"{where}: expected images inside the table, got file names; embed them with lerobot")
     return found
 
 

@@ -1,7 +1,7 @@
-"""VideoReader: a video that is read forward, frame by frame, and one that is written episode by episode.
+"""VideoReader decodes the frames of a video file in order; VideoWriter appends the videos of episodes to a file.
 
-A frame is found by its time, as LeRobot finds it. Episodes that follow each other in a file are decoded in one go;
-only a jump makes the video seek. The container must be MP4: what a file says it is does not choose who reads it.
+A frame is found by its time, as in LeRobot. Consecutive episodes of a file are decoded without seeking. Only MP4 is
+read: a file cannot choose another demuxer.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from understudy.formats.lerobot.tables import refusing
 
 Array = np.ndarray[Any, Any]
 
-MOST_MEAN_ERROR = 12.0  # of 255, over the frames of one camera in one episode: what is worse is not written
-_NEAR_FRAMES = 64  # a gap up to here is decoded through; beyond, the video seeks
+MOST_MEAN_ERROR = 12.0  # of 255, over the frames of one camera in one episode; more is refused
+_NEAR_FRAMES = 64  # smaller gaps are decoded, larger ones seek
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +36,11 @@ class Codec:
     pixels: str
     settings: Mapping[str, str]
     exact: bool = False
-    least: int = 1  # pixels on a side
+    least: int = 1  # pixels per side
 
 
 CODECS: Mapping[str, Codec] = {
-    # what LeRobot uses; a key frame every second frame makes random access cheap
+    # LeRobot's default; a key frame every second frame makes random access cheap
     # (below 32 x 32, SVT-AV1 3.0 divides by zero and ends the process)
     "av1": Codec(encoder="libsvtav1", pixels="yuv420p", settings={"g": "2", "crf": "30", "preset": "8"}, least=32),
     "h264": Codec(encoder="libx264", pixels="yuv420p", settings={"g": "2", "crf": "23", "bf": "0"}),
@@ -49,27 +49,27 @@ CODECS: Mapping[str, Codec] = {
 
 
 class VideoReader:
-    """The frames of one file, taken in runs from front to back; going back seeks."""
+    """Reads the frames of one file in order; going back seeks."""
 
     def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
         """`shape` is [height, width, 3]."""
         self._path, self._shape, self._fps = path, shape, fps
         height, width, _ = shape
         self._frames: Iterator[av.video.frame.VideoFrame] | None = None
-        self._at_s = 0.0  # of the last frame that was decoded
+        self._at_s = 0.0  # time of the last decoded frame
         self.num_decoded = 0
         self._reformatter = av.video.reformatter.VideoReformatter()
         with refusing(path, av.error.FFmpegError):
             if not path.is_file():
                 raise FileNotFoundError
-            options = {"protocol_whitelist": "file", "enable_drefs": "0"}  # a video may not name other files
+            options = {"protocol_whitelist": "file", "enable_drefs": "0"}  # a video may not refer to other files
             self._container = av.open(f"file:{path.absolute()}", "r", format="mp4", options=options)
         try:
             with refusing(path, av.error.FFmpegError):
                 self._stream = self._container.streams.video[0]
                 context: Any = self._stream.codec_context
                 if context is None:
-                    raise ValueError("its codec is not known")
+                    raise ValueError("its codec is unknown")
                 if (context.height, context.width) != (height, width):
                     raise FormatError(
                         f"{path}: expected frames of {height} x {width}, got {context.height} x {context.width}; "
@@ -78,19 +78,17 @@ class VideoReader:
                 context.thread_count = 1
                 context.options = {"max_pixels": str(4 * width * height + 2**16), "err_detect": "explode"}
                 if not self._stream.time_base:
-                    raise ValueError("it has no clock")
+                    raise ValueError("it has no time base")
                 self._tick_s = float(self._stream.time_base)
         except FormatError:
             self._container.close()
             raise
 
     def take(self, times_s: Array, out: Array) -> None:
-        """The frames at these times, which grow, into `out` [len(times_s), height, width, 3]."""
+        """Decode the frames at these increasing times into `out` [len(times_s), height, width, 3]."""
         near_s = 0.25 / self._fps
         if len(times_s) > 1 and float(np.diff(times_s).min()) <= 2 * near_s:
-            raise FormatError(
-                f"{self._path}: frames are not {self._fps:g} per second apart; correct fps in meta/info.json"
-            )
+            raise FormatError(f"{self._path}: frames are not at {self._fps:g} fps; correct fps in meta/info.json")
         with refusing(self._path, av.error.FFmpegError):
             self._go_to(float(times_s[0]), near_s)
             for index, wanted_s in enumerate(times_s.tolist()):
@@ -116,23 +114,23 @@ class VideoReader:
             self._at_s = frame.pts * self._tick_s
             self.num_decoded += 1
             if frame.is_corrupt:
-                raise FormatError(f"{self._path}: the frame at {self._at_s:.3f} s is damaged; fetch the data set again")
+                raise FormatError(f"{self._path}: the frame at {self._at_s:.3f} s is damaged; fetch the dataset again")
             if self._at_s > wanted_s + near_s:
                 break
             if self._at_s >= wanted_s - near_s:
                 return frame
         self._frames = None
-        raise FormatError(f"{self._path}: has no frame at {wanted_s:.3f} s; fetch the data set again")
+        raise FormatError(f"{self._path}: has no frame at {wanted_s:.3f} s; fetch the dataset again")
 
     def _convert(self, frame: av.video.frame.VideoFrame, out: Array) -> None:
         if (frame.height, frame.width) != self._shape[:2]:
-            raise FormatError(f"{self._path}: frames change their size; fetch the data set again")
+            raise FormatError(f"{self._path}: frames change their size; fetch the dataset again")
         out[:] = self._reformatter.reformat(frame, format="rgb24").to_ndarray()
 
 
 def encode(frames: Array, codec: Codec, fps: int) -> bytes:
-    """Frames [T, height, width, 3] as an MP4 video of their own."""
-    os.environ.setdefault("SVT_LOG", "1")  # or the encoder writes its settings to the terminal, for each episode
+    """Encode frames [T, height, width, 3] as an MP4 video."""
+    os.environ.setdefault("SVT_LOG", "1")  # otherwise the encoder prints its settings for each episode
     video = io.BytesIO()
     with av.open(video, "w", format="mp4") as container:
         stream: Any = container.add_stream(codec.encoder, rate=fps, options=dict(codec.settings))
@@ -148,7 +146,7 @@ def encode(frames: Array, codec: Codec, fps: int) -> bytes:
 
 
 def mean_error(video: bytes, frames: Array) -> float:
-    """How far the decoded video is from the frames it was made of, a mean over all values from 0 to 255."""
+    """Mean absolute error of the decoded video, in units of 1/255."""
     total = count = 0
     reformatter = av.video.reformatter.VideoReformatter()
     with av.open(io.BytesIO(video), "r", format="mp4") as container:
@@ -160,7 +158,7 @@ def mean_error(video: bytes, frames: Array) -> float:
 
 
 class VideoWriter:
-    """One file of videos that were encoded alike, one behind the other."""
+    """Concatenates videos with the same encoding into one file."""
 
     def __init__(self, path: Path, fps: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +178,7 @@ class VideoWriter:
             shift = round(Fraction(self.num_frames, self._fps) / stream.time_base)
             for packet in source.demux(stream):
                 if packet.dts is None or packet.pts is None:
-                    continue  # what flushes a decoder
+                    continue  # a flush packet
                 packet.pts += shift
                 packet.dts += shift
                 packet.stream = self._stream

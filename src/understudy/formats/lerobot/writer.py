@@ -1,6 +1,6 @@
-"""Writing a LeRobot data set: T frames per episode where LeRobot looks for them, and the rest beside them.
+"""LeRobotWriter: writes T frames per episode in LeRobot's files, and everything else in sidecar files.
 
-Everything is written into a folder next to the one that is meant, which takes its name when all is there.
+The dataset is written to a temporary directory beside its path and renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ FLAGS = ("next.done", "next.truncated", "next.success", "intervention")
 
 
 class LeRobotWriter:
-    """A data set that is being written; `version`, `video` and `fps` are the options of docs/lerobot.md."""
+    """Writes one dataset; `version`, `video` and `fps` are the options of docs/lerobot.md."""
 
     def __init__(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> None:
         check_options(options, OPTIONS, "lerobot")
@@ -55,7 +55,7 @@ class LeRobotWriter:
         if fps > MOST_FPS:
             raise FormatError(f"lerobot: expected fps= a number up to {MOST_FPS}, got {fps}")
         if path.exists():
-            raise FormatError(f"{path}: is there already; choose another name, or remove it")
+            raise FormatError(f"{path}: already exists; choose another name, or remove it")
         self._path, self._spec, self._fps, self._video = path, spec, fps, video
         self._columns = plan_writing(spec, "image" if video == "png" else "video")
         with self._writing():
@@ -63,21 +63,24 @@ class LeRobotWriter:
             self._root = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         self._mean_error: dict[str, float] = {}
         self._num_frames = 0
-        one_each = version == "2.1"
+        file_per_episode = version == "2.1"
         self._features = [*self._columns.values(), *(Feature(key=key, dtype="bool", shape=(1,)) for key in FLAGS)]
         self._schema = _schema(self._features)
-        shelf = FileRotation(
-            root=self._root, template=DATA_PATHS[version], most_bytes=0 if one_each else DATA_FILE_BYTES, extra={}
+        rotation = FileRotation(
+            root=self._root,
+            template=DATA_PATHS[version],
+            max_bytes=0 if file_per_episode else DATA_FILE_BYTES,
+            extra={},
         )
         texts = [feature.key for feature in self._features if feature.dtype == "string"]
-        self._table = TableFiles(shelf, self._schema, texts)
+        self._table = TableFiles(rotation, self._schema, texts)
         self._videos = {
             feature.key: VideoFiles(
                 FileRotation(
                     root=self._root,
                     template=VIDEO_PATHS[version],
                     extra={"video_key": feature.key},
-                    most_bytes=0 if one_each else VIDEO_FILE_BYTES,
+                    max_bytes=0 if file_per_episode else VIDEO_FILE_BYTES,
                 ),
                 self._fps,
             )
@@ -85,7 +88,7 @@ class LeRobotWriter:
             if feature.dtype == "video"
         }
         self._meta = MetaWriter(self._root, version, self._fps, self._features, CODECS.get(video))
-        self._rest = SidecarWriter(self._root, contents_of(spec, self._columns))
+        self._sidecar = SidecarWriter(self._root, contents_of(spec, self._columns))
 
     def add(self, key: str, episode: Episode) -> None:
         with self._writing():
@@ -93,10 +96,10 @@ class LeRobotWriter:
 
     def _add(self, key: str, episode: Episode) -> None:
         if len(episode) > MOST_STEPS:
-            raise FormatError(f"{key}: expected up to {MOST_STEPS} steps, got {len(episode)}; cut it into pieces")
-        ours = episode.columns()
+            raise FormatError(f"{key}: expected up to {MOST_STEPS} steps, got {len(episode)}; split it")
+        internal = episode.columns()
         index, length = self._meta.num_episodes, len(episode)
-        values = {feature.key: ours[path][:length] for path, feature in self._columns.items()}
+        values = {feature.key: internal[path][:length] for path, feature in self._columns.items()}
         values |= _flags(episode)
         found: dict[str, dict[str, Any]] = {}
         for feature in self._features:
@@ -115,9 +118,9 @@ class LeRobotWriter:
         }
         found |= {name: stats.of_numbers(column.reshape(length, 1)) for name, column in counters.items()}
         columns = {f.key: _arrow(f, values[f.key]) for f in self._features if f.dtype != "video"}
-        place = self._table.add(pa.table({**columns, **counters}).cast(self._schema))
-        self._rest.add(index, episode)
-        self._meta.add(length, task, self._num_frames, place, videos, found)
+        data_file = self._table.add(pa.table({**columns, **counters}).cast(self._schema))
+        self._sidecar.add(index, episode)
+        self._meta.add(length, task, self._num_frames, data_file, videos, found)
         self._num_frames += length
 
     def close(self) -> None:
@@ -126,7 +129,7 @@ class LeRobotWriter:
             for video in self._videos.values():
                 video.close()
             self._meta.close(self._num_frames)
-            self._rest.close({"video": self._video, "mean_error": self._mean_error})
+            self._sidecar.close({"video": self._video, "mean_error": self._mean_error})
             self._root.chmod(0o777 & ~_umask())
             publish_dataset(self._root, self._path)
 
@@ -135,7 +138,7 @@ class LeRobotWriter:
         for video in self._videos.values():
             video.close()
         self._meta.abandon()
-        self._rest.abandon()
+        self._sidecar.abandon()
         shutil.rmtree(self._root, ignore_errors=True)
 
     @contextmanager
@@ -144,11 +147,11 @@ class LeRobotWriter:
             yield
         except OSError as error:
             raise FormatError(
-                f"{self._path}: cannot be written ({error.strerror or error}); make room, or choose another place"
+                f"{self._path}: cannot be written ({error.strerror or error}); free some space, or choose another path"
             ) from None
 
     def _add_video(self, key: str, frames: Any, index: int) -> dict[str, int | float]:
-        """Encode, decode what came of it, and keep it if it is near enough to what went in."""
+        """Encode a video, decode it again, and refuse it if its error is too large."""
         codec = CODECS[self._video]
         if min(frames.shape[1:3]) < codec.least:
             raise FormatError(
@@ -173,7 +176,7 @@ class LeRobotWriter:
 
 
 def _flags(episode: Episode) -> dict[str, Any]:
-    """What LeRobot's users look for; the exact attributes are in the rest."""
+    """The flags that LeRobot's users expect; the exact ones are in the sidecar."""
     final = np.arange(len(episode)) == len(episode) - 1
     return {
         "next.done": episode.terminated | episode.truncated,
@@ -184,7 +187,7 @@ def _flags(episode: Episode) -> dict[str, Any]:
 
 
 def _schema(features: list[Feature]) -> Any:
-    """The table's schema, with what LeRobot's reader wants to know of images and of larger arrays."""
+    """The table's schema, with the metadata that LeRobot's reader needs for images and arrays."""
     counters = [Feature(key=key, dtype="float32" if key == "timestamp" else "int64", shape=(1,)) for key in COUNTERS]
     columns = [feature for feature in (*features, *counters) if feature.dtype != "video"]
     about = {"info": {"features": {feature.key: _hugging_face(feature) for feature in columns}}}
@@ -192,7 +195,7 @@ def _schema(features: list[Feature]) -> Any:
 
 
 def _hugging_face(feature: Feature) -> dict[str, Any]:
-    """What the library `datasets`, under LeRobot, calls a column; without it, v2.1 takes images for dicts."""
+    """The column type of Hugging Face `datasets`; without it, LeRobot v2.1 reads images as dicts."""
     if feature.dtype == "image":
         return {"_type": "Image"}
     value = {"dtype": feature.dtype, "_type": "Value"}
@@ -235,7 +238,7 @@ def _arrow(feature: Feature, column: Any) -> Any:
 
 
 def _umask() -> int:
-    """What this process takes away from the rights of new files; `mkdtemp` takes away more."""
+    """The umask of this process; `mkdtemp` ignores it and creates private directories."""
     mask = os.umask(0)
     os.umask(mask)
     return mask

@@ -1,4 +1,4 @@
-"""MCAP: episodes to look at in Foxglove and with rosbag tools."""
+"""Writes episodes as MCAP, for Foxglove and rosbag tools."""
 
 from understudy.formats.mcap.format import FORMAT, McapFormat
 

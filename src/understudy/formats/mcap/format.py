@@ -1,4 +1,4 @@
-"""The format `mcap`, for looking at episodes, and its options."""
+"""The format `mcap` (write only) and its options."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class McapFormat:
 
     name = "mcap"
     cannot = (
-        "It is written to be looked at, and not read back.",
-        "With images=jpeg, images are as JPEG of quality 90 leaves them; images=png keeps them exactly.",
-        "Numbers are JSON: what is not finite becomes null.",
+        "It can be written for viewing, not read back.",
+        "With images=jpeg, images are lossy (quality 90); images=png stores them exactly.",
+        "Numbers are JSON: NaN and infinity become null.",
     )
 
     def read(self, path: Path, options: Mapping[str, str]) -> NoReturn:
         raise FormatError(
-            "mcap: is written to be looked at and not read; write rlds, lerobot or robomimic, which come back exactly. "
-            "A bag of a robot has topics and rates of its own: convert it to one of them first"
+            "mcap: can be written for viewing, not read; write rlds, lerobot or robomimic, which can be read back. "
+            "A robot's bag has topics and rates of its own: convert it to one of these formats first"
         )
 
     def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> McapWriter:

@@ -1,4 +1,4 @@
-"""What is written into an MCAP file: JSON messages, and the JSON schemas that say what is in them."""
+"""The JSON messages of an MCAP file and their JSON schemas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from understudy.core import ArraySpec
 from understudy.formats.format import FormatError
 
 IMAGE = "foxglove.CompressedImage"
-LEAST_PIXELS = 8  # of a side; what is smaller is numbers
+LEAST_PIXELS = 8  # per side; smaller arrays are stored as numbers
 QUALITY = 90
 
 _TIME = {"type": "object", "properties": {"sec": {"type": "integer"}, "nsec": {"type": "integer"}}}
@@ -43,7 +43,7 @@ STEP_SCHEMA = {
 
 
 def value_schema(leaf: ArraySpec) -> dict[str, Any]:
-    """The schema of a field: its value, in lists within lists where it has dimensions."""
+    """The schema of a field: its value, in nested lists if it has dimensions."""
     kind: dict[str, Any] = {"type": _KINDS.get(leaf.numpy_dtype.kind, "number") if leaf.dtype != "str" else "string"}
     for _ in leaf.shape:
         kind = {"type": "array", "items": kind}
@@ -86,7 +86,7 @@ def value_message(value: Any) -> bytes:
 
 
 def finite(value: Any) -> Any:
-    """The value in lists and numbers that JSON has; what is not finite is None."""
+    """The value as JSON numbers and lists; NaN and infinity become None."""
     if isinstance(value, str):
         return value
     array = np.asarray(value)

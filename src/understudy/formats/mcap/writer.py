@@ -1,12 +1,12 @@
-"""McapWriter: Episodes as MCAP files that Foxglove opens.
+"""McapWriter: writes Episodes as MCAP files for Foxglove.
 
     /observation/<camera>       foxglove.CompressedImage
     /observation/..., /action, /proposal, /extras/...        {"value": ...}
     /step                       reward, terminated, truncated, source, policy version
     metadata "understudy"       the key and the attributes of the episode
 
-Messages are JSON with JSON schemas. A path that ends in .mcap is one file, with the episodes one after the other; any
-other is a directory with a file for each.
+Messages are JSON with JSON schemas. A path that ends in .mcap is one file with all episodes in sequence; any
+other is a directory with one file per episode.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from understudy.formats.mcap.messages import (
     value_schema,
 )
 
-TIMES = ("extras/time", "extras/timestamp")  # where a step's time is looked for
+TIMES = ("extras/time", "extras/timestamp")  # default fields with a step's time
 GAP_NS = 10**9  # between episodes of one file
 _COMPRESSION = {"zstd": CompressionType.ZSTD, "lz4": CompressionType.LZ4, "none": CompressionType.NONE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    hz: int = 10  # steps a second, where no time is recorded
-    time: str | None = None  # the field with a step's time: seconds as a float, nanoseconds as an integer
+    hz: int = 10  # steps per second, if no time is recorded
+    time: str | None = None  # field with a step's time: seconds if float, nanoseconds if integer
     images: str = "jpeg"  # or png
     compression: str = "zstd"
 
@@ -55,12 +55,12 @@ class McapWriter:
 
     def __init__(self, path: Path, spec: StepSpec, options: WriteOptions):
         if path.exists():
-            raise FormatError(f"{path}: is there already; choose another path, or remove it")
+            raise FormatError(f"{path}: already exists; choose another path, or remove it")
         self._path, self._spec, self._options = path, spec, options
         self._time = _time_field(spec, options.time)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._place = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-        self._place.mkdir()
+        self._partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+        self._partial.mkdir()
         self._one = path.suffix == ".mcap"
         self._recording: _Recording | None = None
         self._num_episodes = 0
@@ -70,10 +70,10 @@ class McapWriter:
         try:
             Episode.from_steps(self._spec, list(episode.steps()), episode.last_observation, episode.info)
         except UnderstudyError as error:
-            raise FormatError(f"{key}: {error}; write each spec into a data set of its own") from None
+            raise FormatError(f"{key}: {error}; write each spec into a dataset of its own") from None
         if self._recording is None:
             name = "file" if self._one else f"episode_{self._num_episodes:06}.mcap"
-            self._recording = _Recording(self._place / name, self._spec, self._options)
+            self._recording = _Recording(self._partial / name, self._spec, self._options)
         times = self._times(episode)
         self._recording.add(key, episode, times)
         self._num_episodes += 1
@@ -83,7 +83,7 @@ class McapWriter:
             self._end_file()
 
     def _times(self, episode: Episode) -> list[int]:
-        """When each of the T+1 rows was, in nanoseconds."""
+        """The time of each of the T+1 rows, in nanoseconds."""
         period_ns = 10**9 // self._options.hz
         if self._time is None:
             return [self._next_ns + row * period_ns for row in range(len(episode) + 1)]
@@ -104,10 +104,10 @@ class McapWriter:
         try:
             self._end_file()
             if self._num_episodes == 0:
-                raise FormatError(f"{self._path}: no episode was written, so there is nothing to look at")
-            publish_dataset(self._place / "file" if self._one else self._place, self._path)
+                raise FormatError(f"{self._path}: no episode was written, so there is nothing to show")
+            publish_dataset(self._partial / "file" if self._one else self._partial, self._path)
             if self._one:
-                self._place.rmdir()
+                self._partial.rmdir()
         except BaseException:
             self.abandon()
             raise
@@ -116,7 +116,7 @@ class McapWriter:
         if self._recording is not None:
             self._recording.abandon()
             self._recording = None
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._partial, ignore_errors=True)
 
 
 class _Recording:

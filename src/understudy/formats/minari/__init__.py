@@ -1,4 +1,4 @@
-"""Minari data sets, read from their HDF5 files."""
+"""Reads Minari datasets from their HDF5 files."""
 
 from understudy.formats.minari.format import FORMAT, MinariFormat
 

@@ -1,4 +1,4 @@
-"""The format `minari`, as a reader, and its options."""
+"""The format `minari` (read only) and its options."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from understudy.formats.registry import check_options
 
 
 class MinariFormat:
-    """Minari data sets."""
+    """Minari datasets."""
 
     name = "minari"
     cannot = (
-        "It is read and not written.",
+        "It can be read, not written.",
         "Rewards are rounded to float32.",
-        "The info of a reset is left out; that of each step stands in the extras of the step.",
-        "Data sets that Minari keeps as Arrow files are refused; Minari can write them again as HDF5.",
+        "The info of a reset is left out; that of each step becomes extras of the step.",
+        "Datasets in Minari's Arrow format are refused; Minari can convert them to HDF5.",
     )
 
     def read(self, path: Path, options: Mapping[str, str]) -> MinariReader:
@@ -35,7 +35,7 @@ class MinariFormat:
         return MinariReader(path, read)
 
     def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> NoReturn:
-        raise FormatError("minari: is read and not written; write robomimic, rlds or lerobot instead")
+        raise FormatError("minari: can be read, not written; write robomimic, rlds or lerobot instead")
 
 
 _SOURCES = tuple(source.name.lower() for source in Source)

@@ -1,4 +1,4 @@
-"""Images that Minari keeps as JPEG: rows of equal length, or ragged ones."""
+"""Decodes images that Minari stores as JPEG, in rows of equal or varying length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def decode_images(rows: Any, leaf: ArraySpec, num_rows: int) -> np.ndarray[Any, 
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise FormatError("images are kept as JPEG; pip install 'understudy[minari]' to decode them") from None
+        raise FormatError("images are stored as JPEG; run pip install 'understudy[minari]' to decode them") from None
     if len(rows) != num_rows or any(np.asarray(row).dtype != np.uint8 for row in rows):
         raise FormatError(f"expected {num_rows} images, got {len(rows)} rows")
     height, width, *channels = leaf.fixed_shape
@@ -30,5 +30,5 @@ def decode_images(rows: Any, leaf: ArraySpec, num_rows: int) -> np.ndarray[Any, 
         except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
             if isinstance(error, FormatError):
                 raise
-            raise FormatError(f"an image is no JPEG ({error}); the file is damaged") from None
+            raise FormatError(f"an image is not a JPEG ({error}); the file is damaged") from None
     return images

@@ -1,6 +1,6 @@
-"""MinariReader: a Minari data set as Episodes.
+"""MinariReader: reads a Minari dataset as Episodes.
 
-data/metadata.json            spaces, and how the data is kept
+data/metadata.json            spaces and the format of the data
 data/main_data.hdf5
   episode_0                   attrs: id, seed, total_steps
     observations, infos       T+1 rows; a Tuple is a group of _index_0, _index_1, ...
@@ -40,9 +40,9 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class _Leaf:
-    """Where a field of ours stands in an episode of theirs."""
+    """Where a field of an Episode is stored in Minari's file."""
 
-    theirs: str
+    external: str
     leaf: ArraySpec
     image: bool = False
 
@@ -59,7 +59,7 @@ class MinariReader:
             if not self._episodes:
                 raise FormatError(f"{folder / MAIN}: holds no episodes")
             first = self._reader.tree(self._episodes[0])
-            self._places = dict(self._find_places(first))
+            self._leaves = dict(self._find_leaves(first))
             self.spec = self._spec()
         except FormatError:
             self.close()
@@ -75,16 +75,18 @@ class MinariReader:
 
     # ---- the spec
 
-    def _find_places(self, first: Group) -> Iterator[tuple[str, _Leaf]]:
-        """Where each field stands, by its path in a step."""
+    def _find_leaves(self, first: Group) -> Iterator[tuple[str, _Leaf]]:
+        """Where each field is stored, by its path in a step."""
         jpeg = self._metadata.get("jpeg_encoding") is True
         parts = (("observation", "observations"), ("action", "actions"))
-        for ours, theirs in parts:
-            name = f"{ours}_space"
+        for internal, external in parts:
+            name = f"{internal}_space"
             for path, space in spaces.leaves(self._metadata.get(name), name).items():
-                full = trees.join(theirs, path)
+                full = trees.join(external, path)
                 if full not in first.datasets:
-                    raise FormatError(f"{self._reader.path}: {first.path}/{full}: is not there, though its space is")
+                    raise FormatError(
+                        f"{self._reader.path}: {first.path}/{full}: is missing, though its space is declared"
+                    )
                 data = first.datasets[full]
                 image = jpeg and spaces.is_image(space)
                 leaf = ArraySpec(shape=tuple(space["shape"]), dtype="uint8") if image else _leaf(data)
@@ -95,15 +97,15 @@ class MinariReader:
                     )
                 if leaf is None:
                     raise FormatError(f"{self._reader.path}: {first.path}/{full}: holds neither numbers nor text")
-                if ours == "action" and self._options.bounds == "action" and not image and not leaf.ragged:
+                if internal == "action" and self._options.bounds == "action" and not image and not leaf.ragged:
                     low, high = spaces.bounds(space, leaf.fixed_shape)
                     leaf = ArraySpec(shape=leaf.shape, dtype=leaf.dtype, low=low, high=high)
-                yield trees.join(ours, spaces.ours(path)), _Leaf(theirs=full, leaf=leaf, image=image)
+                yield trees.join(internal, spaces.episode_path(path)), _Leaf(external=full, leaf=leaf, image=image)
         if self._options.infos == "all":
             for full, data in first.datasets.items():
                 leaf = _leaf(data) if full.startswith("infos/") and self._is_of_steps(first, data) else None
                 if leaf is not None:
-                    yield "extras/" + spaces.ours(full.removeprefix("infos/")), _Leaf(theirs=full, leaf=leaf)
+                    yield "extras/" + spaces.episode_path(full.removeprefix("infos/")), _Leaf(external=full, leaf=leaf)
 
     def _is_of_steps(self, group: Group, data: Dataset) -> bool:
         rewards = group.datasets.get("rewards")
@@ -111,7 +113,9 @@ class MinariReader:
 
     def _spec(self) -> StepSpec:
         def part(name: str) -> Spec:
-            return Spec(trees.unflatten(trees.below({path: place.leaf for path, place in self._places.items()}, name)))
+            return Spec(
+                trees.unflatten(trees.below({path: stored.leaf for path, stored in self._leaves.items()}, name))
+            )
 
         return StepSpec(observation=part("observation"), action=part("action"), extras=part("extras"))
 
@@ -135,7 +139,7 @@ class MinariReader:
 
     def _episode(self, group: Group) -> Episode | None:
         """An episode; None if it has no step."""
-        with np.errstate(over="ignore"):  # what float32 cannot hold is refused with the step
+        with np.errstate(over="ignore"):  # values that overflow float32 are refused with the step
             rewards = self._flat(group, "rewards").astype(np.float32)
         num_steps = len(rewards)
         if num_steps == 0:
@@ -143,7 +147,7 @@ class MinariReader:
         ends = {name: self._flat(group, name) != 0 for name in ("terminations", "truncations")}
         if any(len(flags) != num_steps for flags in ends.values()):
             raise FormatError(f"rewards, terminations and truncations have {num_steps} rows and others")
-        columns = {path: self._column(group, path, place, num_steps) for path, place in self._places.items()}
+        columns = {path: self._column(group, path, stored, num_steps) for path, stored in self._leaves.items()}
         rows = {
             path: column if path.partition("/")[0] == "observation" else [*column, None]
             for path, column in columns.items()
@@ -176,20 +180,20 @@ class MinariReader:
             raise FormatError(f"{name}: expected numbers, got text")
         return found
 
-    def _column(self, group: Group, path: str, place: _Leaf, num_steps: int) -> Any:
-        """The rows of a field; infos of steps stand one row later, because the first is that of the reset."""
-        if place.theirs not in group.datasets:
-            raise FormatError(f"{place.theirs}: the first episode has it, and this one has not")
+    def _column(self, group: Group, path: str, stored: _Leaf, num_steps: int) -> Any:
+        """The rows of a field; infos are shifted by one row, because the first is that of the reset."""
+        if stored.external not in group.datasets:
+            raise FormatError(f"{stored.external}: the first episode has it, but this one does not")
         part = path.partition("/")[0]
         num_rows = num_steps if part == "action" else num_steps + 1
         try:
-            found = self._reader.read(f"{group.path}/{place.theirs}")
-            if place.image:
-                return decode_images(found, place.leaf, num_rows)
-            unbounded = ArraySpec(shape=place.leaf.shape, dtype=place.leaf.dtype)
+            found = self._reader.read(f"{group.path}/{stored.external}")
+            if stored.image:
+                return decode_images(found, stored.leaf, num_rows)
+            unbounded = ArraySpec(shape=stored.leaf.shape, dtype=stored.leaf.dtype)
             column = checked(unbounded, found, num_rows)
         except FormatError as error:
-            raise FormatError(f"{place.theirs}: {error}") from None
+            raise FormatError(f"{stored.external}: {error}") from None
         return column[1:] if part == "extras" else column
 
     def _info(self, group: Group) -> EpisodeInfo:
@@ -206,19 +210,19 @@ class MinariReader:
             kind=self._options.kind,
         )
 
-    # ---- for people
+    # ---- the mapping, for the user
 
     def _mapping(self, first: Group) -> Iterator[Field]:
-        for path, place in self._places.items():
-            how = "JPEG, decoded" if place.image else "of the next row" if path.startswith("extras") else "as it is"
-            yield Field(theirs=place.theirs, ours=path, how=how)
-        yield Field(theirs="rewards", ours="reward", how="float32")
-        yield Field(theirs="terminations", ours="terminated", how="as it is")
-        yield Field(theirs="truncations", ours="truncated", how="as it is; also where an episode just stops")
-        known = {place.theirs for place in self._places.values()} | {"rewards", "terminations", "truncations"}
+        for path, stored in self._leaves.items():
+            how = "JPEG, decoded" if stored.image else "of the next row" if path.startswith("extras") else "as it is"
+            yield Field(external=stored.external, internal=path, how=how)
+        yield Field(external="rewards", internal="reward", how="float32")
+        yield Field(external="terminations", internal="terminated", how="as it is")
+        yield Field(external="truncations", internal="truncated", how="as it is; also where an episode just stops")
+        known = {stored.external for stored in self._leaves.values()} | {"rewards", "terminations", "truncations"}
         for name in first.datasets:
             if name not in known:
-                yield Field(theirs=name, ours="", how="left out")
+                yield Field(external=name, internal="", how="left out")
 
 
 def _metadata(folder: Path) -> Mapping[str, Any]:
@@ -227,16 +231,16 @@ def _metadata(folder: Path) -> Mapping[str, Any]:
         found = json.loads(path.read_bytes())
     except OSError as error:
         raise FormatError(
-            f"{path}: cannot be read ({error.strerror}); give the directory of a Minari data set"
+            f"{path}: cannot be read ({error.strerror}); give the directory of a Minari dataset"
         ) from None
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: is no JSON ({error}); it is damaged") from None
+        raise FormatError(f"{path}: is not JSON ({error}); it is damaged") from None
     if not isinstance(found, dict):
         raise FormatError(f"{path}: expected a JSON object; it is damaged")
     kept = found.get("data_format", "hdf5")
     if kept != "hdf5":
         raise FormatError(
-            f"{path}: the data is kept as {kept!r:.40}, and only hdf5 is read; write it again with Minari as hdf5, as "
+            f"{path}: the data format is {kept!r:.40}, and only hdf5 is read; convert it with Minari to hdf5, as "
             f"docs/hdf5.md shows"
         )
     return found

@@ -1,4 +1,4 @@
-"""Gymnasium's spaces, as Minari keeps them in metadata.json: bounds of actions, and which fields are JPEG images."""
+"""Gymnasium's spaces in Minari's metadata.json: bounds of actions, and which fields are JPEG images."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAX_DEPTH = 12
 
 
 def leaves(text: Any, name: str) -> dict[str, Mapping[str, Any]]:
-    """The spaces that are no containers, by the path of their data set: items of a Tuple are _index_0, _index_1, ..."""
+    """The leaf spaces by the path of their dataset; items of a Tuple are _index_0, _index_1, ..."""
     try:
         return dict(_leaves(json.loads(text), "", 0))
     except (TypeError, ValueError, LookupError, AttributeError, RecursionError) as error:
-        raise FormatError(f"{name}: is no space ({error}); metadata.json is damaged") from None
+        raise FormatError(f"{name}: is not a space ({error}); metadata.json is damaged") from None
 
 
 def _leaves(space: Any, path: str, depth: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -36,13 +36,13 @@ def _leaves(space: Any, path: str, depth: int) -> Iterator[tuple[str, Mapping[st
         yield path, space
 
 
-def ours(path: str) -> str:
-    """The path as ours: items of a Tuple are 0, 1, ..."""
+def episode_path(path: str) -> str:
+    """The path in an Episode, where items of a Tuple are 0, 1, ..."""
     return trees.SEPARATOR.join(part.removeprefix("_index_") for part in path.split(trees.SEPARATOR))
 
 
 def is_image(space: Mapping[str, Any]) -> bool:
-    """What Minari takes for an image and, if it is told to, keeps as JPEG."""
+    """Whether Minari treats a space as an image, which it may store as JPEG."""
     try:
         shape = space["shape"]
         if not all(type(size) is int and 0 < size < 2**16 for size in shape):

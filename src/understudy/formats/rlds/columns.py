@@ -22,12 +22,19 @@ from understudy.formats.rlds.images import decode_images, encode_image
 Array = np.ndarray[Any, Any]
 
 _FLAT, _LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
-_IN_ROW = 2**30  # bytes of one row's value when unpacked
-_RAW = ("float16", "float64", "uint64", "int8", "int16", "uint16")  # what numbers of an Example would change or bloat
+_IN_ROW = 2**30  # bytes of one unpacked row
+_RAW = (
+    "float16",
+    "float64",
+    "uint64",
+    "int8",
+    "int16",
+    "uint16",
+)  # dtypes that an Example cannot store exactly or compactly
 
 
 def num_rows(name: str, leaf: Leaf, fields: Mapping[str, Values]) -> int | None:
-    """How many rows a field has; None if that needs to be known from others."""
+    """The number of rows of a field; None if only other fields tell it."""
     if leaf.sequences:
         return len(_values(f"{name}/{_LENGTHS}", fields))
     values = _values(name, fields)
@@ -75,7 +82,7 @@ def _from_numbers(name: str, leaf: Leaf, values: Array, rows: int) -> Column:
     if spec.numpy_dtype.kind in "iu" and spec.dtype not in ("int64", "uint64") and len(values):
         limits = np.iinfo(spec.numpy_dtype)
         if not limits.min <= int(values.min()) <= int(values.max()) <= limits.max:
-            raise Malformed(f"{name}: holds numbers that are no {spec.dtype}")
+            raise Malformed(f"{name}: holds numbers outside {spec.dtype}")
     if spec.dtype == "uint64":
         values = values.view(np.uint64)
     with np.errstate(over="ignore"):
@@ -87,12 +94,12 @@ def _from_numbers(name: str, leaf: Leaf, values: Array, rows: int) -> Column:
         return array.reshape(rows, *_fixed(leaf.shape))
     inner = math.prod(_fixed(leaf.shape[1:]))
     if not rows or not inner or len(values) % (rows * inner):
-        raise Malformed(f"{name}: has {len(values)} numbers, which are no {rows} rows of {spec}")
+        raise Malformed(f"{name}: has {len(values)} numbers, which are not {rows} rows of {spec}")
     return list(array.reshape(rows, -1, *_fixed(leaf.shape[1:])))
 
 
 def _from_raw(name: str, leaf: Leaf, values: list[bytes]) -> Column:
-    """Each row as its bytes in memory, perhaps compressed."""
+    """Decode rows of raw bytes, which may be compressed."""
     spec = leaf.array_spec
     dtype = np.dtype("<u2") if leaf.dtype == "bfloat16" else spec.numpy_dtype.newbyteorder("<")
     inner = math.prod(size for size in leaf.shape if size is not None) * dtype.itemsize
@@ -103,7 +110,7 @@ def _from_raw(name: str, leaf: Leaf, values: list[bytes]) -> Column:
     for value in values:
         raw = _unpacked(name, value, inner if fixed else _IN_ROW) if leaf.encoding == "zlib" else value
         if (fixed and len(raw) != inner) or (not fixed and (not inner or len(raw) % inner)):
-            raise Malformed(f"{name}: a row has {len(raw)} bytes, which are no {spec}")
+            raise Malformed(f"{name}: a row has {len(raw)} bytes, which is not {spec}")
         if spec.dtype == "bool" and raw.translate(None, b"\x00\x01"):
             raise Malformed(f"{name}: holds bytes other than 0 and 1 where bool is wanted")
         found.append(raw)
@@ -125,7 +132,7 @@ def _unpacked(name: str, value: bytes, limit: int) -> bytes:
     try:
         raw = unpack.decompress(value, limit + 1)
     except zlib.error as error:
-        raise Malformed(f"{name}: is not what was compressed ({error})") from None
+        raise Malformed(f"{name}: cannot be decompressed ({error})") from None
     if len(raw) > limit or not unpack.eof:
         raise Malformed(f"{name}: has more than {limit} bytes when unpacked, or is cut off")
     return raw
@@ -148,7 +155,7 @@ def _decode_sequences(name: str, leaf: Leaf, fields: Mapping[str, Values], rows:
     (length,) = leaf.sequences
     if length is not None:
         if (lengths != length).any():
-            raise Malformed(f"{name}: a row has not the {length} elements that are said")
+            raise Malformed(f"{name}: a row does not have the declared {length} elements")
         return flat.reshape(rows, length, *_fixed(leaf.shape))
     return np.split(flat, np.cumsum(lengths)[:-1]) if rows else []
 
@@ -164,7 +171,7 @@ def _text(name: str, value: bytes) -> str:
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise Malformed(f"{name}: is no UTF-8: {value[:40]!r}") from None
+        raise Malformed(f"{name}: is not UTF-8: {value[:40]!r}") from None
 
 
 def _fixed(shape: tuple[int | None, ...]) -> tuple[int, ...]:
@@ -175,7 +182,7 @@ def _fixed(shape: tuple[int | None, ...]) -> tuple[int, ...]:
 
 
 def leaf_of(spec: ArraySpec, images: str) -> Leaf:
-    """How a field is written: text and small numbers as they are, images as `images` says, the rest as bytes."""
+    """How a field is stored: text and numbers directly, images as `images` says, other dtypes as bytes."""
     if spec.dtype == "str":
         return Leaf(kind="text")
     if spec.dtype == "uint32" and spec.ragged:  # TensorFlow cannot unpack bytes of it

@@ -1,9 +1,9 @@
-"""Dataset: a directory of TensorFlow Datasets, its splits and shards, and the records in them, in order.
+"""Dataset: a directory of TensorFlow Datasets with its splits, shards and records.
 
 <name>/[<config>/]<version>/
-    dataset_info.json     name, version, format of the shards, how many records each has
-    features.json         what the fields are
-    understudy.json       only in what we wrote: the exact spec, bounds included
+    dataset_info.json     name, version, file format, and number of records per shard
+    features.json         the fields
+    understudy.json       only in exports of Understudy: the exact spec, including bounds
     <name>-<split>.tfrecord-00000-of-00002 ...
 """
 
@@ -31,7 +31,7 @@ _MAX_SHARDS = 10**6
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """One split: how many records each of its shards has."""
+    """One split: its shards and their numbers of records."""
 
     name: str
     shards: tuple[tuple[Path, int], ...]
@@ -43,11 +43,11 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One record, which is one episode. `key` names it in its data set."""
+    """One record, which is one episode. `key` identifies it in its dataset."""
 
     key: str
     split: str
-    where: str  # for people: the file and the number in it
+    where: str  # for error messages: the file and the number in it
     data: bytes
 
     def fields(self) -> dict[str, Values]:
@@ -59,7 +59,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """What the directory says without its records being read."""
+    """The dataset's description, without its records."""
 
     path: Path
     name: str  # name/config/version
@@ -67,14 +67,14 @@ class Dataset:
     splits: Mapping[str, Split]
     of_step: Mapping[str, Found]
     of_episode: Mapping[str, Found]
-    spec: StepSpec | None  # of a data set that we wrote
+    spec: StepSpec | None  # if Understudy wrote it
 
     @property
     def num_records(self) -> int:
         return sum(split.num_records for split in self.splits.values())
 
     def records(self, skip: Container[str] = ()) -> Generator[Record, None, None]:
-        """The records in order, those in `skip` left unread; a shard with more or fewer than is said is refused."""
+        """The records in order, except those in `skip`; refuses a shard with more or fewer records than declared."""
         for split in self.splits.values():
             first = 0
             for path, length in split.shards:
@@ -84,50 +84,50 @@ class Dataset:
 
                 for number, data in read_records(path, self.file_format, wanted):
                     if number >= length and data:
-                        raise FormatError(f"{path}: has more than the {length} records that {INFO_FILE} says")
+                        raise FormatError(f"{path}: has more than the {length} records that {INFO_FILE} declares")
                     if data:
                         key = f"{split.name}/{first + number}"
                         yield Record(key=key, split=split.name, where=f"{path}: record {number}", data=data)
-                    elif number != length:  # the file's end, or a record of no bytes, which no episode can be
+                    elif number != length:  # the file's end, or an empty record, which is not an episode
                         raise FormatError(
-                            f"{path}: has {number} records and {INFO_FILE} says {length}; fetch the file again"
+                            f"{path}: has {number} records and {INFO_FILE} declares {length}; fetch the file again"
                         )
                 first += length
 
 
 def open_dataset(path: Path, split: str | None = None) -> Dataset:
-    """The data set at `path`, which is its directory or one above it that leads to no other."""
-    place = _find(path)
+    """Open the dataset at `path`: its directory, or a parent that contains only this dataset."""
+    directory = _find(path)
     try:
-        info = _load(place / INFO_FILE)
+        info = _load(directory / INFO_FILE)
         name, file_format = info["name"], info.get("fileFormat") or "tfrecord"
         version, config = info.get("version", ""), info.get("configName", "")
         if not all(isinstance(text, str) for text in (name, version, config)) or not name:
-            raise Malformed("its name, configName or version is no text")
+            raise Malformed("its name, configName or version is not text")
         if file_format not in FILE_FORMATS:
             raise Malformed(f"its fileFormat is {file_format!r}; {' and '.join(FILE_FORMATS)} are read")
-        splits = [_split(place, name, file_format, said) for said in info["splits"]]
+        splits = [_split(directory, name, file_format, declared) for declared in info["splits"]]
     except Malformed as error:
-        raise FormatError(f"{place / INFO_FILE}: {error}") from None
+        raise FormatError(f"{directory / INFO_FILE}: {error}") from None
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
-        raise FormatError(f"{place / INFO_FILE}: is not what TensorFlow Datasets writes ({error!r})") from None
+        raise FormatError(f"{directory / INFO_FILE}: is not what TensorFlow Datasets writes ({error!r})") from None
     chosen = {found.name: found for found in splits}
     if split is not None:
         if split not in chosen:
-            raise FormatError(f"{place}: has no split {split!r}; it has {', '.join(chosen) or 'none'}")
+            raise FormatError(f"{directory}: has no split {split!r}; it has {', '.join(chosen) or 'none'}")
         chosen = {split: chosen[split]}
     try:
-        of_step, of_episode = parse_features(_load(place / FEATURES_FILE))
+        of_step, of_episode = parse_features(_load(directory / FEATURES_FILE))
     except Malformed as error:
-        raise FormatError(f"{place / FEATURES_FILE}: {error}") from None
+        raise FormatError(f"{directory / FEATURES_FILE}: {error}") from None
     return Dataset(
-        path=place,
+        path=directory,
         name="/".join(part for part in (name, config, version) if part),
         file_format=file_format,
         splits=chosen,
         of_step=of_step,
         of_episode=of_episode,
-        spec=_spec(place),
+        spec=_spec(directory),
     )
 
 
@@ -139,7 +139,9 @@ def _find(path: Path) -> Path:
         return path
     found = sorted(file.parent for depth in ("*", "*/*", "*/*/*") for file in path.glob(f"{depth}/{INFO_FILE}"))
     if len(found) != 1:
-        several = f"several data sets ({', '.join(str(place.relative_to(path)) for place in found[:5])}); choose one"
+        several = (
+            f"several datasets ({', '.join(str(directory.relative_to(path)) for directory in found[:5])}); choose one"
+        )
         raise FormatError(f"{path}: has {several if found else f'no {INFO_FILE}; is this a directory of RLDS data?'}")
     return found[0]
 
@@ -151,31 +153,31 @@ def _what(path: Path) -> str:
 def _load(path: Path) -> Any:
     try:
         if path.stat().st_size > _MAX_JSON_BYTES:
-            raise Malformed(f"has {path.stat().st_size} bytes, which is no description")
+            raise Malformed(f"has {path.stat().st_size} bytes, too many for a description")
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FormatError(f"{path}: cannot be read ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: is no JSON ({error})") from None
+        raise FormatError(f"{path}: is not JSON ({error})") from None
     if not isinstance(content, dict):
-        raise FormatError(f"{path}: is no JSON object")
+        raise FormatError(f"{path}: is not a JSON object")
     return content
 
 
-def _split(place: Path, dataset: str, file_format: str, said: Mapping[str, Any]) -> Split:
-    name = said["name"]
-    template = said.get("filepathTemplate") or TEMPLATE
-    lengths = [int(length) for length in said.get("shardLengths", [])]
+def _split(directory: Path, dataset: str, file_format: str, declared: Mapping[str, Any]) -> Split:
+    name = declared["name"]
+    template = declared.get("filepathTemplate") or TEMPLATE
+    lengths = [int(length) for length in declared.get("shardLengths", [])]
     if not isinstance(name, str) or not isinstance(template, str) or not name or "/" in name:
-        raise Malformed("a split's name or filepathTemplate is no text")
+        raise Malformed("a split's name or filepathTemplate is not text")
     if len(lengths) > _MAX_SHARDS or any(not 0 <= length < 2**48 for length in lengths):
-        raise Malformed(f"split {name}: its shardLengths are no numbers of records")
+        raise Malformed(f"split {name}: its shardLengths are not numbers of records")
     shards = []
     for number, length in enumerate(lengths):
         file = shard_name(template, dataset, name, file_format, number, len(lengths))
         if "/" in file or "\0" in file or file in ("", ".", ".."):
             raise Malformed(f"split {name}: its files would be called {file!r}")
-        shards.append((place / file, length))
+        shards.append((directory / file, length))
     return Split(name=name, shards=tuple(shards))
 
 
@@ -191,11 +193,11 @@ def shard_name(template: str, dataset: str, split: str, file_format: str, number
     return re.sub(r"\{(\w+)\}", lambda match: words.get(match.group(1), match.group()), template)
 
 
-def _spec(place: Path) -> StepSpec | None:
-    path = place / SPEC_FILE
+def _spec(directory: Path) -> StepSpec | None:
+    path = directory / SPEC_FILE
     if not path.exists():
         return None
     try:
         return StepSpec.from_json(_load(path)["spec"])
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError) as error:
-        raise FormatError(f"{path}: holds no spec ({error}); remove the file to read the data without it") from None
+        raise FormatError(f"{path}: holds no spec ({error}); remove the file to read the dataset without it") from None

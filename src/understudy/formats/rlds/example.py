@@ -1,4 +1,4 @@
-"""tf.train.Example: a dict from names to lists of bytes, float32 or int64, as a protocol buffer, taken apart by hand.
+"""tf.train.Example: a dict from names to lists of bytes, float32 or int64, as a protocol buffer, parsed by hand.
 
 Example   1: Features
 Features  1: map entry {1: name, 2: Feature}, any number
@@ -19,7 +19,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5  # wire types
 
 
 class Malformed(ValueError):
-    """Bytes that are not what they should be; whoever knows the file's name says where."""
+    """Invalid bytes; the caller, who knows the file, adds where."""
 
 
 def parse(data: bytes) -> dict[str, Values]:
@@ -52,7 +52,7 @@ def serialize(fields: Mapping[str, Sequence[bytes] | Array]) -> bytes:
 
 
 def _messages(data: bytes, start: int, stop: int) -> list[tuple[int, int]]:
-    """Where the values of field 1 lie; other fields are passed over."""
+    """Positions of the values of field 1; other fields are skipped."""
     found = []
     while start < stop:
         number, wire, start = _tag(data, start, stop)
@@ -122,7 +122,7 @@ def _floats(data: bytes, start: int, stop: int) -> Array:
 
 
 def _read_varints(data: bytes, start: int, stop: int) -> Array:
-    """All numbers at once: each byte adds its 7 bits, shifted by how far it stands from its number's first."""
+    """Decode all numbers at once: each byte adds its 7 bits, shifted by its position in the number."""
     raw = np.frombuffer(data, np.uint8, stop - start, start)
     if not (raw & 0x80).any():
         return raw.astype(np.int64)
@@ -144,7 +144,7 @@ def _tag(data: bytes, start: int, stop: int) -> tuple[int, int, int]:
 
 
 def _value(data: bytes, wire: int, start: int, stop: int) -> tuple[int, int]:
-    """Where a field's value begins and ends."""
+    """Start and end of a field's value."""
     if wire == _BYTES:
         size, start = _varint(data, start, stop)
     elif wire == _VARINT:
@@ -188,7 +188,7 @@ def _write_varint(value: int) -> bytes:
 
 
 def _write_varints(values: Array) -> bytes:
-    """All numbers at once: ten columns of 7 bits, of which each number takes as many as it needs."""
+    """Encode all numbers at once: ten columns of 7 bits, of which each number uses as many as it needs."""
     unsigned = values.view(np.uint64)
     if not (unsigned >= 0x80).any():
         return unsigned.astype(np.uint8).tobytes()

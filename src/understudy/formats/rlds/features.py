@@ -1,4 +1,4 @@
-"""features.json: what the fields of a data set are, as TensorFlow Datasets writes it."""
+"""Reads and writes features.json, TensorFlow Datasets' description of the fields."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from understudy.core.tree import join
 from understudy.formats.rlds.example import Malformed
 
 _CLASSES = "tensorflow_datasets.core.features."
-_WIDER = {"bfloat16": "float32", "string": "str", "object": "str"}  # what a dtype becomes here
+_DTYPES = {"bfloat16": "float32", "string": "str", "object": "str"}  # what a dtype becomes here
 
 
 @dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One field. Outside it may stand sequences, each of some length (None: any), the outermost first."""
+    """One field, possibly inside sequences, whose lengths are listed from the outermost (None: any)."""
 
     kind: Literal["tensor", "image", "text"]
     shape: tuple[int | None, ...] = ()
-    dtype: str = "str"  # theirs: bfloat16 too
-    encoding: str = "none"  # of a tensor: none, bytes or zlib; of an image: png, jpeg, or "" where none is said
+    dtype: str = "str"  # in TensorFlow Datasets; may be bfloat16
+    encoding: str = "none"  # of a tensor: none, bytes or zlib; of an image: png, jpeg, or "" if not declared
     sequences: tuple[int | None, ...] = ()
 
     @cached_property
     def array_spec(self) -> ArraySpec:
-        """What one row of it is here; Malformed if nothing here is like it."""
-        dtype = _WIDER.get(self.dtype, self.dtype)
+        """The spec of one row; Malformed if it cannot be represented."""
+        dtype = _DTYPES.get(self.dtype, self.dtype)
         shape = self.sequences + self.shape
         if dtype not in DTYPES:
             raise Malformed(f"its dtype is {self.dtype}")
@@ -45,7 +45,7 @@ class Leaf:
 
 @dataclass(frozen=True)
 class Unread:
-    """A field of a kind that is not read."""
+    """A field that cannot be read, and why."""
 
     why: str
 
@@ -56,13 +56,13 @@ Found: TypeAlias = Leaf | Unread
 def parse_features(content: Any) -> tuple[dict[str, Found], dict[str, Found]]:
     """The fields of a step, and those of an episode beside its steps, by path."""
     if isinstance(content, Mapping) and "type" in content and "content" in content:
-        raise Malformed("was written by TensorFlow Datasets before 4.5; load it once with a newer one and save it")
+        raise Malformed("was written by TensorFlow Datasets before 4.5; load and save it with a newer version")
     top = _features(content)
     if "steps" not in top:
-        raise Malformed(f"has no 'steps', so this is no RLDS data set; it has {', '.join(sorted(top)) or 'nothing'}")
+        raise Malformed(f"has no 'steps', so this is not an RLDS dataset; it has {', '.join(sorted(top)) or 'nothing'}")
     steps = top["steps"]
     if not isinstance(steps, Mapping) or not isinstance(steps.get("sequence"), Mapping):
-        raise Malformed("'steps' is no sequence, so this is no RLDS data set")
+        raise Malformed("'steps' is not a sequence, so this is not an RLDS dataset")
     of_step = dict(_walk(steps["sequence"].get("feature"), "", ()))
     of_episode = {path: leaf for name, node in top.items() if name != "steps" for path, leaf in _walk(node, name, ())}
     return of_step, of_episode
@@ -72,7 +72,7 @@ def _features(node: Any) -> Mapping[str, Any]:
     try:
         features = node["featuresDict"]["features"]
     except (TypeError, KeyError):
-        raise Malformed("is no dict of features") from None
+        raise Malformed("is not a dict of features") from None
     if not isinstance(features, Mapping) or not all(name and "/" not in name for name in features):
         raise Malformed("has a field whose name is empty or has a '/'")
     return features
@@ -80,15 +80,15 @@ def _features(node: Any) -> Mapping[str, Any]:
 
 def _walk(node: Any, path: str, sequences: tuple[int | None, ...]) -> Iterator[tuple[str, Found]]:
     if not isinstance(node, Mapping):
-        raise Malformed(f"{path or 'steps'}: is no feature")
+        raise Malformed(f"{path or 'steps'}: is not a feature")
     if "featuresDict" in node:
         for name, child in _features(node).items():
             yield from _walk(child, join(path, name), sequences)
     elif "sequence" in node:
         inner = node["sequence"]
         if not isinstance(inner, Mapping):
-            raise Malformed(f"{path}: is no sequence")
-        length = _whole(inner.get("length", -1), path)
+            raise Malformed(f"{path}: is not a sequence")
+        length = _parse_int(inner.get("length", -1), path)
         yield from _walk(inner.get("feature"), path, (*sequences, None if length < 0 else length))
     else:
         found = _leaf(node, path)
@@ -101,30 +101,32 @@ def _leaf(node: Mapping[str, Any], path: str) -> Found:
     if "classLabel" in node:
         return Leaf(kind="tensor", dtype="int64")
     for kind in ("tensor", "image", "boundingBox"):
-        said = node.get(kind)
-        if isinstance(said, Mapping):
+        declared = node.get(kind)
+        if isinstance(declared, Mapping):
             if kind == "image":
-                shape = _shape(said, path) or (None, None, 3)
-                dtype = said.get("dtype") or "uint8"
+                shape = _shape(declared, path) or (None, None, 3)
+                dtype = declared.get("dtype") or "uint8"
                 if len(shape) != 3 or dtype not in ("uint8", "uint16", "float32"):
-                    raise Malformed(f"{path}: {dtype} {list(shape)} is no image")
-                return Leaf(kind="image", shape=shape, dtype=dtype, encoding=str(said.get("encodingFormat") or ""))
-            encoding = said.get("encoding") or "none"
+                    raise Malformed(f"{path}: {dtype} {list(shape)} is not an image")
+                return Leaf(kind="image", shape=shape, dtype=dtype, encoding=str(declared.get("encodingFormat") or ""))
+            encoding = declared.get("encoding") or "none"
             if encoding not in ("none", "bytes", "zlib"):
                 raise Malformed(f"{path}: its encoding is {encoding!r}; none, bytes and zlib are known")
-            return Leaf(kind="tensor", shape=_shape(said, path), dtype=str(said.get("dtype")), encoding=encoding)
+            return Leaf(
+                kind="tensor", shape=_shape(declared, path), dtype=str(declared.get("dtype")), encoding=encoding
+            )
     return Unread(f"features of the kind {str(node.get('pythonClassName', '?')).rpartition('.')[2]} are not read")
 
 
-def _shape(said: Mapping[str, Any], path: str) -> tuple[int | None, ...]:
-    shape = said.get("shape") or {}
+def _shape(declared: Mapping[str, Any], path: str) -> tuple[int | None, ...]:
+    shape = declared.get("shape") or {}
     if not isinstance(shape, Mapping) or not isinstance(shape.get("dimensions", []), list):
-        raise Malformed(f"{path}: its shape is no list")
-    sizes = [_whole(size, path) for size in shape.get("dimensions", [])]
+        raise Malformed(f"{path}: its shape is not a list")
+    sizes = [_parse_int(size, path) for size in shape.get("dimensions", [])]
     return tuple(None if size < 0 else size for size in sizes)
 
 
-def _whole(value: Any, path: str) -> int:
+def _parse_int(value: Any, path: str) -> int:
     try:
         return int(value)
     except (TypeError, ValueError, OverflowError):

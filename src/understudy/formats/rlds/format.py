@@ -1,4 +1,4 @@
-"""The format `rlds`, both ways, and its options."""
+"""The format `rlds` and its options."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SOURCES = tuple(source.name.lower() for source in Source)
 
 
 class RldsFormat:
-    """RLDS as TensorFlow Datasets keeps it."""
+    """RLDS as TensorFlow Datasets stores it."""
 
     name = "rlds"
     cannot = (
-        "The order of episodes of different splits: those for evaluation stand behind those for training.",
-        "With images=jpeg, images come back as JPEG of quality 95 leaves them.",
-        "Other programs see the last row's action and reward as zeros, and pass over who acted, policy versions, "
-        "proposals and attributes, which stand in fields called understudy.",
+        "The order of episodes across splits: evaluation episodes come after training episodes.",
+        "With images=jpeg, images are lossy (quality 95).",
+        "Other programs see the last row's action and reward as zeros, and ignore sources, policy versions, "
+        "proposals and attributes, which are in fields called understudy.",
     )
 
     def read(self, path: Path, options: Mapping[str, str]) -> RldsReader:

@@ -1,4 +1,4 @@
-"""Images of a record: JPEG by libjpeg-turbo, PNG and the rest by Pillow. Sizes are checked before pixels are made."""
+"""Images of a record: JPEG by libjpeg-turbo, PNG and the rest by Pillow. Sizes are checked before decoding."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Array = np.ndarray[Any, Any]
 _JPEG = b"\xff\xd8"
 _QUALITY = 95
 _MODES = {("uint8", 1): "L", ("uint8", 2): "LA", ("uint8", 3): "RGB", ("uint8", 4): "RGBA", ("uint16", 1): "I;16"}
-MAX_PIXELS = 2**26  # of an image whose size nothing but itself tells
+MAX_PIXELS = 2**26  # of an image without a declared size
 
 
 def image_size(data: bytes) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def image_size(data: bytes) -> tuple[int, int]:
         try:
             height, width, _, _ = load("simplejpeg").decode_jpeg_header(data)
         except ValueError as error:
-            raise Malformed(f"is no JPEG ({error})") from None
+            raise Malformed(f"is not a JPEG ({error})") from None
         return height, width
     with _opened(data) as image:
         width, height = image.size
@@ -41,9 +41,9 @@ def decode_images(encoded: list[bytes], leaf: Leaf) -> Array:
     assert height is not None
     assert width is not None
     assert channels is not None
-    if encoded and image_size(encoded[0]) != (height, width):  # before memory is asked for
+    if encoded and image_size(encoded[0]) != (height, width):  # before memory is allocated
         raise Malformed(f"an image has {_times(image_size(encoded[0]))} pixels and not {_times((height, width))}")
-    if leaf.dtype == "float32":  # its bytes stand in four channels
+    if leaf.dtype == "float32":  # its bytes are stored in four channels
         return _decode(encoded, (height, width, 4), "uint8").view(np.float32)
     return _decode(encoded, (height, width, channels), leaf.dtype)
 
@@ -63,7 +63,7 @@ def _decode_jpeg(decode: Callable[..., Array], data: bytes, out: Array) -> None:
     try:
         got = decode(data, "RGB" if out.shape[2] == 3 else "GRAY", buffer=out)
     except ValueError as error:
-        raise Malformed(f"an image is no JPEG of {_times(out.shape)} ({error})") from None
+        raise Malformed(f"an image is not a JPEG of {_times(out.shape)} ({error})") from None
     if got.shape != out.shape:
         raise Malformed(f"an image is {_times(got.shape)} and not {_times(out.shape)}")
 
@@ -74,7 +74,7 @@ def _decode_other(data: bytes, out: Array) -> None:
         if image.size != (out.shape[1], out.shape[0]):
             raise Malformed(f"an image has {_times(image.size[::-1])} pixels and not {_times(out.shape[:2])}")
         if mode is None or (image.mode.startswith("I") != mode.startswith("I")):
-            raise Malformed(f"an image is of the kind {image.mode}, which is no {out.dtype} of {out.shape[2]} channels")
+            raise Malformed(f"an image has mode {image.mode}, which is not {out.dtype} of {out.shape[2]} channels")
         try:
             pixels = np.asarray(image if image.mode == mode else image.convert(mode))
         except _NO_IMAGE as error:
@@ -101,7 +101,7 @@ def _opened(data: bytes) -> Any:
     try:
         image = pillow.open(io.BytesIO(data))
     except (*_NO_IMAGE, pillow.DecompressionBombError) as error:
-        raise Malformed(f"is no image ({str(error).partition('<')[0].strip()})") from None
+        raise Malformed(f"is not an image ({str(error).partition('<')[0].strip()})") from None
     if image.size[0] * image.size[1] > MAX_PIXELS:
         raise Malformed(f"an image has {_times(image.size)} pixels")
     return image

@@ -1,15 +1,15 @@
-"""RldsReader: RLDS rows as Episodes.
+"""RldsReader: reads RLDS rows as Episodes.
 
-RLDS has N rows for N-1 steps: the last row is the last observation, and its action, reward and discount mean nothing.
-It is terminal if the task ended there, and only last if the episode was cut short:
+RLDS has N rows for N-1 steps: the last row is the last observation, and its action, reward and discount have no
+meaning. It is terminal if the task terminated there, and only last if the episode was truncated:
 
     row 0 .. N-2   observation, action, reward        steps 0 .. T-1, with T = N-1
     row N-1        observation                        the last observation
     is_terminal of row N-1                            terminated of step T-1
     is_last of row N-1, not is_terminal               truncated of step T-1
-    neither                                           an episode that was never ended
+    neither                                           an episode without an end
 
-Some data sets have N rows for N steps. With `last=step` every row is a step, and the last observation stands twice.
+Some datasets have N rows for N steps. With `last=step` every row is a step, and the last observation is repeated.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from understudy.formats.rlds.plan import (
     HUMAN,
     INSTRUCTION,
     METADATA,
-    OWN_COLUMNS,
     SUCCESS,
     UNDERSTUDY,
+    UNDERSTUDY_COLUMNS,
     make_plan,
     mapping,
 )
@@ -47,16 +47,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How to understand what RLDS leaves open."""
+    """How to interpret what RLDS does not say."""
 
     split: str | None = None
-    last: str = "observation"  # what the last row is: an observation, as RLDS says, or a step like the others
-    source: Source = Source.POLICY  # who acted, where no field says it
+    last: str = "observation"  # what the last row is: an observation, as in RLDS, or a step
+    source: Source = Source.POLICY  # where no field says it
     workers: int = 1
 
 
 class RldsReader:
-    """A data set that is open for reading; each `episodes` goes through the files anew."""
+    """Reads the files again for each call of `episodes`."""
 
     def __init__(self, rows: RldsEpisodes, options: ReadOptions):
         self._rows = rows
@@ -68,12 +68,12 @@ class RldsReader:
         self.mapping = tuple(mapping(self._plan, rows.reader, options.source, self._last_reward()))
 
     def _last_reward(self) -> float:
-        """What would be left out with the last row of the first episode, if it is one number."""
+        """The scalar reward in the last row of the first episode, if that row will be left out."""
         if (
-            self._plan.ours
+            self._plan.from_understudy
             or self._options.last == "step"
             or self.spec.reward.shape
-            or "reward" not in self._plan.places
+            or "reward" not in self._plan.fields
         ):
             return 0.0
         with closing(self._rows.reader.dataset.records()) as records:
@@ -86,7 +86,7 @@ class RldsReader:
         """Nothing is held open between episodes."""
 
     def episodes(self, skip: Container[str] = ()) -> Iterator[tuple[str, Episode]]:
-        """Each episode after its key. A record of a single row has no step, and is left out."""
+        """Yield key and episode. A record with one row has no step and is left out."""
         for rows in self._rows.rows(skip):
             if rows.num_rows >= (1 if self._options.last == "step" else 2):
                 try:
@@ -109,30 +109,30 @@ class RldsReader:
             "terminated": at_end & terminal,
             "truncated": at_end & (last and not terminal),
         }
-        for ours, theirs in self._plan.places.items():
-            if ours.partition("/")[0] != "observation":
-                columns[ours] = steps[theirs][:num_steps]
+        for internal, external in self._plan.fields.items():
+            if internal.partition("/")[0] != "observation":
+                columns[internal] = steps[external][:num_steps]
             else:
-                columns[ours] = steps[theirs] if num_steps < rows.num_rows else _with_last_twice(steps[theirs])
-        columns |= self._how_chosen(steps, num_steps, columns)
+                columns[internal] = steps[external] if num_steps < rows.num_rows else _with_last_twice(steps[external])
+        columns |= self._sources_and_proposals(steps, num_steps, columns)
         self._check(columns)
         return _assembled(columns, self._info(rows))
 
-    def _how_chosen(
+    def _sources_and_proposals(
         self, steps: Mapping[str, Column], num_steps: int, columns: Mapping[str, Column]
     ) -> dict[str, Column]:
-        """Source, policy version and proposal of each step; of data that we wrote, also what was truncated."""
-        if self._plan.ours:
-            own = {name: np.array(steps[f"{UNDERSTUDY}/{name}"][:num_steps]) for name in OWN_COLUMNS}
-            if (own["source"] > max(Source)).any():
-                raise Malformed(f"steps/{UNDERSTUDY}/source: {own['source'].max()} is nobody")
-            if own["truncated"][:-1].any():
-                raise Malformed(f"steps/{UNDERSTUDY}/truncated: rows before the last are")
+        """Source, policy version and proposal of each step; also truncated, if Understudy wrote the dataset."""
+        if self._plan.from_understudy:
+            stored = {name: np.array(steps[f"{UNDERSTUDY}/{name}"][:num_steps]) for name in UNDERSTUDY_COLUMNS}
+            if (stored["source"] > max(Source)).any():
+                raise Malformed(f"steps/{UNDERSTUDY}/source: {stored['source'].max()} is no source")
+            if stored["truncated"][:-1].any():
+                raise Malformed(f"steps/{UNDERSTUDY}/truncated: is set before the last row")
             proposal = {
-                path: _blanked(columns[path], own["has_proposal"], leaf)
+                path: _blanked(columns[path], stored["has_proposal"], leaf)
                 for path, leaf in self.spec.action.leaves("proposal")
             }
-            return {**proposal, **own}
+            return {**proposal, **stored}
         source = np.full(num_steps, self._options.source, np.uint8)
         for name in HUMAN:
             if name in steps:
@@ -151,14 +151,14 @@ class RldsReader:
         for path, leaf in self.spec.columns.items():
             if leaf.bounded and path in columns:
                 values = columns[path]
-                if path.partition("/")[0] == "proposal":  # zero where there is none, whatever the bounds
+                if path.partition("/")[0] == "proposal":  # zero without a proposal, also outside the bounds
                     values = [value for value, there in zip(values, columns["has_proposal"], strict=True) if there]
                 for value in values:
                     leaf.check(value, path)
 
     def _info(self, rows: Rows) -> EpisodeInfo:
         metadata = rows.metadata
-        if self._plan.ours:
+        if self._plan.from_understudy:
             try:
                 return EpisodeInfo(**json.loads(metadata[METADATA]))
             except (ValueError, TypeError, RecursionError, EpisodeError) as error:
@@ -177,16 +177,20 @@ class RldsReader:
         )
 
 
-# ---- pieces
+# ---- helpers
 
 
 def _ends(steps: Mapping[str, Column], num_rows: int) -> tuple[bool, bool]:
     """is_terminal and is_last of the last row; flags in the middle are refused."""
     for name in ("is_last", "is_terminal"):
         if name in steps and steps[name][:-1].any():
-            raise Malformed(f"steps/{name}: row {int(np.argmax(steps[name]))} of {num_rows} is, and more rows follow")
+            raise Malformed(
+                f"steps/{name}: row {int(np.argmax(steps[name]))} of {num_rows} is set, and more rows follow"
+            )
     if "is_first" in steps and steps["is_first"][1:].any():
-        raise Malformed(f"steps/is_first: row {int(np.argmax(steps['is_first'][1:])) + 1} is, so here are two episodes")
+        raise Malformed(
+            f"steps/is_first: row {int(np.argmax(steps['is_first'][1:])) + 1} is set, so these are two episodes"
+        )
     terminal = bool(steps["is_terminal"][-1]) if "is_terminal" in steps else False
     last = bool(steps["is_last"][-1]) if "is_last" in steps else True
     return terminal, last
@@ -197,7 +201,7 @@ def _with_last_twice(column: Column) -> Column:
 
 
 def _blanked(column: Column, keep: Array, leaf: ArraySpec) -> Column:
-    """Zero where nothing was proposed."""
+    """Zero where there is no proposal."""
     if leaf.ragged:
         return [value if kept else leaf.zero() for value, kept in zip(column, keep, strict=True)]
     return np.where(keep.reshape(-1, *[1] * len(leaf.shape)), column, np.zeros((), leaf.dtype))

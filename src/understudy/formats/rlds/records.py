@@ -1,4 +1,4 @@
-"""Shards: files of records, each with its checksum; tfrecord, plain or compressed, and array_record.
+"""Reads and writes shards: files of records with checksums, as tfrecord (plain or compressed) or array_record.
 
 tfrecord: u64 length, u32 masked crc32c of the length, the record, u32 masked crc32c of the record
 """
@@ -17,12 +17,12 @@ from understudy.formats.format import FormatError
 
 _HEADER = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
-MAX_COMPRESSED_RECORD = 2**30  # bytes of one record when unpacked: more is a mistake, or malice
+MAX_COMPRESSED_RECORD = 2**30  # bytes of one unpacked record; more is refused
 _PIECE = 2**20
 
 
 def load(module: str) -> Any:
-    """A module of the extra `rlds`."""
+    """Import a module of the extra `rlds`."""
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -30,9 +30,9 @@ def load(module: str) -> Any:
 
 
 def read_records(path: Path, file_format: str, wanted: Callable[[int], bool]) -> Iterator[tuple[int, bytes]]:
-    """The records of a shard after their numbers, checked; those that are not wanted are passed over, unread.
+    """Yield number and content of each wanted record, after a check of its checksum; others are skipped unread.
 
-    After the last one comes a pair of how many there were and nothing: (number, b"").
+    At the end it yields the total number of records with empty content: (number, b"").
     """
     reader = _read_array_record if file_format == "array_record" else _read_tfrecord
     try:
@@ -77,12 +77,12 @@ class _Stream(Protocol):
     def skip(self, size: int) -> None: ...
 
     def has(self, size: int) -> bool:
-        """Whether so many bytes may still come, as far as can be told without reading them."""
+        """Whether this many bytes may be left, as far as known without reading them."""
         ...
 
 
 def _stream(file: BinaryIO, path: Path, crc: Callable[[bytes], int]) -> _Stream:
-    """The bytes of the file, unpacked if it is compressed as a whole."""
+    """The content of the file, decompressed if the whole file is compressed."""
     start = file.read(_HEADER.size)
     file.seek(0)
     if len(start) == _HEADER.size:
@@ -115,12 +115,12 @@ class _Plain:
 
 
 class _Compressed:
-    """gzip or zlib, unpacked piece by piece."""
+    """Decompresses gzip or zlib piece by piece."""
 
     def __init__(self, file: BinaryIO, path: Path):
         self._file = file
         self._path = path
-        self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # takes both
+        self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)  # accepts both
         self._ready = bytearray()
 
     def read(self, size: int) -> bytes:
@@ -131,12 +131,12 @@ class _Compressed:
         return data
 
     def _fill(self) -> bool:
-        """Unpack one more piece; False at the end."""
+        """Decompress one more piece; False at the end."""
         packed = self._unpack.unconsumed_tail or self._file.read(_PIECE)
         try:
             piece = self._unpack.decompress(packed, _PIECE)
         except zlib.error as error:
-            raise FormatError(f"{self._path}: is not what was compressed ({error}); fetch it again") from None
+            raise FormatError(f"{self._path}: cannot be decompressed ({error}); fetch it again") from None
         if not packed and not piece and not self._unpack.eof:
             raise FormatError(f"{self._path}: is compressed and cut off; fetch it again")
         self._ready += piece
@@ -166,7 +166,7 @@ def _damaged(path: Path, number: int, what: str) -> FormatError:
 
 def _read_array_record(path: Path, wanted: Callable[[int], bool]) -> Iterator[tuple[int, bytes]]:
     module = load("array_record.python.array_record_module")
-    with path.open("rb"):  # the library's words for a missing file are its own
+    with path.open("rb"):  # for a clear error if the file is missing
         pass
     number = 0
     try:
@@ -191,7 +191,7 @@ class RecordWriter(Protocol):
 
 
 def write_records(path: Path, file_format: str) -> RecordWriter:
-    """A new shard."""
+    """Create a shard."""
     return _ArrayRecordWriter(path) if file_format == "array_record" else _TfRecordWriter(path)
 
 

@@ -1,4 +1,4 @@
-"""Rows: an RLDS episode as it stands in its file, every step with its flags, before it becomes an Episode.
+"""Rows: an RLDS episode as stored in its file, with the flags of every step, before it becomes an Episode.
 
 for episode in read_rlds("kitchen/1.0.0"):
     episode["steps"]["observation"]["image"]  # [N, 128, 128, 3]
@@ -40,13 +40,13 @@ class Rows:
 
 
 class RowReader:
-    """Makes rows of records: knows which fields can be read, and what they are."""
+    """Decodes records into rows, and knows which fields can be read."""
 
     def __init__(self, dataset: Dataset):
         self.dataset = dataset
         self.steps: dict[str, Leaf] = {}
         self.metadata: dict[str, Leaf] = {}
-        self.unread: dict[str, str] = {}  # by path: why
+        self.unread: dict[str, str] = {}  # path: the reason
         first = self._first_fields() if any(_sized_by_data(leaf) for leaf in dataset.of_step.values()) else None
         for path, leaf in dataset.of_step.items():
             self._sort(f"steps/{path}", self.steps, path, _sized(f"steps/{path}", leaf, first))
@@ -109,12 +109,12 @@ def _sized_by_data(leaf: Leaf | Unread) -> bool:
 
 
 def _sized(name: str, leaf: Leaf | Unread, fields: Mapping[str, Any] | None) -> Leaf | Unread:
-    """An image whose size is not said has that of the first one there is."""
+    """An image without a declared size gets that of the first image."""
     if not isinstance(leaf, Leaf) or not _sized_by_data(leaf):
         return leaf
     encoded = (fields or {}).get(f"{name}/ragged_flat_values" if leaf.sequences else name)
     if not isinstance(encoded, list) or not encoded:
-        return Unread("its size is not said, and there is no image to tell it")
+        return Unread("its size is not declared, and there is no image")
     try:
         height, width = image_size(encoded[0])
     except Malformed as error:
@@ -125,14 +125,14 @@ def _sized(name: str, leaf: Leaf | Unread, fields: Mapping[str, Any] | None) -> 
 
 
 def read_ahead(records: Iterator[Record], work: Callable[[Record], T], workers: int) -> Iterator[T]:
-    """`work` on each record, in order; with several workers, in threads that are at most two records ahead each.
+    """Apply `work` to each record, in order; several workers are threads that run at most two records ahead each.
 
     | thread | takes from | blocks on | woken by |
     |---|---|---|---|
     | the caller | `records`, then the oldest result | that result | its worker |
     | workers | the pool's queue, which is never long | the queue | the caller |
 
-    Threads are enough: nearly all the time goes into decoders that leave the interpreter free.
+    Threads suffice: nearly all time is spent in decoders that release the GIL.
     """
     if workers == 1:
         for record in records:
@@ -152,7 +152,7 @@ def read_ahead(records: Iterator[Record], work: Callable[[Record], T], workers: 
 
 
 class RldsEpisodes:
-    """Episodes as RLDS has them: a dict of metadata, and in "steps" columns of N rows. Can be gone through again."""
+    """Iterates over episodes in RLDS form: a dict of metadata, and "steps" with columns of N rows. Can be repeated."""
 
     def __init__(self, path: str | Path, split: str | None = None, workers: int = 1):
         self.reader = RowReader(open_dataset(Path(path), split))
@@ -160,7 +160,7 @@ class RldsEpisodes:
 
     @property
     def step_spec(self) -> Nested[ArraySpec]:
-        """A tree of ArraySpecs: what one step of it is."""
+        """The spec of one step, as a tree of ArraySpecs."""
         return trees.unflatten({path: leaf.array_spec for path, leaf in self.reader.steps.items()})
 
     def __len__(self) -> int:
@@ -177,5 +177,5 @@ class RldsEpisodes:
 
 
 def read_rlds(path: str | Path, split: str | None = None, workers: int = 1) -> RldsEpisodes:
-    """The episodes of a directory of TensorFlow Datasets, for `understudy.compat` and for a look."""
+    """The episodes of a directory of TensorFlow Datasets, for `understudy.compat` and for inspection."""
     return RldsEpisodes(path, split, workers)

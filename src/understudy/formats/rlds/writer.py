@@ -1,4 +1,4 @@
-"""RldsWriter: Episodes as RLDS, such that TensorFlow Datasets reads them.
+"""RldsWriter: writes Episodes as RLDS for TensorFlow Datasets.
 
 Everything is written into a directory beside the final one, which gets its name when all is on disk. What RLDS has no
 field for stands in `steps/understudy` and `episode_metadata/understudy`, which other readers pass over.
@@ -29,30 +29,30 @@ from understudy.formats.rlds.features import Leaf, features_json
 from understudy.formats.rlds.plan import EXTRAS, METADATA, UNDERSTUDY
 from understudy.formats.rlds.records import RecordWriter, write_records
 
-_SPLITS = {"train": "train", "eval": "test"}  # ours, and what TensorFlow Datasets calls it
+_SPLITS = {"train": "train", "eval": "test"}  # our split: its name in TensorFlow Datasets
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
     file_format: str = "tfrecord"
     images: str = "png"  # or jpeg (lossy), or bytes
-    shard_mb: int = 512  # when a shard has so much, the next one is begun
+    shard_mb: int = 512  # size of a shard
 
 
 class RldsWriter:
-    """A data set that is being written."""
+    """Writes one dataset."""
 
     def __init__(self, path: Path, spec: StepSpec, options: WriteOptions):
         if path.exists():
-            raise FormatError(f"{path}: is there already; choose another path, or remove it")
+            raise FormatError(f"{path}: already exists; choose another path, or remove it")
         self._path = path
         self._spec = spec
         self._options = options
         self._name, self._version = _name_and_version(path)
         self._leaves = _leaves(spec, options.images)
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._place = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-        self._place.mkdir()
+        self._partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+        self._partial.mkdir()
         self._shards: dict[str, _Shards] = {}
 
     def add(self, key: str, episode: Episode) -> None:
@@ -66,10 +66,10 @@ class RldsWriter:
         self._shards[split].write(serialize(fields))
 
     def _begin(self, split: str, number: int) -> RecordWriter:
-        return write_records(self._place / f"{split}-{number}", self._options.file_format)
+        return write_records(self._partial / f"{split}-{number}", self._options.file_format)
 
     def close(self) -> None:
-        """Give the shards their names, write what is known of them, and put all in its place."""
+        """Rename the shards, write the descriptions, and publish the dataset."""
         try:
             splits = [self._finish(split, shards) for split, shards in self._shards.items()]
             info = {
@@ -84,7 +84,7 @@ class RldsWriter:
             self._write(INFO_FILE, info)
             self._write(FEATURES_FILE, features_json(of_step, of_episode))
             self._write(SPEC_FILE, {"spec": self._spec.to_json()})
-            publish_dataset(self._place, self._path)
+            publish_dataset(self._partial, self._path)
         except BaseException:
             self.abandon()
             raise
@@ -94,7 +94,7 @@ class RldsWriter:
         lengths = shards.lengths
         for number in range(len(lengths)):
             name = shard_name(TEMPLATE, self._name, split, self._options.file_format, number, len(lengths))
-            (self._place / f"{split}-{number}").rename(self._place / name)
+            (self._partial / f"{split}-{number}").rename(self._partial / name)
         return {
             "name": split,
             "filepathTemplate": TEMPLATE,
@@ -103,20 +103,20 @@ class RldsWriter:
         }
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
-        (self._place / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
+        (self._partial / name).write_text(json.dumps(content, indent=2), encoding="utf-8")
 
     def abandon(self) -> None:
         for shards in self._shards.values():
             shards.close()
-        shutil.rmtree(self._place, ignore_errors=True)
+        shutil.rmtree(self._partial, ignore_errors=True)
 
 
 class _Shards:
     """Records of one split, in files of a bounded size."""
 
-    def __init__(self, begin: Callable[[int], RecordWriter], most_bytes: int):
+    def __init__(self, begin: Callable[[int], RecordWriter], max_bytes: int):
         self._begin = begin
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._writer: RecordWriter | None = None
         self._in_shard = 0
         self.lengths: list[int] = []
@@ -162,13 +162,13 @@ def _leaves(spec: StepSpec, images: str) -> dict[str, Leaf]:
 
 
 def _columns(spec: StepSpec, episode: Episode) -> dict[str, Column]:
-    """T+1 rows of each field; zero in the last row but for the observation and the flags."""
+    """T+1 rows of each field; the last row is zero except for the observation and the flags."""
     given = episode.columns()
     length = len(episode)
     try:
         for path, leaf in spec.columns.items():
             if path != "is_step" and path not in given:
-                raise SpecError(f"{path}: expected {leaf}, got nothing; write each spec into a data set of its own")
+                raise SpecError(f"{path}: expected {leaf}, got nothing; write each spec into a dataset of its own")
     except SpecError as error:
         raise FormatError(str(error)) from None
     columns: dict[str, Column] = {}
@@ -201,7 +201,7 @@ def _with_zero(column: Column, leaf: ArraySpec) -> Column:
 
 
 def _name_and_version(path: Path) -> tuple[str, str]:
-    """`kitchen/1.0.0` is version 1.0.0 of kitchen; any other name is that of a first version."""
+    """`kitchen/1.0.0` is version 1.0.0 of kitchen; any other name gets version 1.0.0."""
     parts = path.name.split(".")
     if len(parts) == 3 and all(part.isdigit() for part in parts) and path.resolve().parent.name:
         return _plain(path.resolve().parent.name), path.name
@@ -209,6 +209,6 @@ def _name_and_version(path: Path) -> tuple[str, str]:
 
 
 def _plain(name: str) -> str:
-    """TensorFlow Datasets knows names of letters, digits and underscores."""
+    """A name with only letters, digits and underscores, as TensorFlow Datasets requires."""
     plain = "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in name.lower())
     return plain if plain[:1].isalpha() else f"d_{plain}"

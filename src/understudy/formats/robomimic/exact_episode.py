@@ -1,4 +1,4 @@
-"""Demonstrations that were written here, read back to the bit."""
+"""Reads demonstrations that Understudy wrote, bit for bit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from understudy.formats.robomimic.writer import ABOUT, BARE, UNDERSTUDY
 
 
 def exact_episode(spec: StepSpec, reader: Hdf5Reader, group: Group, skip: Container[str]) -> tuple[str, Episode] | None:
-    """The key and the episode; None if it is to be left out."""
+    """The key and the episode; None if the key is in `skip`."""
     try:
         about = json.loads(reader.read(f"{group.path}/{ABOUT}").tobytes())
         key, info = str(about["key"]), EpisodeInfo(**about["info"])
@@ -31,7 +31,7 @@ def exact_episode(spec: StepSpec, reader: Hdf5Reader, group: Group, skip: Contai
     def read(name: str, part: str) -> Any:
         name = trees.join(name, part)
         if name not in group.datasets:
-            raise FormatError(f"{name}: is not there; the file is damaged")
+            raise FormatError(f"{name}: is missing; the file is damaged")
         if group.datasets[name].shape[:1] > (2**31,):
             raise FormatError(f"{name}: has too many rows; the file is damaged")
         return reader.read(f"{group.path}/{name}")
@@ -46,7 +46,7 @@ def exact_episode(spec: StepSpec, reader: Hdf5Reader, group: Group, skip: Contai
                 after = column_from(leaf, partial(read, f"next_obs/{name}"), num_steps)
                 columns[path] = [*before, *after[-1:]]
             else:
-                if path.partition("/")[0] == "proposal":  # zero where there is none, whatever the bounds are
+                if path.partition("/")[0] == "proposal":  # zero without a proposal, also outside the bounds
                     leaf = replace(leaf, low=None, high=None)
                 columns[path] = column_from(leaf, partial(read, f"{UNDERSTUDY}/{path}"), num_steps)
         except FormatError as error:
@@ -55,7 +55,7 @@ def exact_episode(spec: StepSpec, reader: Hdf5Reader, group: Group, skip: Contai
 
 
 def _checked(spec: StepSpec, columns: dict[str, Any], info: EpisodeInfo) -> Episode:
-    """The episode, made step by step, so that every value and the order of flags is looked at."""
+    """Build the episode step by step, so that every value and flag is checked."""
     rows = {
         path: column if path.partition("/")[0] == "observation" else [*column, None] for path, column in columns.items()
     }

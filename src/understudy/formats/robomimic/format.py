@@ -1,4 +1,4 @@
-"""The format `robomimic`, both ways, and its options."""
+"""The format `robomimic` and its options."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class RobomimicFormat:
 
     name = "robomimic"
     cannot = (
-        "robomimic itself sees the numbers of an action side by side, `dones` as terminated, and passes over text, "
-        "attributes, who acted, policy versions, proposals and extras, which stand in groups called understudy.",
-        "A field called '.', or with a NUL character in its name, has no place in HDF5.",
-        "Files of others: attributes of a demonstration but its instruction, and data sets that are no rows of it.",
+        "robomimic sees an action as one concatenated array and `dones` as terminated, and ignores text, attributes, "
+        "sources, policy versions, proposals and extras, which are in groups called understudy.",
+        "A field called '.', or with a NUL character in its name, cannot be stored in HDF5.",
+        "Files of others: attributes of a demonstration except its instruction, and datasets without a row per step.",
     )
 
     def read(self, path: Path, options: Mapping[str, str]) -> RobomimicReader:
@@ -39,8 +39,8 @@ class RobomimicFormat:
 
     def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RobomimicWriter:
         check_options(options, ("compression",), self.name)
-        packed = one_of(self.name, "compression", options.get("compression", "none"), ("none", "gzip"))
-        return RobomimicWriter(path, spec, compression=None if packed == "none" else packed)
+        compression = one_of(self.name, "compression", options.get("compression", "none"), ("none", "gzip"))
+        return RobomimicWriter(path, spec, compression=None if compression == "none" else compression)
 
 
 _SOURCES = tuple(source.name.lower() for source in Source)

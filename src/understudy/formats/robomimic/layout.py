@@ -1,4 +1,4 @@
-"""What lies where in a file of demonstrations, and what its attributes say."""
+"""The layout of a file of demonstrations: its groups, masks and attributes."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ EXTRAS_OUT = ("actions", "rewards", "dones")
 
 @dataclass(frozen=True, kw_only=True)
 class File:
-    """A file, and which demonstrations of it are read."""
+    """A file and the demonstrations to read from it."""
 
     path: Path
     reader: Hdf5Reader
     demos: tuple[str, ...]
     masks: Mapping[str, frozenset[str]]
-    spec: StepSpec | None  # if it was written here
+    spec: StepSpec | None  # if Understudy wrote it
     is_libero: bool
     task: str | None
     instruction: str | None
 
 
 def open_files(path: Path, mask: str | None) -> list[File]:
-    """The file, or all of a directory in the order of their names."""
+    """Open the file, or all files of a directory in natural order."""
     if path.is_dir():
         paths = sorted((*path.glob("*.hdf5"), *path.glob("*.h5")), key=lambda found: natural(found.name))
         if not paths:
@@ -41,7 +41,7 @@ def open_files(path: Path, mask: str | None) -> list[File]:
         files = []
         for found in paths:
             files.append(_open(found, mask))
-            files[-1].reader.close()  # it starts again when it is asked; there may be many
+            files[-1].reader.close()  # it reopens on demand; there may be many files
         return files
     return [_open(path, mask)]
 
@@ -104,7 +104,7 @@ def _spec(path: Path, value: Any) -> StepSpec:
 
 
 def leaf_of(data: Dataset) -> ArraySpec | None:
-    """The spec of one row; None for what cannot be read."""
+    """The spec of one row; None if it cannot be read."""
     if data.dtype == "str":
         return ArraySpec(shape=(), dtype="str") if len(data.shape) == 1 else None
     if data.dtype not in DTYPES or not data.shape:
@@ -113,7 +113,7 @@ def leaf_of(data: Dataset) -> ArraySpec | None:
 
 
 def row_datasets(group: Group) -> dict[str, Dataset]:
-    """What has a row for each step and is neither observation, action, reward nor done: simulator states and such."""
+    """Datasets with a row per step that are not observations, actions, rewards or dones, such as simulator states."""
     num_rows = group.datasets["actions"].shape[:1]
     return {
         name: data

@@ -1,13 +1,13 @@
-"""RobomimicReader: files of robomimic and LIBERO as Episodes.
+"""RobomimicReader: reads files of robomimic and LIBERO as Episodes.
 
-What an episode needs is T steps and T+1 observations. What the files have is one of three:
+An episode needs T steps and T+1 observations. The files have one of three layouts:
 
     obs and next_obs      robomimic: the last observation is the last of next_obs
-    obs, seen before      robomimic without next_obs: what the last action led to was not kept. Where the task ended
-    the action            there, nothing is learned from that observation, and the last one stands in for it; else the
-                          last action is left out
-    obs, seen after       LIBERO: its script steps first and records then, so action t+1 was done on observation t, and
-    the action            the first action was done on what was not kept. All but the first are exact
+    obs, recorded before  robomimic without next_obs: the observation after the last action is missing. If the task
+    the action            terminated there, no value is learned from it, and the last observation is repeated; otherwise
+                          the last action is left out
+    obs, recorded after   LIBERO: its script records after each step, so action t+1 belongs to observation t, and the
+    the action            observation of the first action is missing. The first action is left out
 """
 
 from __future__ import annotations
@@ -33,37 +33,39 @@ from understudy.formats.robomimic.writer import BARE, MASKS, UNDERSTUDY
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How to understand what the files leave open."""
+    """How to interpret what the files do not say."""
 
     mask: str | None = None  # only the demos of this filter key
-    align: str | None = None  # obs seen before or after the action of the same row; None: after in LIBERO's files
-    last: str | None = None  # where nothing shows what the last action led to: repeat or drop; None: see above
-    end: str = "last"  # or first: the episode ends with the first `done`
+    align: str | None = None  # obs recorded before or after the action of its row; None: after in LIBERO's files
+    last: str | None = None  # repeat or drop, if the last observation is missing; None: see above
+    end: str = "last"  # or first: the episode ends at the first row with `dones`
     extras: str = "all"  # or none
     kind: Kind = "demonstration"
     source: Source = Source.HUMAN
 
 
 class RobomimicReader:
-    """Files that are open for reading, one at a time."""
+    """Opens one file at a time."""
 
     def __init__(self, path: Path, options: ReadOptions):
         self._options = options
         self._files, self._one = open_files(path, options.mask), path.is_file()
         try:
-            self._look()
+            self._inspect()
         except BaseException:
             self.close()
             raise
 
-    def _look(self) -> None:
-        """Find out what the files hold from the first demonstration of each."""
-        self._ours = all(file.spec is not None for file in self._files)
+    def _inspect(self) -> None:
+        """Find the spec and mapping from the first demonstration of each file."""
+        self._from_understudy = all(file.spec is not None for file in self._files)
         firsts = [(file, self._first(file)) for file in self._files]
-        specs = [file.spec for file in self._files] if self._ours else [self._spec(*first) for first in firsts]
+        specs = (
+            [file.spec for file in self._files] if self._from_understudy else [self._spec(*first) for first in firsts]
+        )
         self.spec = self._common([spec for spec in specs if spec is not None])
         self.num_episodes: int | None = sum(len(file.demos) for file in self._files)
-        if not self._ours and any(self._left_out(file, group) for file, group in firsts):
+        if not self._from_understudy and any(self._left_out(file, group) for file, group in firsts):
             self.num_episodes = None
         self.mapping = tuple(self._mapping(*firsts[0]))
 
@@ -79,7 +81,7 @@ class RobomimicReader:
                 file.reader.close()
 
     def _left_out(self, file: File, first: Group) -> bool:
-        """Whether a demonstration of a single row may hold no step."""
+        """Whether a demonstration with one row may have no step."""
         return not any(name.startswith("next_obs/") for name in first.datasets)
 
     # ---- the spec
@@ -115,15 +117,15 @@ class RobomimicReader:
             if (spec.observation, spec.action, spec.reward) != (first.observation, first.action, first.reward):
                 raise FormatError(
                     f"{file.path}: its observations or actions are not those of {self._files[0].path}; "
-                    f"read each file on its own"
+                    f"read each file separately"
                 )
         same = {
             path: leaf
             for path, leaf in first.extras.leaves()
             if all(spec.extras.flat.get(path) == leaf for spec in specs)
         }
-        if len(same) < max(len(spec.extras.flat) for spec in specs) and self._ours:
-            raise FormatError(f"{self._files[0].path}: the files beside it have other extras; read each on its own")
+        if len(same) < max(len(spec.extras.flat) for spec in specs) and self._from_understudy:
+            raise FormatError(f"{self._files[0].path}: the other files have other extras; read each separately")
         return StepSpec(
             observation=first.observation, action=first.action, extras=Spec(trees.unflatten(same)), reward=first.reward
         )
@@ -138,11 +140,11 @@ class RobomimicReader:
 
     def _demo(self, file: File, reader: Hdf5Reader, demo: str, skip: Container[str]) -> Iterator[tuple[str, Episode]]:
         key = demo if self._one else f"{file.path.name}/{demo}"
-        if not self._ours and key in skip:
+        if not self._from_understudy and key in skip:
             return
         try:
             group = reader.tree(f"data/{demo}")
-            if self._ours:
+            if self._from_understudy:
                 found: tuple[str, Episode] | None = exact_episode(self.spec, reader, group, skip)
             else:
                 episode = self._episode(file, reader, group, demo)
@@ -199,44 +201,46 @@ class RobomimicReader:
             raise FormatError("expected actions, a row for each step")
         num_rows = actions.shape[0]
         columns: dict[str, Column] = {}
-        places = {trees.join("observation", path): f"obs/{path or BARE}" for path, _ in self.spec.observation.leaves()}
-        places |= {"action": "actions"} | {f"extras/{path}": path for path in self.spec.extras.flat}
+        datasets = {
+            trees.join("observation", path): f"obs/{path or BARE}" for path, _ in self.spec.observation.leaves()
+        }
+        datasets |= {"action": "actions"} | {f"extras/{path}": path for path in self.spec.extras.flat}
         for path, leaf in self.spec.columns.items():
-            if path in places:
-                if places[path] not in group.datasets:
-                    raise FormatError(f"{places[path]}: the first demonstration has it, and this one has not")
+            if path in datasets:
+                if datasets[path] not in group.datasets:
+                    raise FormatError(f"{datasets[path]}: the first demonstration has it, but this one does not")
                 try:
-                    columns[path] = checked(leaf, reader.read(f"{group.path}/{places[path]}"), num_rows)
+                    columns[path] = checked(leaf, reader.read(f"{group.path}/{datasets[path]}"), num_rows)
                 except FormatError as error:
-                    raise FormatError(f"{places[path]}: {error}; extras=none leaves out what is not needed") from None
-        for ours, theirs in (("reward", "rewards"), ("dones", "dones")):
-            columns[ours] = np.zeros(num_rows, np.float32)
-            if theirs in group.datasets:
-                given = np.asarray(reader.read(f"{group.path}/{theirs}"))
+                    raise FormatError(f"{datasets[path]}: {error}; extras=none leaves out what is not needed") from None
+        for internal, external in (("reward", "rewards"), ("dones", "dones")):
+            columns[internal] = np.zeros(num_rows, np.float32)
+            if external in group.datasets:
+                given = np.asarray(reader.read(f"{group.path}/{external}"))
                 if given.shape != (num_rows,) or given.dtype.kind not in "biuf" or not np.isfinite(given).all():
-                    raise FormatError(f"{theirs}: expected {num_rows} numbers, got {given.dtype} {list(given.shape)}")
-                with np.errstate(over="ignore"):  # what float32 cannot hold is refused below
-                    columns[ours] = given.astype(np.float32) if ours == "reward" else given != 0
+                    raise FormatError(f"{external}: expected {num_rows} numbers, got {given.dtype} {list(given.shape)}")
+                with np.errstate(over="ignore"):  # values that overflow float32 are refused below
+                    columns[internal] = given.astype(np.float32) if internal == "reward" else given != 0
         if not np.isfinite(columns["reward"]).all():
-            raise FormatError("rewards: expected numbers that float32 can hold")
+            raise FormatError("rewards: expected numbers within the range of float32")
         return columns, num_rows
 
     def _with_next(
         self, reader: Hdf5Reader, group: Group, observations: dict[str, Column], num_rows: int
     ) -> dict[str, Column]:
-        """The observations and the last of next_obs; refused where the others are not the same."""
+        """Append the last next_obs; refuses if the other rows of next_obs differ from obs."""
         found: dict[str, Column] = {}
         for path, leaf in self.spec.observation.leaves():
-            name, ours = f"next_obs/{path or BARE}", trees.join("observation", path)
+            name, internal = f"next_obs/{path or BARE}", trees.join("observation", path)
             if name not in group.datasets:
-                raise FormatError(f"{name}: is not there, though other fields have next_obs")
+                raise FormatError(f"{name}: is missing, though other fields have next_obs")
             after = checked(leaf, reader.read(f"{group.path}/{name}"), num_rows)
-            before = observations[ours]
+            before = observations[internal]
             if not trees.equal_leaf(before[1:], after[:-1]):
                 raise FormatError(
-                    f"{name}: is not what obs/{path or BARE} says of the next row, so they are no episode"
+                    f"{name}: differs from obs/{path or BARE} of the next row, so the rows are not one episode"
                 )
-            found[ours] = before + after[-1:] if leaf.ragged else np.concatenate([before, after[-1:]])
+            found[internal] = before + after[-1:] if leaf.ragged else np.concatenate([before, after[-1:]])
         return found
 
     def _assembled(
@@ -270,26 +274,30 @@ class RobomimicReader:
             info=info,
         )
 
-    # ---- for people
+    # ---- the mapping, for the user
 
     def _mapping(self, file: File, first: Group) -> Iterator[Field]:
-        after = "seen after the action of its row" if self._is_after(file, first) else ""
+        after = "recorded after the action of its row" if self._is_after(file, first) else ""
         for path, _ in self.spec.observation.leaves():
-            yield Field(theirs=f"obs/{path or BARE}", ours=trees.join("observation", path), how=after or "as it is")
+            yield Field(
+                external=f"obs/{path or BARE}", internal=trees.join("observation", path), how=after or "as it is"
+            )
         for path, _ in self.spec.action.leaves():
-            theirs = trees.join(f"{UNDERSTUDY}/action", path) if self._ours else "actions"
-            yield Field(theirs=theirs, ours=trees.join("action", path), how="of the next row" if after else "as it is")
-        yield Field(theirs="rewards", ours="reward", how="float32")
-        yield Field(theirs="dones", ours="terminated", how="of the last step; where it is 0, truncated")
-        if self._ours:
-            yield Field(theirs="understudy", ours="source, policy_version, proposal, extras", how="as it is")
+            external = trees.join(f"{UNDERSTUDY}/action", path) if self._from_understudy else "actions"
+            yield Field(
+                external=external, internal=trees.join("action", path), how="of the next row" if after else "as it is"
+            )
+        yield Field(external="rewards", internal="reward", how="float32")
+        yield Field(external="dones", internal="terminated", how="of the last step; where it is 0, truncated")
+        if self._from_understudy:
+            yield Field(external="understudy", internal="source, policy_version, proposal, extras", how="as it is")
             return
         for path, _ in self.spec.extras.leaves():
-            yield Field(theirs=path, ours=f"extras/{path}", how="as it is")
-        yield Field(theirs="", ours="source", how=self._options.source.name)
+            yield Field(external=path, internal=f"extras/{path}", how="as it is")
+        yield Field(external="", internal="source", how=self._options.source.name)
         for name in first.datasets:
             if name not in self.spec.extras.flat and name not in EXTRAS_OUT and not re.match("(next_)?obs/", name):
-                yield Field(theirs=name, ours="", how="left out")
+                yield Field(external=name, internal="", how="left out")
 
     def _is_after(self, file: File, first: Group) -> bool:
         has_next = any(name.startswith("next_obs/") for name in first.datasets)

@@ -1,13 +1,13 @@
-"""RobomimicWriter: Episodes as a file that robomimic's SequenceDataset reads.
+"""RobomimicWriter: writes Episodes as a file that robomimic's SequenceDataset reads.
 
 understudy/spec         the spec, as JSON
 data                    attrs: env_args, total
   demo_0                attrs: num_samples
-    obs, next_obs       a data set for each field
+    obs, next_obs       a dataset for each field
     actions             [T, n] numbers; where an action is a tree, its numbers side by side
     rewards, dones      dones: terminated
-    understudy          what robomimic has no field for, or only in part; `about`: the key and the attributes
-mask                    train, valid: which demos are which
+    understudy          fields that robomimic does not have; `about`: the key and the attributes
+mask                    train, valid: the names of their demos
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from understudy.formats.format import FormatError
 from understudy.formats.hdf5.columns import datasets_of
 
 UNDERSTUDY = "understudy"
-SPEC, ABOUT = f"{UNDERSTUDY}/spec", f"{UNDERSTUDY}/about"  # of the file, of a demonstration: JSON
+SPEC, ABOUT = f"{UNDERSTUDY}/spec", f"{UNDERSTUDY}/about"  # JSON, of the file and of a demonstration
 BARE = "obs"  # the name of an observation that is one array
-MASKS = {"train": "train", "eval": "valid"}  # our split, their mask
+MASKS = {"train": "train", "eval": "valid"}  # split: robomimic's mask
 GYM = 2  # robomimic's number for environments of Gym
 
 
 class RobomimicWriter:
     def __init__(self, path: Path, spec: StepSpec, *, compression: str | None):
         if path.exists():
-            raise FormatError(f"{path}: is there already; choose another path, or remove it")
+            raise FormatError(f"{path}: already exists; choose another path, or remove it")
         for name in spec.columns:
             if "\0" in name or "." in name.split(trees.SEPARATOR):
-                raise FormatError(f"{name!r}: HDF5 has no such name; rename the field")
+                raise FormatError(f"{name!r}: HDF5 does not allow this name; rename the field")
         self._path, self._spec, self._compression = path, spec, compression
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._place = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
-        self._file = h5py.File(self._place, "w-")
+        self._partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
+        self._file = h5py.File(self._partial, "w-")
         self._file[SPEC] = _bytes(spec.json_text)
         self._data = self._file.create_group("data", track_order=True)
         self._masks: dict[str, list[str]] = {}
@@ -77,18 +77,18 @@ class RobomimicWriter:
             for mask, demos in self._masks.items():
                 self._file.create_dataset(f"mask/{mask}", data=np.array(demos, "S"))
             self._file.close()
-            publish_dataset(self._place, self._path)
+            publish_dataset(self._partial, self._path)
         except BaseException:
             self.abandon()
             raise
 
     def abandon(self) -> None:
         self._file.close()
-        self._place.unlink(missing_ok=True)
+        self._partial.unlink(missing_ok=True)
 
 
 def _datasets(spec: StepSpec, episode: Episode) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """The data sets of an episode by their names below it."""
+    """The datasets of an episode by name."""
     columns = episode.columns()
 
     def written(start: str, name: str, leaf: Any, column: Column) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
@@ -108,12 +108,12 @@ def _datasets(spec: StepSpec, episode: Episode) -> Iterator[tuple[str, np.ndarra
 
 
 def _bytes(text: str) -> np.ndarray[Any, Any]:
-    """Text as a data set: an attribute holds at most 64 kB, and text in HDF5 ends with its first NUL."""
+    """Text as an array of bytes: attributes are limited to 64 kB, and text in HDF5 ends at the first NUL."""
     return np.frombuffer(text.encode(), np.uint8)
 
 
 def _side_by_side(spec: StepSpec, columns: dict[str, Column]) -> np.ndarray[Any, Any]:
-    """The actions as robomimic has them: one array [T, n]."""
+    """The actions as robomimic stores them: one array [T, n]."""
     fixed = [columns[path] for path, leaf in spec.action.leaves("action") if not leaf.ragged]
     flat = [column.reshape(len(column), -1) for column in fixed]
     if len(flat) == 1:

@@ -1,4 +1,4 @@
-"""Pickles of lists of arrays, read as data: nothing in a file is imported, called or built but numpy arrays."""
+"""Safe reading of pickles: a file can only create numpy arrays, numbers, text and containers, and never runs code."""
 
 from understudy.formats.safe_pickle.unpickler import load_items
 from understudy.formats.safe_pickle.write import dump_item

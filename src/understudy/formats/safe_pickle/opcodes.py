@@ -1,4 +1,4 @@
-"""The opcodes of a pickle with their arguments, and which remembered objects are used again."""
+"""Reads the opcodes of a pickle, and finds which memoized objects are used again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import IO, Any
 from understudy.formats.format import FormatError
 
 MAX_MEMO = 1 << 26
-MAX_LINE = 1 << 28  # of the text opcodes of protocol 0, which hold arrays as text
+MAX_LINE = 1 << 28  # of the text opcodes of protocol 0, which store arrays as text
 MAX_NUMBER = 64  # characters, or bytes, of a number
 
-# What follows each opcode: nothing, a little-endian number, a payload behind its length, one line or two.
+# The argument of each opcode: none, a little-endian number, a payload after its length, one line or two.
 _NOTHING = frozenset(bytes([code]) for code in b"0(.NR12]}ab)stulde\x85\x86\x87\x88\x89\x93\x94")
 _NUMBER = {
     code: struct.Struct(layout)
@@ -45,7 +45,7 @@ _PAYLOAD = {
     }.items()
 }
 _LINE = {b"I": 1, b"L": 1, b"F": 1, b"V": 1, b"g": 1, b"p": 1, b"c": 2}
-_BULK = (b"B", b"\x8e", b"\x96", b"V", b"X", b"\x8d")  # what may be large; the first pass skips it
+_BULK = (b"B", b"\x8e", b"\x96", b"V", b"X", b"\x8d")  # large payloads, which the first pass skips
 _NUMBERS = (b"I", b"L", b"F", b"\x8a", b"\x8b", b"g", b"p")
 _REFUSED = {
     b"i": "an instance of a class",
@@ -69,12 +69,12 @@ _REFUSED = {
 
 
 class OpcodeReader:
-    """The opcodes of a file with their arguments; no length in it is believed before the file is seen to be as long."""
+    """Iterates over the opcodes of a file with their arguments; lengths are checked against the file's size."""
 
     def __init__(self, file: IO[bytes], path: Path, *, skip: bool):
         self._file, self._path, self._skip = file, path, skip
         self._size = path.stat().st_size
-        self._next = 0  # where the file is read from next; asking it would be a system call
+        self._next = 0  # position in the file; `tell` would be a system call
         self.position = 0  # of the opcode
 
     def refuse(self, what: str) -> FormatError:
@@ -114,7 +114,7 @@ class OpcodeReader:
 
     def _payload(self, code: bytes, size: int) -> bytes:
         if size > self._size - self._next:
-            raise self.refuse(f"promises {size} bytes, which the file does not have; it is damaged")
+            raise self.refuse(f"claims {size} bytes, more than the file has; it is damaged")
         if code in _NUMBERS and size > MAX_NUMBER:
             raise self.refuse(f"holds a number of {size} bytes; expected at most {MAX_NUMBER}")
         if self._skip and code in _BULK:
@@ -132,15 +132,15 @@ class OpcodeReader:
 
 
 class Memo:
-    """Which numbers were given to objects; the objects are kept by who needs them."""
+    """Checks the memo numbers of a pickle; the objects themselves are stored by the caller."""
 
-    def __init__(self, tape: OpcodeReader):
-        self._tape, self._seen, self._count = tape, bytearray(), 0
+    def __init__(self, opcodes: OpcodeReader):
+        self._opcodes, self._seen, self._count = opcodes, bytearray(), 0
 
     def put(self, code: bytes, argument: Any) -> int:
         index = self._count if code == b"\x94" else self.number(argument)
         if not 0 <= index < MAX_MEMO:
-            raise self._tape.refuse(f"remembers object {index}; expected less than {MAX_MEMO}")
+            raise self._opcodes.refuse(f"memoizes object {index}; expected less than {MAX_MEMO}")
         if index >= len(self._seen):
             self._seen.extend(bytes(index + 1 - len(self._seen)))
         if not self._seen[index]:
@@ -150,31 +150,31 @@ class Memo:
     def get(self, argument: Any) -> int:
         index = self.number(argument)
         if not 0 <= index < len(self._seen) or not self._seen[index]:
-            raise self._tape.refuse(f"asks for object {index}, which has not come; it is damaged")
+            raise self._opcodes.refuse(f"uses object {index}, which was not memoized; it is damaged")
         return index
 
     def number(self, argument: Any) -> int:
         if isinstance(argument, int):
             return argument
-        return whole(argument, self._tape)
+        return parse_int(argument, self._opcodes)
 
 
 PUT, GET = (b"q", b"r", b"p", b"\x94"), (b"h", b"j", b"g")
 
 
-def used_again(tape: OpcodeReader) -> dict[int, int]:
-    """Which remembered objects are asked for, and where for the last time."""
-    memo, last = Memo(tape), {}
-    for code, argument in tape:
+def last_uses(opcodes: OpcodeReader) -> dict[int, int]:
+    """The memo numbers of objects that are used again, with the position of their last use."""
+    memo, last = Memo(opcodes), {}
+    for code, argument in opcodes:
         if code in PUT:
             memo.put(code, argument)
         elif code in GET:
-            last[memo.get(argument)] = tape.position
+            last[memo.get(argument)] = opcodes.position
     return last
 
 
-def whole(line: bytes, tape: OpcodeReader) -> int:
+def parse_int(line: bytes, opcodes: OpcodeReader) -> int:
     try:
         return int(line.removesuffix(b"L"))
     except ValueError:
-        raise tape.refuse(f"{line[:20]!r} is no number; it is damaged") from None
+        raise opcodes.refuse(f"{line[:20]!r} is no number; it is damaged") from None

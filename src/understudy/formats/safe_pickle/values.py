@@ -1,4 +1,4 @@
-"""What a pickle may hold: literals, and the few names that stand for a way to make an array."""
+"""The values that a pickle may contain: literals, and the allowed names that build arrays."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any, Final
 import numpy as np
 
 from understudy.core.spec import MAX_DIMENSIONS
-from understudy.formats.safe_pickle.opcodes import OpcodeReader, whole
+from understudy.formats.safe_pickle.opcodes import OpcodeReader, parse_int
 
-MAX_DEPTH = 24  # of containers in an item
-MAX_NODES = 20_000  # values in an item, each counted as often as it is found
+MAX_DEPTH = 24  # nesting of containers in an item
+MAX_NODES = 20_000  # values in an item; a shared value counts each time
 DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
-TEXT_DTYPES = ("U", "S")  # with a size behind
+TEXT_DTYPES = ("U", "S")  # followed by a size
 
 
 class Name:
-    """One of the names that a file may say. It is not what it names."""
+    """An allowed name, with our own function in place of what it names."""
 
     __slots__ = ("make", "name")
 
@@ -28,7 +28,7 @@ class Name:
 
 
 class Array:
-    """An array whose values have not come yet."""
+    """An array whose values have not been read yet."""
 
     __slots__ = ("value",)
 
@@ -36,11 +36,11 @@ class Array:
         self.value: np.ndarray[Any, Any] | None = None
 
 
-class Taken:
-    """Stands where an item was that has been given out."""
+class Yielded:
+    """Placeholder for an item that was already yielded."""
 
 
-TAKEN: Final = Taken()
+YIELDED: Final = Yielded()
 
 
 def advice(name: str) -> str:
@@ -57,7 +57,7 @@ def advice(name: str) -> str:
     )
 
 
-# ---- what the names make
+# ---- functions of the allowed names
 
 
 def _dtype(arguments: tuple[Any, ...]) -> np.dtype[Any]:
@@ -70,7 +70,7 @@ def _dtype(arguments: tuple[Any, ...]) -> np.dtype[Any]:
 
 
 def with_state(arguments: tuple[Any, ...]) -> Any:
-    """What BUILD does, to the two things that may have a state."""
+    """The opcode BUILD, for dtypes and arrays."""
     target, state = arguments
     if isinstance(target, np.dtype) and type(state) is tuple:
         order = state[1]
@@ -128,8 +128,8 @@ def _names() -> dict[str, Name]:
     makers: dict[str, Callable[[tuple[Any, ...]], Any]] = {
         "numpy.dtype": _dtype,
         "numpy.ndarray": lambda _: Array(),
-        "_codecs.encode": _encode,  # how protocols 0 to 2 hold bytes
-        "__builtin__.bytes": _no_bytes,  # and how they hold none
+        "_codecs.encode": _encode,  # how protocols 0 to 2 store bytes
+        "__builtin__.bytes": _no_bytes,  # and how they store empty bytes
         "collections.OrderedDict": _dict,
     }
     for core in ("numpy.core", "numpy._core"):  # before and since numpy 2
@@ -145,29 +145,29 @@ NAMES: Final = _names()
 # ---- literals
 
 
-def _int_or_bool(line: bytes, tape: OpcodeReader) -> int | bool:
-    return line == b"01" if line in (b"00", b"01") else whole(line, tape)
+def _int_or_bool(line: bytes, opcodes: OpcodeReader) -> int | bool:
+    return line == b"01" if line in (b"00", b"01") else parse_int(line, opcodes)
 
 
-def _float(line: bytes, tape: OpcodeReader) -> float:
+def _float(line: bytes, opcodes: OpcodeReader) -> float:
     try:
         return float(line)
     except ValueError:
-        raise tape.refuse(f"{line[:20]!r} is no number; it is damaged") from None
+        raise opcodes.refuse(f"{line[:20]!r} is no number; it is damaged") from None
 
 
-def _text(data: bytes, tape: OpcodeReader) -> str:
+def _text(data: bytes, opcodes: OpcodeReader) -> str:
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise tape.refuse("text that is not UTF-8; it is damaged") from None
+        raise opcodes.refuse("text that is not UTF-8; it is damaged") from None
 
 
-def _escaped(data: bytes, tape: OpcodeReader) -> str:
+def _escaped(data: bytes, opcodes: OpcodeReader) -> str:
     try:
         return codecs.decode(data, "raw_unicode_escape")
     except UnicodeDecodeError:
-        raise tape.refuse("text with a broken escape; it is damaged") from None
+        raise opcodes.refuse("text with a broken escape; it is damaged") from None
 
 
 LITERALS: Final[dict[bytes, Callable[[Any, OpcodeReader], Any]]] = {
@@ -175,7 +175,7 @@ LITERALS: Final[dict[bytes, Callable[[Any, OpcodeReader], Any]]] = {
     b"\x88": lambda *_: True,
     b"\x89": lambda *_: False,
     b"I": _int_or_bool,
-    b"L": whole,
+    b"L": parse_int,
     b"F": _float,
     b"V": _escaped,
     b"]": lambda *_: [],
@@ -188,18 +188,18 @@ LITERALS: Final[dict[bytes, Callable[[Any, OpcodeReader], Any]]] = {
 }
 
 
-# ---- what is given out
+# ---- results
 
 
-def plain(value: Any, tape: OpcodeReader) -> Any:
-    """The value with arrays in place of their stand-ins; refused if it is deeper, larger or stranger than data is."""
+def plain(value: Any, opcodes: OpcodeReader) -> Any:
+    """The value with arrays in place of placeholders; refuses too deep or too large values."""
     left = MAX_NODES
 
     def walk(node: Any, depth: int) -> Any:
         nonlocal left
         left -= 1
         if depth > MAX_DEPTH or left < 0:
-            raise tape.refuse(
+            raise opcodes.refuse(
                 "containers are nested too deeply, too large, or inside themselves; is this the right file?"
             )
         if type(node) is dict:
@@ -210,7 +210,7 @@ def plain(value: Any, tape: OpcodeReader) -> Any:
             return node.value
         if node is None or isinstance(node, bool | int | float | str | bytes | np.ndarray | np.generic):
             return node
-        raise tape.refuse(f"holds {kind_of([node])} as a value; it is damaged")
+        raise opcodes.refuse(f"holds {kind_of([node])} as a value; it is damaged")
 
     return walk(value, 0)
 

@@ -1,4 +1,4 @@
-"""Items as pickle opcodes, the same for every version of Python and numpy: readable by numpy 1 and 2 alike."""
+"""Writes items as pickle opcodes that do not depend on the version of Python or numpy; numpy 1 and 2 can read them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from understudy.formats.format import FormatError
 
 BEGIN = b"\x80\x03]("  # protocol 3, an empty list, a mark
 BEGIN_NEXT = b"("  # after `END_BATCH`, for more items
-END_BATCH = b"e"  # what came since the mark is added to the list
+END_BATCH = b"e"  # adds the items since the mark to the list
 END = b"."
 
 
 def dump_item(value: Any) -> bytes:
-    """One item of the list: dicts, lists, tuples, text, bytes, numbers and arrays of numbers."""
+    """Encode one item of the list: dicts, lists, tuples, text, bytes, numbers and arrays of numbers."""
     parts: list[bytes] = []
     _dump(value, parts)
     return b"".join(parts)
@@ -48,13 +48,13 @@ def _dump(value: Any, parts: list[bytes]) -> None:
             _dump(child, parts)
         parts.append(b"e" if isinstance(value, list) else b"t")
     else:
-        raise FormatError(f"a pickle of ours holds arrays, numbers and text, got {type(value).__name__}; convert it")
+        raise FormatError(f"an exported pickle holds arrays, numbers and text, got {type(value).__name__}; convert it")
 
 
 def _dump_array(array: np.ndarray[Any, Any], parts: list[bytes]) -> None:
-    """What numpy writes, under the name that it had before numpy 2 and that is understood since."""
+    """Write what numpy 1 writes, which numpy 2 reads too."""
     if array.dtype.kind not in "biuf":
-        raise FormatError(f"a pickle of ours holds arrays of numbers, got {array.dtype}; convert it")
+        raise FormatError(f"an exported pickle holds arrays of numbers, got {array.dtype}; convert it")
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     code, order = array.dtype.str[1:], array.dtype.str[:1]
     parts.append(b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85C\x01b\x87R(K\x01")
@@ -67,5 +67,5 @@ def _dump_array(array: np.ndarray[Any, Any], parts: list[bytes]) -> None:
 
 def _counted(code: bytes, data: bytes) -> bytes:
     if len(data) >= 1 << 32:
-        raise FormatError(f"a value of {len(data)} bytes; a pickle of ours holds values below 4 GiB")
+        raise FormatError(f"a value of {len(data)} bytes; an exported pickle holds values below 4 GiB")
     return code + struct.pack("<I", len(data)) + data

@@ -28,8 +28,8 @@ from understudy.core.closeable import Closeable
 from understudy.envs.registry import ResolvedWorld, find_world
 from understudy.envs.suite import Suite, Task
 from understudy.envs.workers.outcomes import Observed, Outcome, Reset, Stepped, Steps, WorkerFailure
-from understudy.envs.workers.vector import Vector
 from understudy.envs.workers.restarting_worker import Limits
+from understudy.envs.workers.vector import Vector
 from understudy.envs.world_factory import WorldFactory
 from understudy.policies.protocol import BlockPolicy, Sampling
 from understudy.training.collection.block_rows import Decision, block_spec, block_step, decisions, stacked

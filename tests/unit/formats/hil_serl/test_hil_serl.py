@@ -16,7 +16,7 @@ from understudy.core import Episode, Source
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.formats import FormatError, find_format
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "formats" / "hil_serl"
+GOLDEN = Path(__file__).parents[3] / "golden" / "formats" / "hil_serl"
 FORMAT = find_format("hil_serl")
 
 
@@ -174,7 +174,7 @@ def test_fields_with_slashes_extras_and_what_is_left_out(tmp_path: Path) -> None
     (episode,) = dict(source.episodes()).values()
     assert episode.observation["state"]["right"]["pose"].shape == (2, 1, 2)
     assert episode.extras["labels"].tolist() == [3]
-    assert [line.theirs for line in source.mapping if not line.ours] == ["infos/left", "infos/odd/x"]
+    assert [line.external for line in source.mapping if not line.internal] == ["infos/left", "infos/odd/x"]
 
 
 def test_transitions_that_do_not_fit_the_first_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Small data sets for the tests of LeRobot's format: copies of golden ones, and smooth images that videos keep."""
+"""Small datasets for the tests of LeRobot's format: copies of golden ones, and smooth images that videos keep."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def read(path: Path, **options: str) -> list[Episode]:
 
 
 def copy_of_golden(name: str, folder: Path, change: Callable[[dict[str, Any]], object] | None = None) -> Path:
-    """A golden data set that may be damaged; `change` is given what info.json says."""
+    """A golden dataset that may be damaged; `change` is given what info.json says."""
     place = folder / name
     shutil.copytree(GOLDEN / name, place)
     if change is not None:

@@ -1,4 +1,4 @@
-"""Data sets that the real lerobot wrote are read as it reads them itself; see tests/golden/formats/lerobot/make.py."""
+"""Datasets that the real lerobot wrote are read as it reads them itself; see tests/golden/formats/lerobot/make.py."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_statistics_are_those_of_lerobot() -> None:
 def test_the_mapping_says_what_becomes_of_each_field(tmp_path: Path) -> None:
     place = copy_of_golden("v3", tmp_path, lambda info: info["features"].pop("next.reward"))
     source = find_format("lerobot").read(place, {})
-    lines = {line.ours: (line.theirs, line.how) for line in source.mapping}
+    lines = {line.internal: (line.external, line.how) for line in source.mapping}
     source.close()
     assert lines["observation/top"] == ("observation.images.top", "video, decoded")
     assert lines["observation/wrist"] == ("observation.images.wrist", "images, decoded")

@@ -29,13 +29,13 @@ def feature(key: str, **fields: Any) -> Callable[[dict[str, Any]], object]:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda info: info.update(data_path="../../x"), "is not a path below the data set"),
-        (lambda info: info.update(data_path="/etc/passwd"), "is not a path below the data set"),
-        (lambda info: info.update(video_path="videos/../../x.mp4"), "is not a path below the data set"),
-        (lambda info: info.update(data_path="{chunk_index.__class__}"), "is not a path below the data set"),
-        (lambda info: info.update(data_path="{chunk_index:09999999999d}"), "is not a path below the data set"),
+        (lambda info: info.update(data_path="../../x"), "is not a path below the dataset"),
+        (lambda info: info.update(data_path="/etc/passwd"), "is not a path below the dataset"),
+        (lambda info: info.update(video_path="videos/../../x.mp4"), "is not a path below the dataset"),
+        (lambda info: info.update(data_path="{chunk_index.__class__}"), "is not a path below the dataset"),
+        (lambda info: info.update(data_path="{chunk_index:09999999999d}"), "is not a path below the dataset"),
         (lambda info: info.update(data_path="{secret}"), "asks for 'secret'"),
-        (lambda info: info.update(data_path="data/\0"), "is not a path below the data set"),
+        (lambda info: info.update(data_path="data/\0"), "is not a path below the dataset"),
         (lambda info: info.update(data_path=7), "data_path: expected a path, got 7"),
         (lambda info: info.update(codebase_version="v1.6"), r"expected v2\.1 or v3\.0, got 'v1\.6'"),
         (lambda info: info.update(codebase_version=None), "got None"),
@@ -234,7 +234,7 @@ def test_what_stands_beside_it(tmp_path: Path, change: Callable[[dict[str, Any]]
 @pytest.mark.parametrize(
     ("column", "value", "said"),
     [
-        ("length", 4, "has another length than in the data set"),
+        ("length", 4, "has another length than in the dataset"),
         ("info", "{}x", "is not JSON"),
         ("info", "[]", "expected attributes"),
         ("info", json.dumps({"seed": "x"}), "info: .*seed: expected int"),

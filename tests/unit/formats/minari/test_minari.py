@@ -1,4 +1,4 @@
-"""Minari: data sets that the real Minari wrote, and what each option changes."""
+"""Minari: datasets that the real Minari wrote, and what each option changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from understudy.formats import FormatError, find_format
 
 h5py = pytest.importorskip("h5py", reason="the extra `hdf5` is not installed")
 FORMAT = find_format("minari")
-GOLDEN = Path(__file__).parents[2] / "golden" / "formats" / "minari"
+GOLDEN = Path(__file__).parents[3] / "golden" / "formats" / "minari"
 
 
 @pytest.fixture(scope="module")

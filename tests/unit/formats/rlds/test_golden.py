@@ -1,4 +1,4 @@
-"""Data sets made with the real TensorFlow Datasets, and what it reads from them, against what is read here."""
+"""Datasets made with the real TensorFlow Datasets, and what it reads from them, against what is read here."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_a_record_of_one_row_has_no_step(golden: Path) -> None:
 
 # ---- a sample that others made
 
-needs_sample = pytest.mark.skipif(not SAMPLE.is_dir(), reason="the sample data set is not beside this project")
+needs_sample = pytest.mark.skipif(not SAMPLE.is_dir(), reason="the sample dataset is not beside this project")
 
 
 @needs_sample

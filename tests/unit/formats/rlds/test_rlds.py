@@ -51,7 +51,7 @@ def foreign(
     *,
     lengths: list[int] | None = None,
 ) -> Path:
-    """A data set as somebody else would have made it: each episode is what its Example holds."""
+    """A dataset as somebody else would have made it: each episode is what its Example holds."""
     place.mkdir(parents=True)
     number = Leaf(kind="tensor", shape=(2,), dtype="float32")
     leaves = {name: Leaf(kind="tensor", dtype=dtype) for name, dtype in SCALAR.items()}
@@ -93,12 +93,12 @@ def test_the_last_row_is_an_observation_or_a_step(tmp_path: Path) -> None:
 
 
 def test_a_reward_that_would_be_left_out_is_pointed_at(tmp_path: Path) -> None:
-    (line,) = (line for line in opened(foreign(tmp_path / "a", [rows()])).mapping if line.ours == "reward")
+    (line,) = (line for line in opened(foreign(tmp_path / "a", [rows()])).mapping if line.internal == "reward")
     assert line.how == "as it is; the last row's is left out, and the first episode's is 1: see the option `last`"
-    (line,) = (line for line in opened(tmp_path / "a", last="step").mapping if line.ours == "reward")
+    (line,) = (line for line in opened(tmp_path / "a", last="step").mapping if line.internal == "reward")
     assert line.how == "as it is"
     quiet = foreign(tmp_path / "b", [rows(reward=np.zeros(3, np.float32))])
-    (line,) = (line for line in opened(quiet).mapping if line.ours == "reward")
+    (line,) = (line for line in opened(quiet).mapping if line.internal == "reward")
     assert line.how == "as it is"
 
 
@@ -150,7 +150,7 @@ def test_a_missing_reward_or_flag_is_made_up(tmp_path: Path) -> None:
     ((_, episode),) = source.episodes()
     assert episode.reward.tolist() == [0, 0]
     assert episode.truncated.tolist() == [False, True]
-    assert {line.ours: line.how for line in source.mapping}["reward"] == "0.0: there is none"
+    assert {line.internal: line.how for line in source.mapping}["reward"] == "0.0: there is none"
     del steps["action"]
     (place / "features.json").write_text(json.dumps(content))
     with pytest.raises(FormatError, match="its steps have no action that can be read; they have observation"):
@@ -307,7 +307,7 @@ def test_a_directory_above_is_enough_if_it_leads_to_one(tmp_path: Path) -> None:
     source = opened(tmp_path)
     assert source.name == "kitchen/2.0.0"  # type: ignore[attr-defined]
     written(tmp_path / "kitchen" / "2.1.0", small_spec(), [random_episode(small_spec(), 2, 1)])
-    with pytest.raises(FormatError, match=r"has several data sets .kitchen/2.0.0, kitchen/2.1.0.; choose one"):
+    with pytest.raises(FormatError, match=r"has several datasets .kitchen/2.0.0, kitchen/2.1.0.; choose one"):
         opened(tmp_path)
 
 

@@ -21,7 +21,7 @@ from understudy.formats import DatasetReader, FormatError, find_format
 
 h5py = pytest.importorskip("h5py", reason="the extra `hdf5` is not installed")
 FORMAT = find_format("robomimic")
-GOLDEN = Path(__file__).parents[2] / "golden" / "formats" / "robomimic"
+GOLDEN = Path(__file__).parents[3] / "golden" / "formats" / "robomimic"
 ROBOMIMIC, LIBERO = GOLDEN / "robomimic.hdf5", GOLDEN / "libero.hdf5"
 
 
@@ -113,7 +113,7 @@ def test_libero_records_after_the_step_so_actions_are_of_the_next_row() -> None:
     source = opened(LIBERO)
     found = dict(source.episodes())
     source.close()
-    assert [line.how for line in source.mapping if line.ours == "action"] == ["of the next row"]
+    assert [line.how for line in source.mapping if line.internal == "action"] == ["of the next row"]
     with h5py.File(LIBERO) as file:
         for demo, episode in found.items():
             theirs = file["data"][demo]
@@ -145,7 +145,7 @@ def test_a_directory_of_files_has_keys_with_their_names(tmp_path: Path) -> None:
     source.close()
     assert list(found) == ["task_9.hdf5/demo_0", "task_9.hdf5/demo_1", "task_10.hdf5/demo_0", "task_10.hdf5/demo_1"]
     assert set(source.spec.extras.flat) == {"robot_states"}  # states of different scenes have different sizes
-    assert "states" in [line.theirs for line in source.mapping if not line.ours]
+    assert "states" in [line.external for line in source.mapping if not line.internal]
 
 
 # ---- and back
