@@ -15,7 +15,7 @@ import difflib
 import importlib
 import importlib.metadata
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -128,10 +128,12 @@ class World(Closeable):
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Like `reset`, without the observation."""
-        chosen = _checked_options(options or {})
-        seed = self._next_seed(seed)
+        chosen = checked_options(options or {})
         task = self.suite.task(chosen["task"]) if chosen.get("task") is not None else self.task
-        start, split = self._choose_start(task, chosen.get("start"), chosen.get("split"), seed)
+        starts, split = starts_to_choose(self.suite, task, chosen.get("start"), chosen.get("split"))
+        seed = self._next_seed(seed)
+        # A separate stream: `begin` gets the same random numbers whether the start was drawn or given.
+        start = starts[int(np.random.default_rng([seed, 1]).integers(len(starts)))]
         self._state = "not reset"  # if `begin` raises, there is no episode
         self._task, self._num_steps = task, 0
         self.begin(task, start, np.random.default_rng(seed))
@@ -173,50 +175,61 @@ class World(Closeable):
     def _next_seed(self, seed: int | None) -> int:
         """The seed of this episode; a given seed also determines the seeds of the following episodes."""
         if seed is not None:
-            try:
-                seed = operator.index(seed)
-            except TypeError:
-                raise WorldError(f"seed: expected a whole number or None, got {describe(seed)}; convert it") from None
-            if not 0 <= seed < 2**63:
-                raise WorldError(f"seed: expected a number from 0 to 2**63 - 1, got {seed}; choose another")
+            seed = checked_seed(seed)
             self._seeds = np.random.default_rng([seed, 0])
             return seed
         if self._seeds is None:
             self._seeds = np.random.default_rng()
         return int(self._seeds.integers(2**31))
 
-    def _choose_start(self, task: Task, start: Any, split: Any, seed: int) -> tuple[int, Split]:
-        if start is not None:
-            start = int(start) if isinstance(start, np.integer) else start
-            found = self.suite.split_of(task, start)
-            if split is not None and split != found:
-                raise WorldError(
-                    f"options: start {start} of task {task.name!r} is in split {found!r}, and {split!r} was asked for; "
-                    f"leave one of the two out"
-                )
-            return start, found
-        wanted: Split = "train" if split is None else split
-        starts = self.suite.starts(task, wanted)
-        if not starts:
-            raise WorldError(
-                f"options: task {task.name!r} has no starts in split {wanted!r}; "
-                f"give it more starts, or name them in the suite's eval_starts"
-            )
-        # A separate stream: `begin` gets the same random numbers whether the start was drawn or given.
-        return starts[int(np.random.default_rng([seed, 1]).integers(len(starts)))], wanted
-
     @property
     def _name(self) -> str:
         return type(self).__name__
 
 
-def _checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+# --- the arguments of reset, which IsolatedWorld checks before it sends them to its process ---
+
+
+def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options; a WorldError if there is one that reset does not know."""
     for name in options:
         if name not in OPTIONS:
             near = difflib.get_close_matches(str(name), OPTIONS, 1)
             advice = f"did you mean {near[0]!r}?" if near else f"reset knows {', '.join(OPTIONS)}"
             raise WorldError(f"options: no option {name!r}; {advice}")
     return options
+
+
+def checked_seed(seed: Any) -> int:
+    """The seed as an int; a WorldError if it is none, or out of range."""
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise WorldError(f"seed: expected a whole number or None, got {describe(seed)}; convert it") from None
+    if not 0 <= number < 2**63:
+        raise WorldError(f"seed: expected a number from 0 to 2**63 - 1, got {number}; choose another")
+    return number
+
+
+def starts_to_choose(suite: Suite, task: Task, start: Any, split: Any) -> tuple[Sequence[int], Split]:
+    """The given start, or without one all starts of the split (default: "train"); and their split."""
+    if start is not None:
+        start = int(start) if isinstance(start, np.integer) else start
+        found = suite.split_of(task, start)
+        if split is not None and split != found:
+            raise WorldError(
+                f"options: start {start} of task {task.name!r} is in split {found!r}, and {split!r} was asked for; "
+                f"leave one of the two out"
+            )
+        return (start,), found
+    wanted: Split = "train" if split is None else split
+    starts = suite.starts(task, wanted)
+    if not starts:
+        raise WorldError(
+            f"options: task {task.name!r} has no starts in split {wanted!r}; "
+            f"give it more starts, or name them in the suite's eval_starts"
+        )
+    return starts, wanted
 
 
 def as_gymnasium(world: World) -> Any:

@@ -187,7 +187,7 @@ def test_own_randomness() -> None:
 
     text = problems(Restless())
     assert "determinism: observation/at: expected the same bits in two runs, got a difference (step 1" in text
-    assert "draw all randomness from the rng that begin is given" in text
+    assert "draw all randomness from the rng argument of begin" in text
 
 
 def test_state_that_outlives_an_episode() -> None:
@@ -201,7 +201,7 @@ def test_state_that_outlives_an_episode() -> None:
 
     text = problems(Forgetful())
     assert "determinism: observation/at: expected the same bits in two runs, got a difference (after reset" in text
-    assert "put back all state in begin" in text
+    assert "reset all state in begin" in text
 
 
 def test_two_worlds_differ() -> None:
@@ -228,7 +228,7 @@ def test_looking_changes_the_world() -> None:
 
     text = problems(Shy())
     assert "observe: observation/at: expected the same bits in observing once and observing twice" in text
-    assert "observe() must change nothing" in text
+    assert "observe() must not change anything" in text
 
 
 def test_acting_blindly_differs() -> None:

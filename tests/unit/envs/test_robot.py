@@ -19,6 +19,7 @@ from understudy.envs.robot import STATE_NAMES, RobotEnv, start_of
 from understudy.envs.robot_client import HttpCamera
 from understudy.envs.world import WorldError
 from understudy.robots.server import ArmServer
+from understudy.web.errors import AccessError
 
 PICTURE = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
 
@@ -140,7 +141,7 @@ def test_a_token_from_a_file(arm: PointArm, tmp_path: Path) -> None:
             RobotEnv(server.url)
         with RobotEnv(server.url, token_file=str(token)) as world:
             assert world.limits["scene"] is None
-        with pytest.raises(WorldError, match=r"cannot be read .*; pass the file that the server was started with"):
+        with pytest.raises(AccessError, match=r"cannot be read .*; pass a file that holds the token"):
             RobotEnv(server.url, token_file=str(tmp_path / "none"))
 
 
@@ -154,7 +155,7 @@ def test_nobody_there() -> None:
 def test_an_arm_that_is_stopped_in_mid_episode_says_so(server: ArmServer) -> None:
     with RobotEnv(server.url, hz=50) as world:
         world.reset(seed=0)
-        server.control.engage(False)
+        server.control.disengage()
         with pytest.raises(WorldError, match=r"/pose: 409: the arm is stopped; POST /startimp first"):
             world.step(np.zeros(7, np.float32))
         world.reset(seed=0)  # a new episode starts it again

@@ -52,6 +52,8 @@ def serve(channel: Channel, memory_fd: int) -> None:
             "step_spec": world.step_spec.to_json(),
             "suite": world.suite.to_json(),
             "has_expert": world.has_expert,
+            "deterministic": world.deterministic,
+            "hz": world.hz,
             "versions": world.versions(),
         }
     except Exception as error:  # noqa: BLE001 (the outermost loop of a process)

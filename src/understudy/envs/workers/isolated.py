@@ -27,6 +27,12 @@ class IsolatedWorld(World):
             raise
         self.step_spec = self.worker.step_spec
         self.suite = self.worker.suite
+        self.deterministic = self.worker.deterministic
+        self.hz = self.worker.hz
+
+    def choose(self, task: str) -> None:
+        self._state = "running" if self.worker.in_episode else "not reset"
+        super().choose(task)
 
     def reset(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None

@@ -6,14 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from understudy.core import Spec, StepSpec
 from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import decode_leaf, encode_leaf
 from understudy.envs.workers.outcomes import Answer, AskExpert, Command, Observe, Observed, Reset, Stepped, Steps
 from understudy.envs.workers.shared_memory import SharedArrays
-from understudy.envs.world import OPTIONS, ExpertAction, WorldError
+from understudy.envs.world import ExpertAction, WorldError, checked_options, checked_seed, starts_to_choose
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,8 @@ class WorkerProtocol:
     step_spec: StepSpec
     suite: Suite
     has_expert: bool  # whether it answers AskExpert
+    deterministic: bool
+    hz: float | None
     versions: Mapping[str, str]  # of the world's `version_packages`
     block_steps: int
 
@@ -37,6 +41,8 @@ class WorkerProtocol:
             step_spec=StepSpec.from_json(hello["step_spec"]),
             suite=Suite.from_json(hello["suite"]),
             has_expert=bool(hello["has_expert"]),
+            deterministic=bool(hello["deterministic"]),
+            hz=None if hello["hz"] is None else float(hello["hz"]),
             versions=dict(hello["versions"]),
             block_steps=block_steps,
         )
@@ -112,13 +118,13 @@ def _check_flags(rows: list[list[int]], num_requested: int) -> None:
         raise ValueError(f"num_steps: expected all {num_requested} or up to an end, got {len(rows)}")
 
 
-def check_reset(command: Reset, suite: Suite | None) -> None:
-    """Refuse invalid options in the caller, because an error in the worker costs its process."""
-    for name in command.options:
-        if name not in OPTIONS:
-            raise WorldError(f"options: no option {name!r}; reset knows {', '.join(OPTIONS)}")
-    task, start = command.options.get("task"), command.options.get("start")
-    if suite is not None and task is not None:
-        known = suite.task(task)
-        if start is not None:
-            suite.split_of(known, int(start))
+def checked_reset(command: Reset, suite: Suite | None) -> Reset:
+    """The command with plain numbers; refuses wrong arguments in the caller: in the worker they cost its process."""
+    options = dict(checked_options(command.options))
+    seed = None if command.seed is None else checked_seed(command.seed)
+    start = options.get("start")
+    if isinstance(start, np.integer):
+        options["start"] = int(start)
+    if suite is not None and options.get("task") is not None:
+        starts_to_choose(suite, suite.task(options["task"]), start, options.get("split"))
+    return replace(command, seed=seed, options=options)

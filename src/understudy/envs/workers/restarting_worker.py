@@ -38,7 +38,7 @@ from understudy.envs.workers.outcomes import (
     WorkerRaised,
     WorkerTooLarge,
 )
-from understudy.envs.workers.protocol import WorkerProtocol, check_reset
+from understudy.envs.workers.protocol import WorkerProtocol, checked_reset
 from understudy.envs.world import WorldError
 from understudy.envs.world_factory import WorldFactory
 from understudy.processes.child import StartError
@@ -119,6 +119,14 @@ class Worker(Closeable):
         return self._started_protocol.has_expert
 
     @property
+    def deterministic(self) -> bool:
+        return self._started_protocol.deterministic
+
+    @property
+    def hz(self) -> float | None:
+        return self._started_protocol.hz
+
+    @property
     def versions(self) -> dict[str, str]:
         return dict(self._started_protocol.versions)
 
@@ -131,6 +139,11 @@ class Worker(Closeable):
     @property
     def pid(self) -> int | None:
         return self._child.pid if self._child else None
+
+    @property
+    def in_episode(self) -> bool:
+        """Whether an episode is running."""
+        return self._episode == "running"
 
     @property
     def pending(self) -> bool:
@@ -209,7 +222,7 @@ class Worker(Closeable):
         if self._child is not None and self.state == "idle":
             self._check_process(self._child, time.monotonic())
         if isinstance(command, Reset):
-            check_reset(command, self._protocol.suite if self._protocol else None)
+            command = checked_reset(command, self._protocol.suite if self._protocol else None)
             self._unreported = None
             self._replace_if_needed()
         elif self._unreported is None and (
@@ -362,7 +375,7 @@ class Worker(Closeable):
             return  # `poll` finds out why
         self.state = "idle"
         if isinstance(self._command, Reset):
-            check_reset(self._command, protocol.suite)
+            self._command = checked_reset(self._command, protocol.suite)
             self._send_command()
 
     # --- failures ---

@@ -44,7 +44,7 @@ def test_where_and_options_choose(store: Path, tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("target", "where", "text"),
     [
-        ("rlds:{there}", "1", "is there already"),
+        ("rlds:{there}", "1", "already exists"),
         ("rlds:{tmp}/new", "succes = 1", "there is no column 'succes'"),
         ("rlds:{tmp}/new", "0", "no episode matches '0'"),
         ("rlds:{tmp}/new?images=gif", "1", "expected images=png|jpeg|bytes"),

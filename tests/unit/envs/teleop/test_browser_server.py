@@ -346,7 +346,7 @@ def test_a_slow_page_gets_fewer_frames_and_holds_nobody_up(device: BrowserDevice
                 quick.say({"type": "drawn", "number": header["number"]})
         slow.hear()
         assert len(quick.frames) > 10
-        assert len(slow.frames) == browser_server.MAX_ON_THE_WAY
+        assert len(slow.frames) == browser_server.MAX_IN_FLIGHT
         slow.say({"type": "drawn", "number": slow.frames[0][0]["number"]})
         slow.hear()
         assert slow.frames[-1][0]["number"] == 20  # the newest, not the next

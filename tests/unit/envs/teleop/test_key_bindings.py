@@ -129,7 +129,7 @@ def test_other_axes_get_pairs_of_keys_above_each_other() -> None:
     assert arm.pushes(pad((0, -1, 0, 0)))["joint 2"] == 1
     assert not arm.active(down("ArrowUp"))
     assert not any(arm.pushes(down("ArrowUp")).values())
-    with pytest.raises(DeviceError, match="expected up to 8 axes that are pushed by keys, got 14"):
+    with pytest.raises(DeviceError, match="expected up to 8 axes, one pair of keys each, got 14"):
         bindings(14)
 
 

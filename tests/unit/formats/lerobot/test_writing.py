@@ -160,7 +160,7 @@ def test_a_data_set_that_was_changed_afterwards_says_so(tmp_path: Path) -> None:
     lines = (place / "meta" / "episodes.jsonl").read_text().splitlines()
     (place / "meta" / "episodes.jsonl").write_text("\n".join(lines[:2]))
     edit_json(place / "meta" / "info.json", lambda info: info.update(total_episodes=2))
-    with pytest.raises(FormatError, match=r"knows 3 episodes and the dataset has 2.*\?rest=ignore"):
+    with pytest.raises(FormatError, match=r"has 3 episodes and the dataset has 2.*\?rest=ignore"):
         read(place)
     assert len(read(place, rest="ignore")) == 2
 

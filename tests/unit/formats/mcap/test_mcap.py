@@ -168,7 +168,7 @@ def test_compression_is_what_was_asked_for(tmp_path: Path) -> None:
 def test_it_is_not_read_and_nothing_half_written_is_left(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match="can be written for viewing, not read; write rlds, lerobot or robomimic"):
         FORMAT.read(tmp_path, {})
-    with pytest.raises(FormatError, match="nothing to look at"):
+    with pytest.raises(FormatError, match="nothing to show"):
         write(tmp_path / "a.mcap", small_spec())
     target = FORMAT.write(tmp_path / "a.mcap", small_spec(), {})
     target.add("k", random_episode(small_spec(), 3, 0))

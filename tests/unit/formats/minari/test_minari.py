@@ -84,7 +84,7 @@ def test_actions_beyond_their_space_are_refused_with_a_way_out(golden: Path, tmp
 
 
 def test_arrow_is_refused_and_nothing_is_written(golden: Path, tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"metadata\.json: the data is kept as 'arrow', and only hdf5 is read"):
+    with pytest.raises(FormatError, match=r"metadata\.json: the data format is 'arrow', and only hdf5 is read"):
         read(golden / "arrow-v0")
     with pytest.raises(FormatError, match="read and not written; write robomimic"):
         FORMAT.write(tmp_path / "a", small_spec(), {})
@@ -113,7 +113,7 @@ def test_rows_that_do_not_fit_are_refused(golden: Path, tmp_path: Path) -> None:
         "episode_1/terminations", np.array([True, False]), r"episode_1: steps\[0\]: terminated or truncated, but 1 more"
     )
     change("episode_1/rewards", np.array([np.nan, 0]), "episode_1: reward: expected a finite number")
-    change("episode_1/observations/picture", np.zeros((3, 9), np.uint8), "an image is no JPEG")
+    change("episode_1/observations/picture", np.zeros((3, 9), np.uint8), "an image is not a JPEG")
 
 
 @pytest.mark.parametrize("value", [1.5, -1, None, "x", 10**20])

@@ -102,7 +102,7 @@ def test_next_obs_that_is_another_is_refused(tmp_path: Path) -> None:
     def other(file: Any) -> None:
         file["data/demo_0/next_obs/object"][0] += 1
 
-    with pytest.raises(FormatError, match=r"demo_0: next_obs/object: is not what obs/object says of the next row"):
+    with pytest.raises(FormatError, match=r"demo_0: next_obs/object: differs from obs/object of the next row"):
         read(changed(ROBOMIMIC, tmp_path / "a.hdf5", other))
 
 
@@ -237,7 +237,7 @@ def test_bombs_are_refused(tmp_path: Path) -> None:
         del file["data/demo_0/states"]
         file["data/demo_0"].create_dataset("states", (4, 2**40), "f8", chunks=(1, 1024), fillvalue=1.0)
 
-    refused(ROBOMIMIC, tmp_path / "a.hdf5", huge, "promises 35184372088832 bytes, and the file holds 0")
+    refused(ROBOMIMIC, tmp_path / "a.hdf5", huge, "claims 35184372088832 bytes, and the file stores 0")
 
     def objects(file: Any) -> None:
         del file["data/demo_0/obs/object"]
