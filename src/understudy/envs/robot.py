@@ -35,6 +35,7 @@ STEP_SHARE = 0.75  # of the arm's limits per step
 CUBE = 0.04  # metres, its side
 LIFTED = 0.1  # metres above the table
 HELD = (0.3, 0.7)  # range of the gripper's opening while it holds the cube
+MIN_REACH = 0.08  # metres from the start to the target of `reach`
 GRASP_Z = 0.02
 ABOVE_Z = 0.1
 CLOSE, OPEN = -1.0, 1.0
@@ -261,11 +262,16 @@ def start_of(task: str, start: int, limits: Mapping[str, Any]) -> tuple[Array, A
     low, high = np.array(limits["low"]), np.array(limits["high"])
     least, most = low + 0.12 * (high - low), high - 0.12 * (high - low)
     least[2], most[2] = low[2] + 0.1, min(float(most[2]), low[2] + 0.3)
+    if np.any(most < least) or np.linalg.norm(most - least) < 2 * MIN_REACH:
+        raise WorldError(
+            f"limits: expected a box with space for the task {task!r}, got {low.tolist()} to {high.tolist()}; "
+            f"enlarge the arm's limits, 0.2 m on each axis are enough"
+        )
     while True:
         first, target = rng.uniform(least, most, (2, 3))
         if task == "lift":
             target[2] = GRASP_Z
             first[2] = max(float(first[2]), low[2] + 0.15)
             return first, target
-        if np.linalg.norm(first - target) > 0.08:
+        if np.linalg.norm(first - target) > MIN_REACH:
             return first, target

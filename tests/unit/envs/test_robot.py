@@ -185,3 +185,11 @@ def test_starts_are_inside_and_differ() -> None:
 def test_quaternions() -> None:
     q = turned(np.array([1.0, 0.0, 0.0, 0.0]), np.array([0.1, -0.2, 0.3]))
     assert between(np.array([1.0, 0.0, 0.0, 0.0]), q) == pytest.approx([0.1, -0.2, 0.3])
+
+
+@pytest.mark.parametrize("high", [(0.55, 0.05, 0.35), (0.46, -0.04, 0.4)])
+def test_a_box_without_space_for_the_task_is_refused(high: tuple[float, float, float]) -> None:
+    limits = {"low": (0.45, -0.05, 0.25), "high": high}
+    with pytest.raises(WorldError, match=r"limits: expected a box with space for the task 'reach', got \[0.45, -0.05"):
+        start_of("reach", 0, limits)
+    start_of("reach", 0, {"low": (0.45, -0.05, 0.25), "high": (0.65, 0.15, 0.45)})

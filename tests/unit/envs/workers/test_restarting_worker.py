@@ -480,7 +480,7 @@ def test_a_world_without_an_expert_refuses_and_lives_on() -> None:
             world.expert_action()
         world.step(GO_ON)
         assert world.worker.pid == pid
-    with pytest.raises(WorldError, match=r"write Numbers\.expert_action"):
+    with pytest.raises(WorldError, match=r"implement Numbers\.expert_action"):
         Numbers().expert_action()
 
 
