@@ -14,7 +14,7 @@ from understudy.envs.world import World, WorldError
 
 
 class Good(World):
-    """A point in the plane that drifts, and is done far to the right."""
+    """A point in the plane that drifts, and terminates far to the right."""
 
     def __init__(self) -> None:
         self.step_spec = StepSpec(

@@ -111,11 +111,11 @@ BINARY: tuple[Damage, ...] = (flip_bit, flip_many, truncate, zero, insert, repea
 TEXT: tuple[Damage, ...] = (*BINARY, absurd_number, absurd_number, other_word, other_word)
 
 
-def damage(place: Path, rng: random.Random) -> str:
-    """Damage one file of a dataset, or take it away; says what was done."""
-    files = sorted(path for path in place.rglob("*") if path.is_file()) if place.is_dir() else [place]
+def damage(dataset_dir: Path, rng: random.Random) -> str:
+    """Damage one file of a dataset, or take it away; returns what was changed."""
+    files = sorted(path for path in dataset_dir.rglob("*") if path.is_file()) if dataset_dir.is_dir() else [dataset_dir]
     path = rng.choice(files)
-    if place.is_dir() and rng.random() < 0.02:
+    if dataset_dir.is_dir() and rng.random() < 0.02:
         path.unlink()
         return f"{path.name}: removed"
     data = bytearray(path.read_bytes()) or bytearray(b"\0")
@@ -167,7 +167,7 @@ def survive_in(
     num: int,
     seed: int = 0,
 ) -> Counter[str]:
-    """As `survive`, of datasets that are there: each of `places` holds one, called `file`; `read` is given a place."""
+    """Like `survive`, for existing datasets: each of `places` holds one, called `file`; `read` gets a directory."""
     base = _peak_bytes()
     outcomes: Counter[str] = Counter()
     signal.signal(signal.SIGALRM, _too_long)
@@ -176,7 +176,7 @@ def survive_in(
         copy = folder / "damaged"
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(rng.choice(places), copy)
-        done = damage(copy / file, rng)
+        damaged = damage(copy / file, rng)
         before = time.monotonic()
         outcome = _outcome(read, copy)
         if time.monotonic() - before > LIMIT_S / 2:
@@ -185,7 +185,7 @@ def survive_in(
             outcome, base = "memory", _peak_bytes()
         outcomes[outcome.partition(":")[0]] += 1
         if outcome not in ("refused", "read"):
-            print(f"{name}, seed {number}, {done}: {outcome}", flush=True)
+            print(f"{name}, seed {number}, {damaged}: {outcome}", flush=True)
     return outcomes
 
 

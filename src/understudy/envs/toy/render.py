@@ -240,8 +240,8 @@ def _shadows(table: Table) -> Shapes:
 
 def _shapes(outline: Array, each: Sequence[tuple[tuple[float, float, float], float, int]]) -> Shapes:
     """One outline at several positions, in several sizes and colours."""
-    places, sizes, colours = zip(*each, strict=True)
-    return Shapes(corners=np.array(places)[:, None] + outline * np.array(sizes)[:, None, None], colours=colours)
+    positions, sizes, colours = zip(*each, strict=True)
+    return Shapes(corners=np.array(positions)[:, None] + outline * np.array(sizes)[:, None, None], colours=colours)
 
 
 def _blocks(table: Table) -> Iterable[Solid]:

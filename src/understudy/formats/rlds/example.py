@@ -133,8 +133,8 @@ def _read_varints(data: bytes, start: int, stop: int) -> Array:
     lengths = ends - starts + 1
     if lengths.max() > 10:
         raise Malformed(f"byte {start} of the record: a number has more than 64 bits")
-    place = np.arange(len(raw)) - np.repeat(starts, lengths)
-    bits = (raw & 0x7F).astype(np.uint64) << (7 * place).astype(np.uint64)
+    position = np.arange(len(raw)) - np.repeat(starts, lengths)
+    bits = (raw & 0x7F).astype(np.uint64) << (7 * position).astype(np.uint64)
     return np.add.reduceat(bits, starts).view(np.int64)
 
 
@@ -196,7 +196,7 @@ def _write_varints(values: Array) -> bytes:
     groups[:, 9] &= 1
     length = 10 - np.argmax(groups[:, ::-1] != 0, axis=1)
     length[unsigned == 0] = 1
-    place = np.arange(10)
-    groups |= np.where(place < length[:, None] - 1, 0x80, 0).astype(np.uint8)
-    taken: Array = groups[place < length[:, None]]
+    position = np.arange(10)
+    groups |= np.where(position < length[:, None] - 1, 0x80, 0).astype(np.uint8)
+    taken: Array = groups[position < length[:, None]]
     return taken.tobytes()

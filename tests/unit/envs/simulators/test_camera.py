@@ -121,9 +121,9 @@ needs_mujoco = pytest.mark.skipif(not METAWORLD.ready, reason="run `understudy e
 
 @pytest.fixture(scope="module")
 def drawn() -> dict[str, Any]:
-    done = run(SCRIPT)
-    assert done.returncode == 0, done.stderr
-    return dict(json.loads(done.stdout))
+    completed = run(SCRIPT)
+    assert completed.returncode == 0, completed.stderr
+    return dict(json.loads(completed.stdout))
 
 
 @needs_mujoco
@@ -186,11 +186,11 @@ Cameras(mujoco.MjModel.from_xml_string("<mujoco/>"), [], 64)
 """
     if chosen == "osmesa":  # mujoco itself may lack the library, so it is told later
         script = "import os, mujoco\nos.environ['MUJOCO_GL'] = 'osmesa'\n" + script
-        done = run(script)
+        completed = run(script)
     else:
-        done = run(script, MUJOCO_GL=chosen)
-    assert done.returncode != 0
-    assert said in done.stderr
+        completed = run(script, MUJOCO_GL=chosen)
+    assert completed.returncode != 0
+    assert said in completed.stderr
 
 
 # --- meshes ---

@@ -235,9 +235,9 @@ def test_each_space_becomes_arrays_and_back() -> None:
         }
         assert observation["sign"] == "door 1"
         world.step(act(2))
-        done = world._env.unwrapped.actions[-1]  # `contains` was asked there, too
-        assert done["door"][0] == 2
-        assert isinstance(done["door"], tuple)
+        executed = world._env.unwrapped.actions[-1]  # `contains` was asked there, too
+        assert executed["door"][0] == 2
+        assert isinstance(executed["door"], tuple)
 
 
 def test_bounds_of_actions_are_kept() -> None:

@@ -334,7 +334,7 @@ closed.append(last.cameras._context is None and not world._simulators)
 print(json.dumps({"kept": kept, "same": same, "closed": closed}))
 """
     sources = Path(__file__).resolve().parents[4] / "src"
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(METAWORLD.python), "-c", script],
         env={**os.environ, **METAWORLD.variables, "PYTHONPATH": str(sources)},
         capture_output=True,
@@ -342,8 +342,8 @@ print(json.dumps({"kept": kept, "same": same, "closed": closed}))
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    found = json.loads(completed.stdout)
     assert found["kept"] == [
         ["push-v3"],
         ["push-v3", "reach-v3"],

@@ -419,7 +419,7 @@ import sys, json
 import understudy.envs.workers.child_main
 print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
@@ -433,7 +433,7 @@ print(json.dumps(sorted({name.partition(".")[0] for name in sys.modules})))
         check=True,
     )
     known = sys.stdlib_module_names | set(json.loads(bare.stdout)) | {"numpy", "understudy"}
-    assert [name for name in json.loads(done.stdout) if name not in known] == []
+    assert [name for name in json.loads(completed.stdout) if name not in known] == []
 
 
 # --- advice ---

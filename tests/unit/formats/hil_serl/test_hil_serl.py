@@ -148,9 +148,9 @@ def test_max_steps_tells_time_up_from_the_end_of_the_task(tmp_path: Path) -> Non
     path = dumped(tmp_path / "a.pkl", timed_out + succeeded)
     for episode in read(path).values():
         assert episode.terminated[-1]
-    late, done = read(path, max_steps="3").values()
+    late, succeeded = read(path, max_steps="3").values()
     assert (late.terminated[-1], late.truncated[-1], late.info.success) == (False, True, False)
-    assert (done.terminated[-1], done.truncated[-1], done.info.success) == (True, False, True)
+    assert (succeeded.terminated[-1], succeeded.truncated[-1], succeeded.info.success) == (True, False, True)
 
 
 def test_masks_of_one_with_dones_are_time_outs(tmp_path: Path) -> None:

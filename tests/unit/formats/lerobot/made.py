@@ -77,11 +77,11 @@ def read(path: Path, **options: str) -> list[Episode]:
 
 def copy_of_golden(name: str, folder: Path, change: Callable[[dict[str, Any]], object] | None = None) -> Path:
     """A golden dataset that may be damaged; `change` is given what info.json says."""
-    place = folder / name
-    shutil.copytree(GOLDEN / name, place)
+    dataset_dir = folder / name
+    shutil.copytree(GOLDEN / name, dataset_dir)
     if change is not None:
-        edit_json(place / "meta" / "info.json", change)
-    return place
+        edit_json(dataset_dir / "meta" / "info.json", change)
+    return dataset_dir
 
 
 def edit_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:

@@ -58,12 +58,12 @@ def test_every_number_and_every_pixel_is_what_lerobot_reads(name: str) -> None:
 
 
 def test_an_end_repeats_the_last_frame_and_a_stop_drops_it(name: str) -> None:
-    done, stopped, short = read(GOLDEN / name)
-    assert (len(done), len(stopped), len(short)) == (6, 8, 1)  # of 6, 9 and 2 frames
-    assert done.terminated.tolist() == [False] * 5 + [True]
-    assert not done.truncated.any()
-    assert np.array_equal(done.observation["top"][6], done.observation["top"][5])
-    assert done.info.labels["last_observation"] == "repeats the last frame"
+    ended, stopped, short = read(GOLDEN / name)
+    assert (len(ended), len(stopped), len(short)) == (6, 8, 1)  # of 6, 9 and 2 frames
+    assert ended.terminated.tolist() == [False] * 5 + [True]
+    assert not ended.truncated.any()
+    assert np.array_equal(ended.observation["top"][6], ended.observation["top"][5])
+    assert ended.info.labels["last_observation"] == "repeats the last frame"
     assert stopped.truncated.tolist() == [False] * 7 + [True]
     assert not stopped.terminated.any()
     assert np.array_equal(stopped.observation["top"][8], truth(name)[1]["observation.images.top"][8])
@@ -101,8 +101,8 @@ def test_who_drove_what_was_asked_and_how_it_went(name: str) -> None:
 def test_without_interventions_it_is_a_demonstration_unless_said_otherwise(
     tmp_path: Path, name: str, given: dict[str, str], source: Source, kind: str
 ) -> None:
-    place = copy_of_golden(name, tmp_path, lambda info: info["features"].pop("intervention"))
-    for episode in read(place, **given):
+    dataset_dir = copy_of_golden(name, tmp_path, lambda info: info["features"].pop("intervention"))
+    for episode in read(dataset_dir, **given):
         assert (episode.source == source).all()
         assert episode.info.kind == kind
 
@@ -124,9 +124,9 @@ def test_the_end_of_the_task_by_what_is_there(tmp_path: Path) -> None:
 
 
 def test_version_2_0_is_read_like_2_1(tmp_path: Path) -> None:
-    place = copy_of_golden("v21", tmp_path, lambda info: info.update(codebase_version="v2.0"))
-    (place / "meta" / "episodes_stats.jsonl").unlink()
-    assert all(a.equals(b) for a, b in zip(read(place), read(GOLDEN / "v21"), strict=True))
+    dataset_dir = copy_of_golden("v21", tmp_path, lambda info: info.update(codebase_version="v2.0"))
+    (dataset_dir / "meta" / "episodes_stats.jsonl").unlink()
+    assert all(a.equals(b) for a, b in zip(read(dataset_dir), read(GOLDEN / "v21"), strict=True))
 
 
 def test_channels_may_stand_first_in_info(tmp_path: Path, name: str) -> None:
@@ -135,8 +135,8 @@ def test_channels_may_stand_first_in_info(tmp_path: Path, name: str) -> None:
             height, width, channels = info["features"][key]["shape"]
             info["features"][key]["shape"] = [channels, height, width]
 
-    place = copy_of_golden(name, tmp_path, turn)
-    assert all(a.equals(b) for a, b in zip(read(place), read(GOLDEN / name), strict=True))
+    dataset_dir = copy_of_golden(name, tmp_path, turn)
+    assert all(a.equals(b) for a, b in zip(read(dataset_dir), read(GOLDEN / name), strict=True))
 
 
 def test_episodes_in_one_film_are_decoded_once(name: str) -> None:
@@ -178,26 +178,26 @@ def test_statistics_are_those_of_lerobot() -> None:
 
 
 def test_the_mapping_says_what_becomes_of_each_field(tmp_path: Path) -> None:
-    place = copy_of_golden("v3", tmp_path, lambda info: info["features"].pop("next.reward"))
-    source = find_format("lerobot").read(place, {})
+    dataset_dir = copy_of_golden("v3", tmp_path, lambda info: info["features"].pop("next.reward"))
+    source = find_format("lerobot").read(dataset_dir, {})
     lines = {line.internal: (line.external, line.how) for line in source.mapping}
     source.close()
     assert lines["observation/top"] == ("observation.images.top", "video, decoded")
     assert lines["observation/wrist"] == ("observation.images.wrist", "images, decoded")
     assert lines["reward"] == ("", "0 where there is none")
     assert lines["source"] == ("intervention", "human where it is true, else policy")
-    assert not read(place)[0].reward.any()
+    assert not read(dataset_dir)[0].reward.any()
 
 
 def test_dots_make_a_tree_unless_a_name_is_both_leaf_and_branch(tmp_path: Path) -> None:
     def rename(info: dict[str, Any]) -> None:
         info["features"]["observation.state.more"] = info["features"].pop("observation.touch")
 
-    place = copy_of_golden("v3", tmp_path, rename)
-    source = find_format("lerobot").read(place, {})
+    dataset_dir = copy_of_golden("v3", tmp_path, rename)
+    source = find_format("lerobot").read(dataset_dir, {})
     assert sorted(source.spec.observation.flat) == ["state", "state.more", "top", "wrist"]
     source.close()
-    edit_json(place / "meta" / "info.json", lambda info: info["features"].pop("observation.state"))
-    source = find_format("lerobot").read(place, {})
+    edit_json(dataset_dir / "meta" / "info.json", lambda info: info["features"].pop("observation.state"))
+    source = find_format("lerobot").read(dataset_dir, {})
     assert sorted(source.spec.observation.flat) == ["state/more", "top", "wrist"]
     source.close()

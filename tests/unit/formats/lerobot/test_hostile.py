@@ -61,7 +61,7 @@ def feature(key: str, **fields: Any) -> Callable[[dict[str, Any]], object]:
         (feature("action", shape=[2**31 - 1]), "is implausibly large"),
         (feature("action", shape=[1] * 6), "is implausibly large"),
         (feature(CAMERA, shape=[64, 96]), "expected height, width and channels"),
-        (feature(CAMERA, shape=[64, 96, 7]), "has no 3 channels"),
+        (feature(CAMERA, shape=[64, 96, 7]), "does not have 3 channels"),
         (feature(CAMERA, shape=[65, 96, 3]), "expected frames of 65 x 96, got 64 x 96"),
         (feature("observation.images.wrist", shape=[17, 24, 3]), "expected images of 17 x 24 in RGB, got 16 x 24"),
         (feature("observation.images.wrist", dtype="float32"), "which is not their shape|expected lists of 16"),
@@ -71,9 +71,9 @@ def feature(key: str, **fields: Any) -> Callable[[dict[str, Any]], object]:
 )
 @pytest.mark.parametrize("name", ["v3", "v21"])
 def test_what_info_claims(tmp_path: Path, name: str, change: Callable[[dict[str, Any]], object], said: str) -> None:
-    place = copy_of_golden(name, tmp_path, change)
+    dataset_dir = copy_of_golden(name, tmp_path, change)
     with pytest.raises(FormatError, match=said) as caught:
-        read(place)
+        read(dataset_dir)
     assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 500
 
@@ -83,10 +83,10 @@ def test_what_info_claims(tmp_path: Path, name: str, change: Callable[[dict[str,
 def test_json_that_is_none(tmp_path: Path, file: str, text: str) -> None:
     if text == "" and file == "meta/tasks.jsonl":
         pytest.skip("no tasks are no damage")
-    place = copy_of_golden("v21", tmp_path)
-    (place / file).write_text(text, encoding="latin-1")
-    with pytest.raises(FormatError, match=str(place)):
-        read(place)
+    dataset_dir = copy_of_golden("v21", tmp_path)
+    (dataset_dir / file).write_text(text, encoding="latin-1")
+    with pytest.raises(FormatError, match=str(dataset_dir)):
+        read(dataset_dir)
 
 
 @pytest.mark.parametrize("name", ["v3", "v21"])
@@ -95,12 +95,12 @@ def test_each_file_may_be_missing(tmp_path: Path, name: str) -> None:
     needed = 0
     for file in files:
         shutil.rmtree(tmp_path / name)
-        place = copy_of_golden(name, tmp_path)
-        (place / file).unlink()
+        dataset_dir = copy_of_golden(name, tmp_path)
+        (dataset_dir / file).unlink()
         if "stats" not in file.name and file.name != "tasks.parquet":
             needed += 1
             with pytest.raises(FormatError, match=r"is missing|has no meta/info|cannot be read|holds no tables"):
-                read(place)
+                read(dataset_dir)
     assert needed >= 4
 
 
@@ -115,8 +115,8 @@ def with_column(table: pa.Table, name: str, column: Any) -> pa.Table:
 @pytest.mark.parametrize(
     ("name", "column", "said"),
     [
-        ("episode_index", lambda old: [0] * 17, "rows of episode 1 are not where they are listed"),
-        ("frame_index", lambda old: [5, *old[1:]], "rows of episode 0 are not where they are listed"),
+        ("episode_index", lambda old: [0] * 17, "rows of episode 1 are not in the listed rows"),
+        ("frame_index", lambda old: [5, *old[1:]], "rows of episode 0 are not in the listed rows"),
         ("timestamp", lambda old: [float("nan"), *old[1:]], "timestamp: expected times"),
         ("timestamp", lambda old: [0.0] * 17, "frames are not at 10 fps"),
         ("timestamp", lambda old: [99.0 + time for time in old], r"has no frame at 99\.000 s"),
@@ -130,11 +130,11 @@ def with_column(table: pa.Table, name: str, column: Any) -> pa.Table:
     ],
 )
 def test_what_the_table_holds(tmp_path: Path, name: str, column: Callable[[list[Any]], Any], said: str) -> None:
-    place = copy_of_golden("v3", tmp_path)
-    path = place / "data" / "chunk-000" / "file-000.parquet"
+    dataset_dir = copy_of_golden("v3", tmp_path)
+    path = dataset_dir / "data" / "chunk-000" / "file-000.parquet"
     change_table(path, lambda table: with_column(table, name, column(table[name].to_pylist())))
     with pytest.raises(FormatError, match=said):
-        read(place)
+        read(dataset_dir)
 
 
 @pytest.mark.parametrize(
@@ -153,8 +153,8 @@ def test_what_the_table_holds(tmp_path: Path, name: str, column: Callable[[list[
     ],
 )
 def test_what_the_index_claims(tmp_path: Path, name: str, value: float, said: str) -> None:
-    place = copy_of_golden("v3", tmp_path)
-    path = place / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    dataset_dir = copy_of_golden("v3", tmp_path)
+    path = dataset_dir / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
     change_table(
         path,
         lambda table: with_column(
@@ -162,22 +162,22 @@ def test_what_the_index_claims(tmp_path: Path, name: str, value: float, said: st
         ),
     )
     with pytest.raises(FormatError, match=said):
-        read(place)
+        read(dataset_dir)
 
 
 def test_a_small_file_does_not_unpack_to_a_large_list(tmp_path: Path) -> None:
-    place = copy_of_golden("v3", tmp_path)
-    path = place / "data" / "chunk-000" / "file-000.parquet"
+    dataset_dir = copy_of_golden("v3", tmp_path)
+    path = dataset_dir / "data" / "chunk-000" / "file-000.parquet"
     change_table(path, lambda table: with_column(table, "action", [np.zeros(10**6, np.float32)] * 17))
     assert path.stat().st_size < 100_000
     with pytest.raises(FormatError, match=r"17 rows of 'action' would unpack to 17000000 values"):
-        read(place)
+        read(dataset_dir)
 
 
 def test_a_picture_that_is_repeated_does_not_fill_the_memory(tmp_path: Path) -> None:
     """A dictionary of one large value, which each row names: 2 GB in a file of some kilobytes."""
-    place = copy_of_golden("v3", tmp_path)
-    path = place / "data" / "chunk-000" / "file-000.parquet"
+    dataset_dir = copy_of_golden("v3", tmp_path)
+    path = dataset_dir / "data" / "chunk-000" / "file-000.parquet"
     large = {"bytes": bytes(120 * 2**20), "path": ""}
     kind = pa.struct([("bytes", pa.dictionary(pa.int32(), pa.binary())), ("path", pa.string())])
     column = pa.StructArray.from_arrays(
@@ -191,24 +191,24 @@ def test_a_picture_that_is_repeated_does_not_fill_the_memory(tmp_path: Path) -> 
     pq.write_table(table, path, compression="zstd", store_schema=False)
     assert path.stat().st_size < 200_000
     with pytest.raises(FormatError, match=r"unpacks to more than \d+ bytes"):
-        read(place)
+        read(dataset_dir)
 
 
 def test_a_film_may_not_be_something_else(tmp_path: Path) -> None:
     """A playlist would make the decoder open other files, or addresses."""
-    place = copy_of_golden("v3", tmp_path)
-    (video,) = place.rglob("*.mp4")
+    dataset_dir = copy_of_golden("v3", tmp_path)
+    (video,) = dataset_dir.rglob("*.mp4")
     video.write_text("#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n")
     with pytest.raises(FormatError, match=f"{video}: is damaged"):
-        read(place)
+        read(dataset_dir)
 
 
 def test_a_film_that_ends_early_is_noticed(tmp_path: Path) -> None:
-    place = copy_of_golden("v3", tmp_path)
-    (video,) = place.rglob("*.mp4")
+    dataset_dir = copy_of_golden("v3", tmp_path)
+    (video,) = dataset_dir.rglob("*.mp4")
     video.write_bytes(video.read_bytes()[:-400])
     with pytest.raises(FormatError, match=str(video)):
-        read(place)
+        read(dataset_dir)
 
 
 @pytest.mark.parametrize(
@@ -225,10 +225,10 @@ def test_a_film_that_ends_early_is_noticed(tmp_path: Path) -> None:
     ],
 )
 def test_what_stands_beside_it(tmp_path: Path, change: Callable[[dict[str, Any]], object], said: str) -> None:
-    place = write(tmp_path / "d", [smooth_episode(5)], video="png")
-    edit_json(place / "meta" / "understudy" / "spec.json", change)
+    dataset_dir = write(tmp_path / "d", [smooth_episode(5)], video="png")
+    edit_json(dataset_dir / "meta" / "understudy" / "spec.json", change)
     with pytest.raises(FormatError, match=said):
-        read(place)
+        read(dataset_dir)
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,8 @@ def test_what_stands_beside_it(tmp_path: Path, change: Callable[[dict[str, Any]]
     ],
 )
 def test_what_the_rest_holds(tmp_path: Path, column: str, value: Any, said: str) -> None:
-    place = write(tmp_path / "d", [smooth_episode(5)], video="png")
-    path = place / "meta" / "understudy" / "rest.parquet"
+    dataset_dir = write(tmp_path / "d", [smooth_episode(5)], video="png")
+    path = dataset_dir / "meta" / "understudy" / "rest.parquet"
 
     def change(table: pa.Table) -> pa.Table:
         index = table.schema.get_field_index(column)
@@ -252,19 +252,19 @@ def test_what_the_rest_holds(tmp_path: Path, column: str, value: Any, said: str)
 
     change_table(path, change)
     with pytest.raises(FormatError, match=said):
-        read(place)
+        read(dataset_dir)
 
 
 def test_a_flipped_bit_in_a_table_of_ours_is_always_noticed(tmp_path: Path) -> None:
     """Pages carry checksums; what is not in a page says where they are."""
-    place = write(tmp_path / "d", [smooth_episode(5)], video="png")
-    (path,) = (place / "data").rglob("*.parquet")
-    whole, wanted = path.read_bytes(), read(place)[0]
+    dataset_dir = write(tmp_path / "d", [smooth_episode(5)], video="png")
+    (path,) = (dataset_dir / "data").rglob("*.parquet")
+    whole, wanted = path.read_bytes(), read(dataset_dir)[0]
     end = pq.ParquetFile(path).metadata.row_group(0).column(0).total_compressed_size
     for at in range(4, 4 + end, 7):
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
         with suppress(FormatError):
-            assert wanted.equals(read(place)[0])  # a bit that nobody reads
+            assert wanted.equals(read(dataset_dir)[0])  # a bit that nobody reads
 
 
 @pytest.mark.parametrize("name", ["v3", "v21"])
@@ -273,10 +273,10 @@ def test_golden_data_sets_survive_damage(tmp_path: Path, name: str) -> None:
     outcomes = set()
     for seed in range(120):
         shutil.rmtree(tmp_path / name, ignore_errors=True)
-        place = copy_of_golden(name, tmp_path)
-        damage(place, random.Random(seed))
+        dataset_dir = copy_of_golden(name, tmp_path)
+        damage(dataset_dir, random.Random(seed))
         try:
-            source = find_format("lerobot").read(place, {})
+            source = find_format("lerobot").read(dataset_dir, {})
             try:
                 read_all(source)
             finally:

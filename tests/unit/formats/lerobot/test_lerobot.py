@@ -34,17 +34,17 @@ def version(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def asked(version: str, place: Path) -> dict[str, np.ndarray[Any, Any]]:
-    quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(place.parent / "hf"), "CUDA_VISIBLE_DEVICES": ""}
-    answer = place.parent / "answer.npz"
-    done = subprocess.run(
-        [str(PYTHONS[version]), GOLDEN / "make.py", "read", place, answer],
+def asked(version: str, dataset_dir: Path) -> dict[str, np.ndarray[Any, Any]]:
+    quiet = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(dataset_dir.parent / "hf"), "CUDA_VISIBLE_DEVICES": ""}
+    answer = dataset_dir.parent / "answer.npz"
+    completed = subprocess.run(
+        [str(PYTHONS[version]), GOLDEN / "make.py", "read", dataset_dir, answer],
         env=quiet,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert completed.returncode == 0, completed.stderr[-3000:]
     with np.load(answer) as found:
         return dict(found)
 
@@ -66,13 +66,13 @@ def test_every_dtype_and_shape(tmp_path: Path, version: str) -> None:
 @pytest.mark.parametrize("video", ["av1", "h264", "lossless", "png"])
 def test_frames_and_what_goes_with_them(tmp_path: Path, version: str, video: str) -> None:
     episodes = [smooth_episode(5, 0), smooth_episode(1, 1), smooth_episode(7, 2)]
-    place = write(tmp_path / "d", episodes, video=video, version=version, fps="20")
-    found = asked(version, place)
+    dataset_dir = write(tmp_path / "d", episodes, video=video, version=version, fps="20")
+    found = asked(version, dataset_dir)
 
     def ours(pick: Any, source: list[Episode]) -> np.ndarray[Any, Any]:
         return np.concatenate([pick(episode)[: len(episode)] for episode in source])
 
-    assert np.array_equal(found["observation.images.front"], ours(lambda e: e.observation["front"], read(place)))
+    assert np.array_equal(found["observation.images.front"], ours(lambda e: e.observation["front"], read(dataset_dir)))
     assert np.array_equal(found["action"], ours(lambda e: e.action, episodes))
     assert np.array_equal(found["next.reward"], ours(lambda e: e.reward, episodes))
     assert np.array_equal(found["next.done"], ours(lambda e: e.terminated, episodes))

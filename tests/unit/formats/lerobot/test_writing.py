@@ -21,8 +21,8 @@ from understudy.formats.lerobot import file_rotation as shelf
 EPISODES = [smooth_episode(5, 0), smooth_episode(1, 1), smooth_episode(7, 2)]
 
 
-def info_of(place: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((place / "meta" / "info.json").read_text())
+def info_of(dataset_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((dataset_dir / "meta" / "info.json").read_text())
     return found
 
 
@@ -39,20 +39,20 @@ def error_of(wanted: Episode, got: Episode) -> float:
 @pytest.mark.parametrize("version", ["3", "2.1"])
 @pytest.mark.parametrize("video", ["av1", "h264"])
 def test_video_loses_what_the_data_set_states_and_no_more(tmp_path: Path, video: str, version: str) -> None:
-    place = write(tmp_path / "d", EPISODES, video=video, version=version)
-    stated = json.loads((place / "meta" / "understudy" / "spec.json").read_text())["mean_error"]
-    errors = [error_of(wanted, got) for wanted, got in zip(EPISODES, read(place), strict=True)]
+    dataset_dir = write(tmp_path / "d", EPISODES, video=video, version=version)
+    stated = json.loads((dataset_dir / "meta" / "understudy" / "spec.json").read_text())["mean_error"]
+    errors = [error_of(wanted, got) for wanted, got in zip(EPISODES, read(dataset_dir), strict=True)]
     assert 0 < max(errors) < 4
     assert stated == {"observation.images.front": max(errors)}
-    for wanted, got in zip(EPISODES, read(place), strict=True):
+    for wanted, got in zip(EPISODES, read(dataset_dir), strict=True):
         assert np.array_equal(wanted.last_observation["front"], got.last_observation["front"])  # kept beside the video
 
 
 @pytest.mark.parametrize("version", ["3", "2.1"])
 @pytest.mark.parametrize("video", ["lossless", "png"])
 def test_lossless_and_png_are_exact(tmp_path: Path, video: str, version: str) -> None:
-    place = write(tmp_path / "d", EPISODES, video=video, version=version)
-    assert all(wanted.equals(got) for wanted, got in zip(EPISODES, read(place), strict=True))
+    dataset_dir = write(tmp_path / "d", EPISODES, video=video, version=version)
+    assert all(wanted.equals(got) for wanted, got in zip(EPISODES, read(dataset_dir), strict=True))
 
 
 def test_lossless_keeps_noise_and_odd_sizes(tmp_path: Path) -> None:
@@ -66,11 +66,11 @@ def test_lossless_keeps_noise_and_odd_sizes(tmp_path: Path) -> None:
     ("video", "codec", "dtype"), [("av1", "av1", "video"), ("h264", "h264", "video"), ("lossless", "h264", "video")]
 )
 def test_video_chooses_the_codec(tmp_path: Path, video: str, codec: str, dtype: str) -> None:
-    place = write(tmp_path / "d", EPISODES, video=video)
-    feature = info_of(place)["features"]["observation.images.front"]
+    dataset_dir = write(tmp_path / "d", EPISODES, video=video)
+    feature = info_of(dataset_dir)["features"]["observation.images.front"]
     assert (feature["dtype"], feature["info"]["video.codec"]) == (dtype, codec)
-    (video,) = place.rglob("*.mp4")
-    with av.open(str(video)) as container:
+    (file,) = dataset_dir.rglob("*.mp4")
+    with av.open(str(file)) as container:
         stream = container.streams.video[0]
         assert codec in (stream.codec.name, stream.codec.canonical_name)
         assert stream.codec_context.pix_fmt == ("gbrp" if video == "lossless" else "yuv420p")
@@ -78,22 +78,22 @@ def test_video_chooses_the_codec(tmp_path: Path, video: str, codec: str, dtype: 
 
 
 def test_png_goes_into_the_table(tmp_path: Path) -> None:
-    place = write(tmp_path / "d", EPISODES, video="png")
-    assert info_of(place)["features"]["observation.images.front"]["dtype"] == "image"
-    assert not list(place.rglob("*.mp4"))
-    (table,) = (place / "data").rglob("*.parquet")
+    dataset_dir = write(tmp_path / "d", EPISODES, video="png")
+    assert info_of(dataset_dir)["features"]["observation.images.front"]["dtype"] == "image"
+    assert not list(dataset_dir.rglob("*.mp4"))
+    (table,) = (dataset_dir / "data").rglob("*.parquet")
     assert pq.read_table(table)["observation.images.front"][0].as_py()["bytes"].startswith(b"\x89PNG")
 
 
 def test_fps_is_the_clock_of_tables_and_films(tmp_path: Path) -> None:
-    place = write(tmp_path / "d", EPISODES, fps="25")
-    assert info_of(place)["fps"] == 25
-    (table,) = (place / "data").rglob("*.parquet")
+    dataset_dir = write(tmp_path / "d", EPISODES, fps="25")
+    assert info_of(dataset_dir)["fps"] == 25
+    (table,) = (dataset_dir / "data").rglob("*.parquet")
     assert np.allclose(pq.read_table(table)["timestamp"].to_numpy()[:5], np.arange(5) / 25)
-    (video,) = place.rglob("*.mp4")
+    (video,) = dataset_dir.rglob("*.mp4")
     with av.open(str(video)) as container:
         assert container.streams.video[0].average_rate == 25
-    assert len(read(place)) == 3
+    assert len(read(dataset_dir)) == 3
 
 
 @pytest.mark.parametrize("option", [("fps", "0"), ("fps", "fast"), ("fps", "1001"), ("video", "gif"), ("version", "4")])
@@ -129,26 +129,26 @@ def test_h264_refuses_odd_sizes(tmp_path: Path) -> None:
 
 
 def test_lerobot_sees_what_its_users_look_for(tmp_path: Path) -> None:
-    place = write(tmp_path / "d", EPISODES, video="png")
-    (path,) = (place / "data").rglob("*.parquet")
+    dataset_dir = write(tmp_path / "d", EPISODES, video="png")
+    (path,) = (dataset_dir / "data").rglob("*.parquet")
     table = pq.read_table(path).to_pydict()
     assert table["next.done"] == [False] * 4 + [True, True] + [False] * 6 + [True]
     assert table["next.truncated"] == [False] * 13
     assert table["next.success"] == table["next.done"]
-    assert table["next.reward"] == [float(done) for done in table["next.done"]]
+    assert table["next.reward"] == [float(ended) for ended in table["next.done"]]
     assert table["intervention"][:5] == [False, True, False, False, True]
     assert table["index"] == list(range(13))
     assert table["episode_index"] == [0] * 5 + [1] + [2] * 7
     assert table["observation.prompt"][:2] == ["step 0", "step 1"]
     assert np.array_equal(np.float32(table["complementary_info.log_prob"][:5]), EPISODES[0].extras["log_prob"])
-    assert info_of(place)["features"]["action"] == {"dtype": "float32", "shape": [2], "names": None}
-    tasks = pq.read_table(place / "meta" / "tasks.parquet").to_pydict()
+    assert info_of(dataset_dir)["features"]["action"] == {"dtype": "float32", "shape": [2], "names": None}
+    tasks = pq.read_table(dataset_dir / "meta" / "tasks.parquet").to_pydict()
     assert tasks == {"task_index": [0], "task": ["push it"]}
 
 
 def test_rest_ignore_reads_it_as_lerobot_has_it(tmp_path: Path) -> None:
-    place = write(tmp_path / "d", EPISODES, video="png")
-    first, _, _ = read(place, rest="ignore")
+    dataset_dir = write(tmp_path / "d", EPISODES, video="png")
+    first, _, _ = read(dataset_dir, rest="ignore")
     assert np.array_equal(first.action, EPISODES[0].action)
     assert first.info.labels["last_observation"] == "repeats the last frame"
     assert first.info.seed is None
@@ -156,24 +156,24 @@ def test_rest_ignore_reads_it_as_lerobot_has_it(tmp_path: Path) -> None:
 
 
 def test_a_data_set_that_was_changed_afterwards_says_so(tmp_path: Path) -> None:
-    place = write(tmp_path / "d", EPISODES, version="2.1", video="png")
-    lines = (place / "meta" / "episodes.jsonl").read_text().splitlines()
-    (place / "meta" / "episodes.jsonl").write_text("\n".join(lines[:2]))
-    edit_json(place / "meta" / "info.json", lambda info: info.update(total_episodes=2))
+    dataset_dir = write(tmp_path / "d", EPISODES, version="2.1", video="png")
+    lines = (dataset_dir / "meta" / "episodes.jsonl").read_text().splitlines()
+    (dataset_dir / "meta" / "episodes.jsonl").write_text("\n".join(lines[:2]))
+    edit_json(dataset_dir / "meta" / "info.json", lambda info: info.update(total_episodes=2))
     with pytest.raises(FormatError, match=r"has 3 episodes and the dataset has 2.*\?rest=ignore"):
-        read(place)
-    assert len(read(place, rest="ignore")) == 2
+        read(dataset_dir)
+    assert len(read(dataset_dir, rest="ignore")) == 2
 
 
 def test_files_are_filled_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("understudy.formats.lerobot.writer.DATA_FILE_BYTES", 1)
     monkeypatch.setattr("understudy.formats.lerobot.writer.VIDEO_FILE_BYTES", 1)
     monkeypatch.setattr(shelf, "CHUNK_FILES", 2)
-    place = write(tmp_path / "d", EPISODES, video="lossless")
-    names = sorted(str(path.relative_to(place / "data")) for path in (place / "data").rglob("*.parquet"))
+    dataset_dir = write(tmp_path / "d", EPISODES, video="lossless")
+    names = sorted(str(path.relative_to(dataset_dir / "data")) for path in (dataset_dir / "data").rglob("*.parquet"))
     assert names == ["chunk-000/file-000.parquet", "chunk-000/file-001.parquet", "chunk-001/file-000.parquet"]
-    assert len(list(place.rglob("*.mp4"))) == 3
-    assert all(wanted.equals(got) for wanted, got in zip(EPISODES, read(place), strict=True))
+    assert len(list(dataset_dir.rglob("*.mp4"))) == 3
+    assert all(wanted.equals(got) for wanted, got in zip(EPISODES, read(dataset_dir), strict=True))
 
 
 def test_names_that_lerobot_would_stumble_over(tmp_path: Path) -> None:
@@ -185,8 +185,8 @@ def test_names_that_lerobot_would_stumble_over(tmp_path: Path) -> None:
         extras=Spec(number),
     )
     episode = random_episode(spec, 3, 0)
-    place = write(tmp_path / "d", [episode], spec, video="png")
-    assert [key for key in info_of(place)["features"] if "." in key and not key.startswith("next.")] == [
+    dataset_dir = write(tmp_path / "d", [episode], spec, video="png")
+    assert [key for key in info_of(dataset_dir)["features"] if "." in key and not key.startswith("next.")] == [
         "observation.a_b",
         "observation.a_b_",
         "observation.img_size",
@@ -195,7 +195,7 @@ def test_names_that_lerobot_would_stumble_over(tmp_path: Path) -> None:
         "action.arm",
         "complementary_info.value",
     ]
-    assert episode.equals(read(place)[0])
+    assert episode.equals(read(dataset_dir)[0])
 
 
 def test_an_empty_data_set_is_one(tmp_path: Path) -> None:

@@ -19,10 +19,10 @@ SAMPLE = Path(__file__).parents[5] / "shared" / "data" / "rlds_sample"
 
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    place = tmp_path_factory.mktemp("golden")
+    dataset_dir = tmp_path_factory.mktemp("golden")
     with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(place, filter="data")
-    return place
+        archive.extractall(dataset_dir, filter="data")
+    return dataset_dir
 
 
 @pytest.fixture(scope="module")
@@ -48,17 +48,17 @@ def assert_same(got: Any, wanted: Any, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "dataset_dir",
     ["tfrecord/nested", "array_record/nested", "tfrecord/plain", "array_record/plain", "gzip/plain", "zlib/plain"],
 )
 @pytest.mark.parametrize("workers", [1, 3])
 def test_all_rows_are_those_that_tensorflow_datasets_reads(
-    golden: Path, truth: dict[str, Any], place: str, workers: int
+    golden: Path, truth: dict[str, Any], dataset_dir: str, workers: int
 ) -> None:
-    name = place.partition("/")[2]
+    name = dataset_dir.partition("/")[2]
     count = 0
     for split in ("train", "val") if name == "nested" else ("train",):
-        episodes = read_rlds(golden / place, split, workers)
+        episodes = read_rlds(golden / dataset_dir, split, workers)
         assert len(episodes) == (3 if split == "val" else 6 if name == "nested" else 7)
         for number, episode in enumerate(episodes):
             prefix = f"{name}/{split}/{number}"
@@ -109,12 +109,12 @@ def test_episodes_of_a_nested_data_set(golden: Path, truth: dict[str, Any]) -> N
 
 def test_a_record_of_one_row_has_no_step(golden: Path) -> None:
     """Unless every row is a step: then the last observation stands twice."""
-    place = golden / "tfrecord" / "plain"
-    rows = [len(episode["steps"]["is_first"]) for episode in read_rlds(place)]
+    dataset_dir = golden / "tfrecord" / "plain"
+    rows = [len(episode["steps"]["is_first"]) for episode in read_rlds(dataset_dir)]
     assert 1 in rows
-    steps = [len(episode) for _, episode in find_format("rlds").read(place, {}).episodes()]
+    steps = [len(episode) for _, episode in find_format("rlds").read(dataset_dir, {}).episodes()]
     assert steps == [n - 1 for n in rows if n > 1]
-    every = [episode for _, episode in find_format("rlds").read(place, {"last": "step"}).episodes()]
+    every = [episode for _, episode in find_format("rlds").read(dataset_dir, {"last": "step"}).episodes()]
     assert [len(episode) for episode in every] == rows
     for episode in every:
         assert np.array_equal(episode.observation[-1], episode.observation[-2])

@@ -32,38 +32,40 @@ from understudy.formats.rlds.records import read_records, write_records
 SCALAR = {"reward": "float32", "discount": "float32", "is_first": "bool", "is_last": "bool", "is_terminal": "bool"}
 
 
-def written(place: Path, spec: StepSpec, episodes: list[Episode], **options: str) -> Path:
-    target = find_format("rlds").write(place, spec, options)
+def written(dataset_dir: Path, spec: StepSpec, episodes: list[Episode], **options: str) -> Path:
+    target = find_format("rlds").write(dataset_dir, spec, options)
     for number, episode in enumerate(episodes):
         target.add(str(number), episode)
     target.close()
-    return place
+    return dataset_dir
 
 
-def opened(place: Path, **options: str) -> DatasetReader:
-    return find_format("rlds").read(place, options)
+def opened(dataset_dir: Path, **options: str) -> DatasetReader:
+    return find_format("rlds").read(dataset_dir, options)
 
 
 def foreign(
-    place: Path,
+    dataset_dir: Path,
     episodes: list[dict[str, Any]],
     features: dict[str, Leaf] | None = None,
     *,
     lengths: list[int] | None = None,
 ) -> Path:
     """A dataset as somebody else would have made it: each episode is what its Example holds."""
-    place.mkdir(parents=True)
+    dataset_dir.mkdir(parents=True)
     number = Leaf(kind="tensor", shape=(2,), dtype="float32")
     leaves = {name: Leaf(kind="tensor", dtype=dtype) for name, dtype in SCALAR.items()}
     content = features_json({"observation": number, "action": number, **leaves, **(features or {})}, {})
-    (place / "features.json").write_text(json.dumps(content))
+    (dataset_dir / "features.json").write_text(json.dumps(content))
     split = {"name": "train", "shardLengths": [str(n) for n in lengths or [len(episodes)]]}
-    (place / "dataset_info.json").write_text(json.dumps({"name": "foreign", "version": "1.0.0", "splits": [split]}))
-    writer = write_records(place / "foreign-train.tfrecord-00000-of-00001", "tfrecord")
+    (dataset_dir / "dataset_info.json").write_text(
+        json.dumps({"name": "foreign", "version": "1.0.0", "splits": [split]})
+    )
+    writer = write_records(dataset_dir / "foreign-train.tfrecord-00000-of-00001", "tfrecord")
     for episode in episodes:
         writer.write(serialize({f"steps/{name}": value for name, value in episode.items()}))
     writer.close()
-    return place
+    return dataset_dir
 
 
 def rows(count: int = 3, **others: Any) -> dict[str, Any]:
@@ -84,10 +86,10 @@ def rows(count: int = 3, **others: Any) -> dict[str, Any]:
 
 
 def test_the_last_row_is_an_observation_or_a_step(tmp_path: Path) -> None:
-    place = foreign(tmp_path / "data", [rows()])
-    ((_, episode),) = opened(place).episodes()
+    dataset_dir = foreign(tmp_path / "data", [rows()])
+    ((_, episode),) = opened(dataset_dir).episodes()
     assert (len(episode), episode.reward.tolist(), episode.truncated.tolist()) == (2, [0, 0.5], [False, True])
-    ((_, every),) = opened(place, last="step").episodes()
+    ((_, every),) = opened(dataset_dir, last="step").episodes()
     assert (len(every), every.reward.tolist(), every.truncated.tolist()) == (3, [0, 0.5, 1], [False, False, True])
     assert every.observation.tolist() == [[0, 1], [2, 3], [4, 5], [4, 5]]
 
@@ -120,9 +122,9 @@ def random_unended() -> Episode:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"is_terminal": np.array([0, 1, 0])}, "steps/is_terminal: row 1 of 3 is, and more rows follow"),
-        ({"is_last": np.array([0, 1, 1])}, "steps/is_last: row 1 of 3 is, and more rows follow"),
-        ({"is_first": np.array([1, 0, 1])}, "steps/is_first: row 2 is, so here are two episodes"),
+        ({"is_terminal": np.array([0, 1, 0])}, "steps/is_terminal: row 1 of 3 is set, and more rows follow"),
+        ({"is_last": np.array([0, 1, 1])}, "steps/is_last: row 1 of 3 is set, and more rows follow"),
+        ({"is_first": np.array([1, 0, 1])}, "steps/is_first: row 2 is set, so these are two episodes"),
         ({"is_first": np.array([1, 0, 2])}, "steps/is_first: holds numbers other than 0 and 1"),
         ({"reward": np.array([0, np.nan, 0], np.float32)}, "steps/reward: is not finite"),
         ({"reward": np.array([0, 1], np.float32)}, "its fields have different numbers of rows"),
@@ -132,37 +134,37 @@ def random_unended() -> Episode:
     ],
 )
 def test_rows_that_make_no_sense_are_refused(tmp_path: Path, change: dict[str, Any], text: str) -> None:
-    place = foreign(tmp_path / "data", [rows(reward=np.zeros(3, np.float32)), rows(**change)])
-    found = opened(place).episodes()
+    dataset_dir = foreign(tmp_path / "data", [rows(reward=np.zeros(3, np.float32)), rows(**change)])
+    found = opened(dataset_dir).episodes()
     next(found)
     with pytest.raises(FormatError, match=f"foreign-train.*record 1: {text}"):
         next(found)
 
 
 def test_a_missing_reward_or_flag_is_made_up(tmp_path: Path) -> None:
-    place = foreign(tmp_path / "data", [rows()])
-    content = json.loads((place / "features.json").read_text())
+    dataset_dir = foreign(tmp_path / "data", [rows()])
+    content = json.loads((dataset_dir / "features.json").read_text())
     steps = content["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"]["features"]
     for name in ("reward", "discount", "is_first", "is_last", "is_terminal"):
         del steps[name]
-    (place / "features.json").write_text(json.dumps(content))
-    source = opened(place)
+    (dataset_dir / "features.json").write_text(json.dumps(content))
+    source = opened(dataset_dir)
     ((_, episode),) = source.episodes()
     assert episode.reward.tolist() == [0, 0]
     assert episode.truncated.tolist() == [False, True]
     assert {line.internal: line.how for line in source.mapping}["reward"] == "0.0: there is none"
     del steps["action"]
-    (place / "features.json").write_text(json.dumps(content))
+    (dataset_dir / "features.json").write_text(json.dumps(content))
     with pytest.raises(FormatError, match="its steps have no action that can be read; they have observation"):
-        opened(place)
+        opened(dataset_dir)
 
 
 def test_who_acted(tmp_path: Path) -> None:
     human = {"is_human": Leaf(kind="tensor", dtype="bool")}
-    place = foreign(tmp_path / "data", [rows(is_human=np.array([0, 1, 0]))], human)
-    ((_, episode),) = opened(place).episodes()
+    dataset_dir = foreign(tmp_path / "data", [rows(is_human=np.array([0, 1, 0]))], human)
+    ((_, episode),) = opened(dataset_dir).episodes()
     assert episode.source.tolist() == [Source.POLICY, Source.HUMAN]
-    ((_, episode),) = opened(place, source="script").episodes()
+    ((_, episode),) = opened(dataset_dir, source="script").episodes()
     assert episode.source.tolist() == [Source.SCRIPT, Source.HUMAN]
 
 
@@ -171,8 +173,8 @@ def test_pictures_without_a_size_have_that_of_the_first(tmp_path: Path) -> None:
     camera = {"observation": Leaf(kind="image", shape=(None, None, 3), dtype="uint8", encoding="png")}
     small = encode_image(image[:3], "png")
     whole = [encode_image(image, "png")] * 3
-    place = foreign(tmp_path / "data", [rows(observation=whole), rows(observation=[*whole[:2], small])], camera)
-    source = opened(place)
+    dataset_dir = foreign(tmp_path / "data", [rows(observation=whole), rows(observation=[*whole[:2], small])], camera)
+    source = opened(dataset_dir)
     assert source.spec.observation.flat[""].shape == (5, 4, 3)
     found = source.episodes()
     np.testing.assert_array_equal(next(found)[1].observation, np.stack([image] * 3))
@@ -203,7 +205,7 @@ def test_kinds_of_fields_that_are_rare(tmp_path: Path) -> None:
     assert found.extras["pairs"].tolist() == [[0, 1], [2, 3]]
     assert [value.tolist() for value in found.extras["same"]] == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
     wrong = {**episode, "pairs/ragged_row_lengths_0": np.array([1, 3, 2])}
-    with pytest.raises(FormatError, match="steps/pairs: a row has not the 2 elements"):
+    with pytest.raises(FormatError, match="steps/pairs: a row does not have the declared 2 elements"):
         list(opened(foreign(tmp_path / "wrong", [wrong], features)).episodes())
 
 
@@ -212,8 +214,8 @@ def test_kinds_of_fields_that_are_rare(tmp_path: Path) -> None:
 
 def test_workers_read_the_same_in_the_same_order(tmp_path: Path) -> None:
     spec = robot_spec(8)
-    place = written(tmp_path / "data", spec, [random_episode(spec, 3, n) for n in range(12)], shard_mb="1")
-    one, three = list(opened(place).episodes()), list(opened(place, workers="3").episodes())
+    dataset_dir = written(tmp_path / "data", spec, [random_episode(spec, 3, n) for n in range(12)], shard_mb="1")
+    one, three = list(opened(dataset_dir).episodes()), list(opened(dataset_dir, workers="3").episodes())
     assert [key for key, _ in three] == [f"train/{n}" for n in range(12)]
     assert all(a.equals(b) for (_, a), (_, b) in zip(one, three, strict=True))
 
@@ -235,24 +237,24 @@ def test_splits(tmp_path: Path) -> None:
     spec = small_spec()
     episodes = [random_episode(spec, 3, n) for n in range(4)]
     held_out = replace(episodes[0], info=replace(episodes[0].info, split="eval"))
-    place = written(tmp_path / "data", spec, [held_out, *episodes[1:]])
-    assert [key for key, _ in opened(place, split="train").episodes()] == ["train/0", "train/1", "train/2"]
-    ((key, back),) = opened(place, split="test").episodes()
+    dataset_dir = written(tmp_path / "data", spec, [held_out, *episodes[1:]])
+    assert [key for key, _ in opened(dataset_dir, split="train").episodes()] == ["train/0", "train/1", "train/2"]
+    ((key, back),) = opened(dataset_dir, split="test").episodes()
     assert (key, back.info.split) == ("test/0", "eval")
-    assert opened(place).num_episodes == 4
+    assert opened(dataset_dir).num_episodes == 4
     with pytest.raises(FormatError, match="has no split 'val'; it has test, train"):
-        opened(place, split="val")
+        opened(dataset_dir, split="val")
 
 
 def test_shards_are_of_a_bounded_size(tmp_path: Path) -> None:
     spec = robot_spec(128)
     episodes = [random_episode(spec, 5, n) for n in range(4)]  # 0.6 MB each as PNG of noise
-    place = written(tmp_path / "data", spec, episodes, shard_mb="1")
-    shards = sorted(path.name for path in place.glob("*.tfrecord-*"))
+    dataset_dir = written(tmp_path / "data", spec, episodes, shard_mb="1")
+    shards = sorted(path.name for path in dataset_dir.glob("*.tfrecord-*"))
     assert len(shards) == 4
     assert shards[0] == "data-train.tfrecord-00000-of-00004"
     assert len(list(written(tmp_path / "one", spec, episodes).glob("*.tfrecord-*"))) == 1
-    assert all(a.equals(b) for (_, a), b in zip(opened(place).episodes(), episodes, strict=True))
+    assert all(a.equals(b) for (_, a), b in zip(opened(dataset_dir).episodes(), episodes, strict=True))
 
 
 def test_images_as_png_bytes_or_jpeg(tmp_path: Path) -> None:
@@ -261,10 +263,10 @@ def test_images_as_png_bytes_or_jpeg(tmp_path: Path) -> None:
     episode.observation["wrist_1"][:] = 8 * ramp
     kinds = {}
     for images in ("png", "bytes", "jpeg"):
-        place = written(tmp_path / images, spec, [episode], images=images)
-        content = parse(next(read_records(next(place.glob("*.tfrecord-*")), "tfrecord", lambda _: True))[1])
+        dataset_dir = written(tmp_path / images, spec, [episode], images=images)
+        content = parse(next(read_records(next(dataset_dir.glob("*.tfrecord-*")), "tfrecord", lambda _: True))[1])
         kinds[images] = bytes(content["steps/observation/wrist_1"][0][:3])
-        ((_, back),) = opened(place).episodes()
+        ((_, back),) = opened(dataset_dir).episodes()
         if images == "jpeg":
             difference = np.abs(back.observation["wrist_1"].astype(int) - episode.observation["wrist_1"])
             assert 0 < difference.max() < 10
@@ -286,10 +288,10 @@ def test_images_as_png_bytes_or_jpeg(tmp_path: Path) -> None:
     ],
 )
 def test_options_that_are_not(tmp_path: Path, way: str, options: dict[str, str], text: str) -> None:
-    place = written(tmp_path / "data", small_spec(), [random_episode(small_spec(), 2, 1)])
+    dataset_dir = written(tmp_path / "data", small_spec(), [random_episode(small_spec(), 2, 1)])
     format = find_format("rlds")
     call = (
-        (lambda: format.read(place, options))
+        (lambda: format.read(dataset_dir, options))
         if way == "read"
         else (lambda: format.write(tmp_path / "new", small_spec(), options))
     )
@@ -312,38 +314,38 @@ def test_a_directory_above_is_enough_if_it_leads_to_one(tmp_path: Path) -> None:
 
 
 def test_shards_that_are_not_as_they_are_said(tmp_path: Path) -> None:
-    with pytest.raises(FormatError, match=r"has 1 records and dataset_info.json says 2; fetch the file again"):
+    with pytest.raises(FormatError, match=r"has 1 records and dataset_info.json declares 2; fetch the file again"):
         list(opened(foreign(tmp_path / "fewer", [rows()], lengths=[2])).episodes())
-    with pytest.raises(FormatError, match=r"has more than the 1 records that dataset_info.json says"):
+    with pytest.raises(FormatError, match=r"has more than the 1 records that dataset_info.json declares"):
         list(opened(foreign(tmp_path / "more", [rows(), rows()], lengths=[1])).episodes())
-    place = foreign(tmp_path / "missing", [rows()])
-    next(place.glob("*.tfrecord-*")).unlink()
+    dataset_dir = foreign(tmp_path / "missing", [rows()])
+    next(dataset_dir.glob("*.tfrecord-*")).unlink()
     with pytest.raises(FormatError, match=r"cannot be read .No such file"):
-        list(opened(place).episodes())
+        list(opened(dataset_dir).episodes())
 
 
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path: Path) -> None:
-    place = foreign(tmp_path / "data", [rows()])
-    info = json.loads((place / "dataset_info.json").read_text())
+    dataset_dir = foreign(tmp_path / "data", [rows()])
+    info = json.loads((dataset_dir / "dataset_info.json").read_text())
     for change in ({"name": "../foreign"}, {"name": ""}, {"fileFormat": "riegeli"}):
-        (place / "dataset_info.json").write_text(json.dumps({**info, **change}))
+        (dataset_dir / "dataset_info.json").write_text(json.dumps({**info, **change}))
         with pytest.raises(FormatError, match=r"dataset_info.json"):
-            opened(place)
+            opened(dataset_dir)
 
 
 # ---- files made to hurt
 
 
 def test_every_flipped_bit_of_a_shard_is_seen(tmp_path: Path) -> None:
-    place = foreign(tmp_path / "data", [rows()])
-    shard = next(place.glob("*.tfrecord-*"))
+    dataset_dir = foreign(tmp_path / "data", [rows()])
+    shard = next(dataset_dir.glob("*.tfrecord-*"))
     whole = shard.read_bytes()
     for bit in range(0, 8 * len(whole), 5):
         damaged = bytearray(whole)
         damaged[bit // 8] ^= 1 << bit % 8
         shard.write_bytes(damaged)
         with pytest.raises(FormatError):
-            list(opened(place, last="step").episodes())
+            list(opened(dataset_dir, last="step").episodes())
 
 
 def test_records_that_are_whole_and_wrong(tmp_path: Path) -> None:
@@ -351,8 +353,8 @@ def test_records_that_are_whole_and_wrong(tmp_path: Path) -> None:
     outcomes = {"refused": 0, "read": 0}
     for name in ("images", "nested", "text"):
         spec, episode = CANONICAL[name]()
-        place = written(tmp_path / name, spec, [episode])
-        shard = next(place.glob("*.tfrecord-*"))
+        dataset_dir = written(tmp_path / name, spec, [episode])
+        shard = next(dataset_dir.glob("*.tfrecord-*"))
         data = next(read_records(shard, "tfrecord", lambda _: True))[1]
         for seed in range(150):
             rng = random.Random(seed)
@@ -373,7 +375,7 @@ def test_records_that_are_whole_and_wrong(tmp_path: Path) -> None:
             writer.write(bytes(changed))
             writer.close()
             try:
-                read_all(opened(place))
+                read_all(opened(dataset_dir))
                 outcomes["read"] += 1
             except FormatError:
                 outcomes["refused"] += 1
@@ -385,44 +387,44 @@ def test_bombs_are_refused_before_they_go_off(tmp_path: Path) -> None:
     """A shard, a tensor and an image that would be gigabytes when unpacked."""
     zeros = zlib.compress(bytes(2**26), 9)
     packed = {"observation": Leaf(kind="tensor", shape=(2,), dtype="float32", encoding="zlib")}
-    place = foreign(tmp_path / "tensor", [rows(observation=[zeros] * 3, reward=np.zeros(3, np.float32))], packed)
+    dataset_dir = foreign(tmp_path / "tensor", [rows(observation=[zeros] * 3, reward=np.zeros(3, np.float32))], packed)
     tracemalloc.start()
     with pytest.raises(FormatError, match="steps/observation: has more than 8 bytes when unpacked"):
-        list(opened(place).episodes())
+        list(opened(dataset_dir).episodes())
     assert tracemalloc.get_traced_memory()[1] < 2**23  # and not 64 MiB
     tracemalloc.stop()
 
     header = io.BytesIO()
     Image.new("1", (30000, 30000)).save(header, "PNG")
     camera = {"observation": Leaf(kind="image", shape=(8, 8, 3), dtype="uint8", encoding="png")}
-    place = foreign(tmp_path / "image", [rows(observation=[header.getvalue()] * 3)], camera)
+    dataset_dir = foreign(tmp_path / "image", [rows(observation=[header.getvalue()] * 3)], camera)
     with pytest.raises(FormatError, match="record 0"):
-        list(opened(place).episodes())
+        list(opened(dataset_dir).episodes())
     absurd = {"observation": Leaf(kind="image", shape=(10**9, 10**9, 3), dtype="uint8", encoding="png")}
     small = encode_image(np.zeros((8, 8, 3), np.uint8), "png")
     with pytest.raises(FormatError, match="an image has 8x8 pixels and not 1000000000x1000000000"):
         list(opened(foreign(tmp_path / "absurd", [rows(observation=[small] * 3)], absurd)).episodes())
 
-    place = foreign(tmp_path / "shard", [rows()])
-    shard = next(place.glob("*.tfrecord-*"))
+    dataset_dir = foreign(tmp_path / "shard", [rows()])
+    shard = next(dataset_dir.glob("*.tfrecord-*"))
     length = (2**33).to_bytes(8, "little")
     crc = google_crc32c.value(length)
     masked = ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
     shard.write_bytes(gzip.compress(length + masked.to_bytes(4, "little") + bytes(2**24)))
     with pytest.raises(FormatError, match="record 0 should have 8589934592 bytes"):
-        list(opened(place, last="step").episodes())
+        list(opened(dataset_dir, last="step").episodes())
 
 
 @pytest.mark.parametrize("cut", [1, 100])
 def test_a_compressed_shard_that_is_cut_off_is_refused(tmp_path: Path, cut: int) -> None:
-    place = foreign(tmp_path / "data", [rows(300)])
-    shard = next(place.glob("*.tfrecord-*"))
+    dataset_dir = foreign(tmp_path / "data", [rows(300)])
+    shard = next(dataset_dir.glob("*.tfrecord-*"))
     whole = gzip.compress(shard.read_bytes())
     shard.write_bytes(whole)
-    assert len(list(opened(place).episodes())) == 1
+    assert len(list(opened(dataset_dir).episodes())) == 1
     shard.write_bytes(whole[:-cut])
     with pytest.raises(FormatError, match=r"cut off|checksum"):
-        list(opened(place).episodes())
+        list(opened(dataset_dir).episodes())
 
 
 def test_examples_that_are_none() -> None:
@@ -456,10 +458,10 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, workers: str) -> Non
     peaks = []
     for count in (6, 24):
         episodes = [random_episode(spec, 10, n) for n in range(count)]
-        place = written(tmp_path / str(count), spec, episodes, images="bytes")
+        dataset_dir = written(tmp_path / str(count), spec, episodes, images="bytes")
         del episodes
         tracemalloc.start()
-        for _ in opened(place, workers=workers).episodes():
+        for _ in opened(dataset_dir, workers=workers).episodes():
             pass
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()

@@ -52,14 +52,14 @@ def test_tensorflow_datasets_reads_what_is_written(tmp_path: Path, name: str, fi
     target.add("two", episode)
     target.close()
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(PYTHON), READ, "read", tmp_path / "data", tmp_path / "read.npz"],
         env=quiet,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert completed.returncode == 0, completed.stderr[-3000:]
     with np.load(tmp_path / "read.npz") as found:
         read = dict(found)
     length = len(episode)

@@ -268,8 +268,8 @@ print(source._files[0].reader._child.pid, flush=True)
 import os
 os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    pid = int(done.stdout)
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    pid = int(completed.stdout)
     import time
 
     for _ in range(600):
