@@ -55,7 +55,7 @@ from understudy.replay.format.segment import Segment
 from understudy.replay.write.commit import Commit, StoreState
 from understudy.replay.write.edit_requests import EditInbox
 from understudy.replay.write.retention import Retention, expired
-from understudy.replay.write.writer import Writer
+from understudy.replay.write.writer import Writer, check_commit_steps
 
 SEGMENT_BYTES = 256 * 2**20
 
@@ -158,6 +158,7 @@ class Store(Closeable):
 
     def writer(self, name: str, spec: StepSpec, *, commit_steps: int = 50, flush_each_episode: bool = True) -> Writer:
         """A writer that takes steps one by one. It replaces an older one of this name, and cuts its open episodes."""
+        check_commit_steps(commit_steps)
         incarnation = uuid.uuid4().hex
         self.begin_writer(name, incarnation)
         return Writer(self, name, incarnation, spec, commit_steps=commit_steps, flush_each_episode=flush_each_episode)

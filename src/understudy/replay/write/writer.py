@@ -51,8 +51,7 @@ class Writer:
         commit_steps: int = 50,
         flush_each_episode: bool = True,
     ):
-        if commit_steps < 1:
-            raise EpisodeError(f"commit_steps: expected at least 1, got {commit_steps}")
+        check_commit_steps(commit_steps)
         self.name = name
         self.incarnation = incarnation
         self.spec = spec
@@ -207,6 +206,12 @@ class Writer:
         if self._info is None:
             raise EpisodeError(f"writer {self.name!r}: {what}() outside an episode; call begin() first")
         return self._info
+
+
+def check_commit_steps(commit_steps: int) -> None:
+    """Refuse a wrong option before the new writer replaces an older one or opens its spool."""
+    if commit_steps < 1:
+        raise EpisodeError(f"commit_steps: expected at least 1, got {commit_steps}")
 
 
 def info_after_gap(info: EpisodeInfo, num_steps: int) -> EpisodeInfo:

@@ -26,6 +26,7 @@ from understudy.core.tree import Tree
 from understudy.replay.read.view import View
 from understudy.replay.sample.batch_source import Batch, BatchShape
 from understudy.replay.sample.selectors import Selector, Uniform
+from understudy.replay.write.writer import check_commit_steps
 from understudy.service.client.connection import (
     CONNECT_TIMEOUT_S,
     MAX_BACKOFF_S,
@@ -158,6 +159,7 @@ class Remote(Closeable):
         `spool` is a directory on a local disk for this writer alone. What an earlier process left there is delivered
         first.
         """
+        check_commit_steps(commit_steps)
         incarnation = uuid.uuid4().hex
         opened = Spool(None if spool is None else Path(spool))
         log = opened.begin(name, incarnation, spec)
