@@ -8,7 +8,6 @@ import http.client
 import json
 import math
 import socket
-import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.envs.teleop.page import Page, open_socket, port_of
 from tests.waiting import wait_for
 
 from understudy.core import ArraySpec, Spec, StepSpec
@@ -26,7 +26,6 @@ from understudy.web.errors import AccessError, ListenError
 
 pytest.importorskip("websockets")
 from websockets.exceptions import ConnectionClosed, InvalidStatus
-from websockets.sync.client import ClientConnection, connect
 
 pytestmark = pytest.mark.serial  # what was pressed too long ago does not count
 TOKEN = "0123456789abcdef"
@@ -56,69 +55,6 @@ def observation(value: int = 0) -> dict[str, Any]:
 def device() -> Iterator[BrowserDevice]:
     with BrowserDevice(SPEC) as made:
         yield made
-
-
-def port_of(device: BrowserDevice) -> int:
-    return int(device.url.split("/")[2].rpartition(":")[2])
-
-
-class Page:
-    """What a page says and hears, without a browser. Its clock is ours, and an hour ahead."""
-
-    def __init__(
-        self, device: BrowserDevice, name: str = "page-one", *, token: str | None = None, answers: bool = True
-    ):
-        port = port_of(device)
-        self._undo = contextlib.ExitStack()
-        self.socket: ClientConnection = self._undo.enter_context(open_socket(port, f"http://127.0.0.1:{port}"))
-        self.state: dict[str, Any] = {}
-        self.frames: list[tuple[dict[str, Any], bytes]] = []
-        self._answers = answers
-        self.say({"type": "hello", "page": name, "token": token})
-
-    def say(self, message: Any) -> None:
-        self.socket.send(message if isinstance(message, str | bytes) else json.dumps(message))
-
-    def hear(self, seconds: float = 0.1) -> None:
-        """Take what comes, and answer pings, for a while."""
-        end_s = time.monotonic() + seconds
-        while (left_s := end_s - time.monotonic()) > 0:
-            with contextlib.suppress(TimeoutError):
-                message = self.socket.recv(timeout=left_s)
-                if isinstance(message, bytes):
-                    (length,) = struct.unpack_from("<I", message)
-                    self.frames.append((json.loads(message[4 : 4 + length]), message[4 + length :]))
-                    continue
-                said = json.loads(message)
-                if said["type"] == "state":
-                    self.state = said
-                if said["type"] == "ping" and self._answers:
-                    self.say({"type": "pong", "sent_s": said["sent_s"], "page_ms": self.now_ms()})
-
-    @staticmethod
-    def now_ms(ago_s: float = 0.0) -> float:
-        return (time.monotonic() + 3600 - ago_s) * 1e3
-
-    def press(self, *keys: str, ago_s: float = 0.0, **more: Any) -> None:
-        self.say({"type": "input", "made_ms": self.now_ms(ago_s), "keys": list(keys), **more})
-
-    def closed(self) -> tuple[int, str]:
-        """How the server closed the socket."""
-        with self._undo, pytest.raises(ConnectionClosed) as closed:
-            self.hear(3.0)
-        assert closed.value.rcvd is not None
-        return closed.value.rcvd.code, closed.value.rcvd.reason
-
-    def __enter__(self) -> Page:
-        self.hear()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._undo.close()
-
-
-def open_socket(port: int, origin: str | None) -> Any:
-    return connect(f"ws://127.0.0.1:{port}/socket", origin=origin, compression=None, max_queue=None)  # type: ignore[arg-type]
 
 
 def get(device: BrowserDevice, path: str, host: str = "127.0.0.1") -> tuple[int, dict[str, str], bytes]:
