@@ -148,7 +148,7 @@ def test_an_option_that_it_does_not_have_is_refused(case: Case, tmp_path: Path) 
 def test_what_is_there_is_not_written_over(case: Case, tmp_path: Path) -> None:
     written(case, tmp_path, *some())
     before = read(case, tmp_path)[1]
-    with pytest.raises(FormatError, match="there already"):
+    with pytest.raises(FormatError, match="already exists"):
         case.write(tmp_path, small_spec())
     assert list(read(case, tmp_path)[1]) == list(before)
 

@@ -32,6 +32,8 @@ with SpaceMouseDevice(spec, **options) as device:
         reading = device.read()
         action = None if reading.action is None else reading.action.tolist()
         print(json.dumps([action, reading.verdict if line == "verdict\\n" else device.connected]), flush=True)
+device.close()  # a second time: nothing happens
+assert device.read().action is None or options.get("to_the_end")
 """
 
 

@@ -176,7 +176,7 @@ def test_it_is_not_read_and_nothing_half_written_is_left(tmp_path: Path) -> None
     target.abandon()
     assert list(tmp_path.iterdir()) == []
     write(tmp_path / "a.mcap", small_spec(), random_episode(small_spec(), 3, 0))
-    with pytest.raises(FormatError, match="there already"):
+    with pytest.raises(FormatError, match="already exists"):
         FORMAT.write(tmp_path / "a.mcap", small_spec(), {})
     with pytest.raises(FormatError, match="has no option 'colour'"):
         FORMAT.write(tmp_path / "b.mcap", small_spec(), {"colour": "red"})
