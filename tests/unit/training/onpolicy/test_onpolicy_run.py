@@ -271,7 +271,7 @@ def test_a_start_that_is_another_now_is_refused(tmp_path: Path) -> None:
 def test_every_option_of_evaluate_changes_something(tmp_path: Path, usual: OnPolicyRun) -> None:
     def score(*options: str) -> dict[str, Any]:
         out = tmp_path / "-".join(options or ("none",)).replace("/", "")
-        assert main(["evaluate", str(usual.run.path), "--episodes", "8", "--out", str(out), *options]) == 0
+        assert main(["evaluate", str(usual.directory.path), "--episodes", "8", "--out", str(out), *options]) == 0
         found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())["score"]
         return found
 
@@ -366,7 +366,7 @@ def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"lora": {"alpha": 2.0}}, "lora.rank: is 0, so that alpha and targets would do nothing"),
+        ({"lora": {"alpha": 2.0}}, "lora.rank: is 0, so alpha and targets would have no effect"),
         ({"lora": {"rank": -1}}, "lora.rank: expected 0 for none, or more, got -1"),
     ],
 )
@@ -376,5 +376,5 @@ def test_adapters_that_make_no_sense(change: dict[str, Any], said: str, policy: 
 
 
 def test_options_of_openvla_are_refused_where_they_do_nothing(tmp_path: Path, policy: Path) -> None:
-    with pytest.raises(UnderstudyError, match=r"openvla: .* is a small VLA, which these options do not concern"):
+    with pytest.raises(UnderstudyError, match=r"openvla: .* is a small VLA, to which these options do not apply"):
         train(tmp_path / "run", make_config(policy, openvla={"mirror": True}))
