@@ -128,10 +128,10 @@ def test_every_field_of_the_spec_is_in_the_mapping(case: Case, tmp_path: Path) -
     written(case, tmp_path, *some())
     source = case.read(tmp_path)
     try:
-        ours = {line.ours for line in source.mapping}
-        assert {"observation", "action", "reward"} <= {name.partition("/")[0] for name in ours}
+        internal = {line.internal for line in source.mapping}
+        assert {"observation", "action", "reward"} <= {name.partition("/")[0] for name in internal}
         wanted = [*dict(source.spec.observation.leaves("observation")), *dict(source.spec.action.leaves("action"))]
-        assert set(wanted) <= ours
+        assert set(wanted) <= internal
     finally:
         source.close()
 
