@@ -41,3 +41,10 @@ class CountingWorld(World):
 
     def close(self) -> None:
         """Nothing to let go of."""
+
+
+class RealTimeWorld(CountingWorld):
+    """Says of itself that it keeps a rate and is never the same twice."""
+
+    deterministic = False
+    hz = 25.0

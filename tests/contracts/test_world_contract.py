@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.unit.robots.point_arm import PointArm
+from tests.worlds import RealTimeWorld
 
 from understudy.core import SpecError, Tree
 from understudy.core import tree as trees
@@ -25,6 +27,7 @@ from understudy.envs.teleop import AlwaysScript, ScriptedHuman, Takeover, Takeov
 from understudy.envs.workers import IsolatedWorld
 
 TOY = WorldFactory(factory="understudy.envs.toy:ToyTable", options={"size": 16})
+REAL_TIME = WorldFactory(factory="tests.worlds:RealTimeWorld", env={"PYTHONPATH": str(Path(__file__).parents[2])})
 Make = Callable[[], World]
 
 
@@ -239,10 +242,16 @@ def test_a_world_from_its_first_call_to_its_last(make: Make) -> None:
 
 def test_its_own_process_changes_nothing() -> None:
     with ToyTable(size=16) as here, IsolatedWorld(TOY) as there:
-        assert (there.step_spec, there.suite, there.versions()) == (here.step_spec, here.suite, here.versions())
-        for name in ("deterministic", "hz", "has_expert"):
-            assert getattr(there, name) == getattr(here, name)
+        assert_same_description(here, there)
         assert_same_episode(here, there)
+    with RealTimeWorld() as here, IsolatedWorld(REAL_TIME) as there:
+        assert_same_description(here, there)
+
+
+def assert_same_description(one: World, two: World) -> None:
+    for name in ("step_spec", "suite", "deterministic", "hz", "has_expert"):
+        assert getattr(one, name) == getattr(two, name), name
+    assert one.versions() == two.versions()
 
 
 # ---- wrappers with Gymnasium's methods
