@@ -111,7 +111,7 @@ def run(requests: int, kills: int, seed: int = 0) -> Report:
                     time.sleep(0.01)
                 _kill(mover)
                 time.sleep(0.6)
-                stops.append(seen.last_moved_at - control._beat_at)
+                stops.append(seen.last_moved_at - control._heartbeat_at)
             alive = _post(server.url, "/getstate") == 200
             rate = control.health.measured_hz
             if control.health.fault is not None:
