@@ -43,7 +43,7 @@ from understudy.policies import Acted, Sampling
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay.maintain.summary import summarize
 from understudy.training.collection import Collector, Plan, PlanConfig, PlannedTask, Rollout, Ticket, to_batch
-from understudy.training.distributed.engine import EngineConfig
+from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.ranks import single_rank
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner, _batch_seed
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange

@@ -46,7 +46,7 @@ def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
     server = start("serve", run.store, "--port", "0", log=tmp_path / "serve.log")
     processes = [server]
     try:
-        wait_for(lambda: state("server") == "running" and "address" in seen()["server"].said, logs=tmp_path)
+        wait_for(lambda: state("server") == "running" and "address" in seen()["server"].content, logs=tmp_path)
         address = seen()["server"].content["address"]
         actor = start(
             "actor",

@@ -232,13 +232,13 @@ def test_inference_takes_so_many_rows_at_once(stand: Stand, tmp_path: Path) -> N
     worker = InferenceWorker(make_config(policy), policy, spec, device="cpu", threads=1, max_rows=2)
     sizes: list[int] = []
     policy = worker._loaded()._policy
-    act = policy.act
+    act = policy.act  # type: ignore[attr-defined]
 
     def counted(observation: Any, instructions: Any, **options: Any) -> Any:
         sizes.append(len(instructions))
         return act(observation, instructions, **options)
 
-    policy.act = counted
+    policy.act = counted  # type: ignore[attr-defined]
     weights = [ray.put(stand.weights())]
     picture = {"camera": np.zeros((1, 16, 16, 3), np.uint8)}
 

@@ -113,7 +113,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds to add to the clock."""
     offset = [0.0]
     real = time.monotonic
-    monkeypatch.setattr(module.time, "monotonic", lambda: real() + offset[0])
+    monkeypatch.setattr(module.time, "monotonic", lambda: real() + offset[0])  # type: ignore[attr-defined]
     monkeypatch.setattr(module, "ray", FakeRay())
     monkeypatch.setattr("understudy.cluster.ray_session.ray", FakeRay())
     return offset

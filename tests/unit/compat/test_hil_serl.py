@@ -373,7 +373,7 @@ def test_the_iterator_makes_batches_ahead(tmp_path: Path) -> None:
         batches = [next(iterator) for _ in range(8)]
         assert len({batch["rewards"].tobytes() for batch in batches}) > 1  # each has arrays of its own
         assert all(batch["observations"]["image"].shape == (16, 2, 4, 4, 3) for batch in batches)
-        iterator.close()
+        iterator.close()  # type: ignore[attr-defined]
         assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
         with pytest.raises(StoreError, match=r"device: batches are numpy.*jax\.device_put"):
             buffer.get_iterator(device="gpu")

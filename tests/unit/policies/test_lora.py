@@ -27,7 +27,8 @@ from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions,
 
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.policies import PolicyError, Sampling
-from understudy.policies.lora import LoraConfig, add_lora, has_lora, load_adapter, merged_state, save_adapter
+from understudy.policies.config import LoraConfig
+from understudy.policies.lora import add_lora, has_lora, load_adapter, merged_state, save_adapter
 from understudy.policies.openvla import OpenVLAPolicy
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.distributed.launch import launch_function
@@ -283,10 +284,10 @@ def test_a_sharded_module_trains_as_a_whole_one(directory: Path, tmp_path: Path)
     whole = load(directory)
     add_lora(whole.model, SMALL)
     train(whole)
-    store = dist.FileStore(str(tmp_path / "store"), 1)
+    store = dist.FileStore(str(tmp_path / "store"), 1)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=0, world_size=1)
     try:
-        mesh = dist.init_device_mesh("cpu", (1,))
+        mesh = dist.init_device_mesh("cpu", (1,))  # type: ignore[attr-defined]
         sharded = load(directory)
         add_lora(sharded.model, SMALL)
         for layer in sharded.model.language_model.model.layers:

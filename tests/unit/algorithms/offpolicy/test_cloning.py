@@ -43,7 +43,8 @@ def shown(seed: int) -> TransitionBatch:
     batch = random_batch(seed=seed, size=128)
     state = batch.observation["state"]
     batch.action[:] = np.stack(
-        [0.8 * state[:, 0], -0.5 * state[:, 1] + 0.2, np.where(state[:, 4] > 0, 1.0, -1.0)], axis=1
+        [0.8 * state[:, 0], -0.5 * state[:, 1] + 0.2, np.where(state[:, 4] > 0, 1.0, -1.0)],
+        axis=1,  # type: ignore[list-item]
     )
     return batch
 

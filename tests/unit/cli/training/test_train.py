@@ -90,7 +90,7 @@ def test_sampled_actions_are_drawn_from_the_seed(run: Path, tmp_path: Path, monk
         seen.append((deterministic, rng.bit_generator.state["state"]["state"]))
         return policy_act(policy, rng, deterministic=deterministic)
 
-    policy_act = evaluation.policy_act
+    policy_act = evaluation.policy_act  # type: ignore[attr-defined]
     monkeypatch.setattr(evaluation, "policy_act", spy)
     for number, options in enumerate(([], ["--sampled"], ["--sampled", "--seed", "1"])):
         result(run, tmp_path / str(number), *options)

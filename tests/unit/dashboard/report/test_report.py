@@ -180,7 +180,7 @@ def test_the_practice_of_actors_is_read_from_the_store(tmp_path: Path) -> None:
     data = read_run(run.path)
     assert data.demonstrations == (1, 4)
     (episode,) = data.episodes
-    assert (episode.step, episode.length, episode.intervention_steps, episode.success) == (4, 4, 3, True)
+    assert (episode.step, episode.length, episode.intervention_steps, episode.success) == (4, 4, 3, True)  # type: ignore[attr-defined]
 
 
 def test_names_are_text_and_not_html(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
 
 
-class Rooms(gymnasium.Env):  # type: ignore[misc]
+class Rooms(gymnasium.Env):  # type: ignore[misc, name-defined]
     """Every kind of space; says of success what it is told to, and has an image that is red on the left."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (gymnasium's own name and kind)

@@ -199,9 +199,9 @@ def test_each_failure_has_its_type_and_the_next_reset_a_new_process(how: str, fr
     assert pid
     with pytest.raises(kind, match=text) as caught:
         fragile.call(Steps(actions=[GO_ON, break_down(how, FAILURES)]))
-    assert caught.value.doing == "step"
+    assert caught.value.doing == "step"  # type: ignore[attr-defined]
     if kind is WorkerHung:
-        assert "in break_down" in caught.value.evidence
+        assert "in break_down" in caught.value.evidence  # type: ignore[attr-defined]
     assert not alive(pid)
     assert fragile.num_failures == num_failures + 1
     with pytest.raises(WorldError, match="reset before step"):

@@ -150,7 +150,7 @@ def test_max_steps_tells_time_up_from_the_end_of_the_task(tmp_path: Path) -> Non
         assert episode.terminated[-1]
     late, succeeded = read(path, max_steps="3").values()
     assert (late.terminated[-1], late.truncated[-1], late.info.success) == (False, True, False)
-    assert (succeeded.terminated[-1], succeeded.truncated[-1], succeeded.info.success) == (True, False, True)
+    assert (succeeded.terminated[-1], succeeded.truncated[-1], succeeded.info.success) == (True, False, True)  # type: ignore[attr-defined]
 
 
 def test_masks_of_one_with_dones_are_time_outs(tmp_path: Path) -> None:

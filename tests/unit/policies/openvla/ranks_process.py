@@ -10,9 +10,11 @@ import torch
 from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions, observations, rngs
 
 from understudy.policies import Sampling
-from understudy.policies.lora import LoraConfig, add_lora
+from understudy.policies.config import LoraConfig
+from understudy.policies.lora import add_lora
 from understudy.policies.openvla import OpenVLAPolicy
-from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.ranks import Ranks, join
 
 ROWS = 4

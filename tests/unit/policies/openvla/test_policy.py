@@ -30,7 +30,7 @@ from tests.unit.policies.openvla.make_checkpoint import (
 
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.policies import PolicyError, Sampling
-from understudy.policies.lora import LoraConfig
+from understudy.policies.config import LoraConfig
 from understudy.policies.openvla import OpenVLAConfig, OpenVLAPolicy
 from understudy.policies.subprocess import Limits, PolicyFactory
 

@@ -113,7 +113,7 @@ def dino_features(weights: dict[str, torch.Tensor], images: torch.Tensor) -> tor
 def siglip_features(weights: dict[str, torch.Tensor], images: torch.Tensor) -> torch.Tensor:
     """The same of SigLIP; OpenVLA's has the exact GELU, as timm's has."""
     model = SiglipVisionModel(
-        SiglipVisionConfig(
+        SiglipVisionConfig(  # type: ignore[call-arg]
             hidden_size=SIGLIP,
             intermediate_size=2 * SIGLIP,
             num_hidden_layers=3,
@@ -209,7 +209,7 @@ def prompt(instruction: str) -> list[int]:
     ids = make_tokenizer().encode(f"In: What action should the robot take to {instruction}?\nOut:").ids
     assert ids[0] == 1
     assert 0 not in ids
-    return [*ids, make_tokenizer().token_to_id("\u2581")]
+    return [*ids, make_tokenizer().token_to_id("\u2581")]  # type: ignore[list-item]
 
 
 def test_parallel_decoding_equals_the_parts_of_others(directory: Path, weights: dict[str, torch.Tensor]) -> None:

@@ -62,7 +62,7 @@ def sample_a_world(path: Path, seed: int, num_batches: int) -> int:
                     batch = sampler.sample()
                     total += len(batch)
                     assert {(int(e), int(i)) for e, i in zip(batch.episode, batch.index, strict=True)} <= truth
-                    world.check(batch, sampler.shape.num_steps, 0.9)
+                    world.check(batch, sampler.shape.num_steps, 0.9)  # type: ignore[attr-defined]
         for sampler in samplers:
             sampler.close()
     world.close()

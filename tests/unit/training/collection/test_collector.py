@@ -140,9 +140,9 @@ def test_workers_killed_from_outside_change_nothing(wanted: list[Rollout]) -> No
     rng = np.random.default_rng(0)
 
     def kill(rollout: Rollout) -> None:
-        if rollout.ticket.number % 3 == 0 and collector.pids:
+        if rollout.ticket.number % 3 == 0 and collector.pids:  # type: ignore[attr-defined]
             with suppress(ProcessLookupError):
-                os.kill(rng.choice(collector.pids), signal.SIGKILL)
+                os.kill(rng.choice(collector.pids), signal.SIGKILL)  # type: ignore[attr-defined]
 
     with Collector(WORLD, num_parallel_envs=2, max_attempts=50) as collector:
         assert same(collector.collect(tickets(), policy(), Sampling(), on_result=kill), wanted)
@@ -324,7 +324,7 @@ def test_a_missing_value_raises_at_once(collector: Collector) -> None:
 def test_a_stream_that_nobody_hears_out_leaves_nothing_behind(collector: Collector, wanted: list[Rollout]) -> None:
     stream = collector.stream(tickets(), policy(), Sampling())
     next(stream)
-    stream.close()
+    stream.close()  # type: ignore[attr-defined]
     assert same(collector.collect(tickets()[:6], policy(), Sampling()), wanted[:6])
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from tests.unit.training.distributed.small import Net, Sometimes, lora, rows, train
 
-from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.fsdp import local_shard
 from understudy.training.distributed.ranks import Ranks, join, single_rank

@@ -9,7 +9,8 @@ import pytest
 import torch
 from tests.unit.training.distributed.small import Net, rows, train
 
-from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.ranks import single_rank
 from understudy.training.runs.checkpoint import read_checkpoint, write_checkpoint

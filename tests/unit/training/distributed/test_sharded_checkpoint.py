@@ -11,7 +11,8 @@ import pytest
 import torch
 from tests.unit.training.distributed.small import Net, train
 
-from understudy.training.distributed.engine import Engine, EngineConfig
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.ranks import single_rank
 from understudy.training.distributed.sharded_checkpoint import CURRENT, FACTS

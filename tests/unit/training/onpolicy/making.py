@@ -11,7 +11,7 @@ from tests.sides import SidesWorld
 from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.collection import FilterConfig, PlanConfig
-from understudy.training.distributed.engine import EngineConfig
+from understudy.training.distributed.config import EngineConfig
 from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
 from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig
 

@@ -16,7 +16,7 @@ from tests.unit.training.collection.scripted import Scripted
 from understudy.envs import Suite, Task
 from understudy.policies import PolicyError, Sampling
 from understudy.training.collection import Collector
-from understudy.training.onpolicy.multi_task_evaluation import (
+from understudy.training.onpolicy.multi_task_evaluation import (  # type: ignore[attr-defined]
     EvaluationEpisode,
     TaskEvaluationConfig,
     TaskEvaluationResult,
