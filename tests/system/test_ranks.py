@@ -65,6 +65,7 @@ def test_two_ranks_come_to_the_numbers_of_one(two: Path) -> None:
     equals_one(two, 2)
 
 
+@pytest.mark.nightly
 def test_four_ranks_come_to_the_numbers_of_one_and_end_when_one_raises(tmp_path: Path) -> None:
     code, problem = ends(4, f"{HERE}:four", grace_s=LIMIT_S, place=str(tmp_path))
     assert code == 1 or problem.startswith("rank "), problem
@@ -141,38 +142,65 @@ def test_adapters_with_ranks(two: Path, parallel: str) -> None:
     np.testing.assert_allclose(train(again, single_rank()), train(adapted, single_rank()), rtol=2e-5)
 
 
-def test_a_checkpoint_of_two_goes_on_with_one_and_three(three: Path) -> None:
+def test_a_checkpoint_of_two_resumes_with_one(two: Path) -> None:
     for parallel in ("ddp", "fsdp"):
-        assert sorted(path.name for path in (three / parallel).iterdir()) == ["000000000005-0", "current"]
-    expected = np.load(three / "saved-ddp-0.npy")
+        assert sorted(path.name for path in (two / parallel).iterdir()) == ["000000000005-0", "current"]
+    expected = np.load(two / "saved-ddp-0.npy")
     for source in ("ddp", "fsdp"):
         for parallel in ("none", "fsdp"):
             with single_rank() as ranks:  # for shards of one, it has a group
                 engine = make(ranks, Net(seed=50).double(), parallel=parallel)
-                engine.load(three / source)
+                engine.load(two / source)
                 assert engine.num_updates == 5
                 np.testing.assert_allclose(train(engine, ranks, dtype=torch.float64), expected, rtol=1e-11)
+
+
+@pytest.mark.nightly
+def test_a_checkpoint_of_two_resumes_with_three(three: Path) -> None:
+    expected = np.load(three / "saved-ddp-0.npy")
+    for source in ("ddp", "fsdp"):
         for parallel in ("ddp", "fsdp"):
             np.testing.assert_allclose(np.load(three / f"{source}-{parallel}-3.npy"), expected, rtol=1e-11)
 
 
-def test_ranks_hear_each_other_and_rows_move_once(three: Path) -> None:
-    heard = [json.loads((three / f"words-{rank}.json").read_text()) for rank in range(3)]
+def test_two_ranks_hear_each_other_and_rows_move_once(two: Path) -> None:
+    # Rank 0 has rows 0-4, rank 1 has row 0; they need {4, 0} and {4, 0, 1}.
+    row = 6 + 4 * len("task xxxx") + 1 + 8
+    assert hear_each_other(two, 2) == [[0, 2 * row, 0], [2, 0, 2 * row]]
+
+
+@pytest.mark.nightly
+def test_three_ranks_hear_each_other_and_rows_move_once(three: Path) -> None:
+    # Rank 0 has 0-4, rank 1 nothing, rank 2 has 5, 6 and 0; they need {4, 0}, {4, 0, 1} and {4, 0, 2}.
+    row = 6 + 4 * len("task xxxxxx") + 1 + 8
+    assert hear_each_other(three, 3) == [[0, 5 * row, 0], [3, 0, 3 * row], [2, 0, 2 * row]]
+
+
+def hear_each_other(place: Path, num_ranks: int) -> list[list[int]]:
+    """Rows that moved to each rank, bytes that it sent, and bytes that it received."""
+    heard = [json.loads((place / f"words-{num_ranks}-{rank}.json").read_text()) for rank in range(num_ranks)]
     for one in heard:
-        assert one["gathered"] == [{"rank": rank, "text": "ü" * rank} for rank in range(3)]
-        assert one["sum"] == {"a": pytest.approx(0.6), "b": -3.0}
+        assert one["gathered"] == [{"rank": rank, "text": "ü" * rank} for rank in range(num_ranks)]
+        assert one["sum"] == {"a": pytest.approx(0.1 * sum(range(1, num_ranks + 1))), "b": -float(num_ranks)}
         assert one["sum"] == heard[0]["sum"]
         assert "sum: rank 1 and rank 0 differ in a, b; give the same names" in one["errors"][0]
         assert "all ranks must do the same" in one["errors"][1]
         assert one["errors"][2] == "need: rank 1 needs 1 rows that no rank has: 99"
         assert one["errors"][3] == "c: rank 0 has float64 [1], rank 1 float64 [2]; give rows of one kind"
         assert one["errors"][4] == "ids: rank 0 has the same row twice; give every row its own number"
-    # Rank 0 has 0-4, rank 1 nothing, rank 2 has 5, 6 and 0; they need {4, 0}, {4, 0, 1} and {4, 0, 2}.
-    row = 6 + 4 * len("task xxxxxx") + 1 + 8
-    assert [one["moved"] for one in heard] == [[0, 5 * row, 0], [3, 0, 3 * row], [2, 0, 2 * row]]
+    return [one["moved"] for one in heard]
 
 
-def test_one_that_is_killed_ends_the_others_in_time(three: Path) -> None:
+def test_one_of_two_that_is_killed_ends_the_other_in_time(tmp_path: Path) -> None:
+    with pytest.raises(
+        RanksError, match=r"^rank 1 of 2 was killed by SIGKILL \(out of memory\?\), and the other"
+    ):
+        launch_function(2, f"{HERE}:killed", grace_s=LIMIT_S, place=str(tmp_path))
+    told(tmp_path, "killed", 2, "rank 1 did not arrive (was last at 'before'")
+
+
+@pytest.mark.nightly
+def test_one_of_three_that_is_killed_ends_the_others_in_time(three: Path) -> None:
     told(three, "killed", 3, "rank 1 did not arrive (was last at 'before'")
 
 

@@ -106,6 +106,7 @@ def test_a_worker_that_dies_is_replaced(stand: Stand) -> None:
     assert stand.collector.counts["restarts"] >= 1
 
 
+@pytest.mark.nightly  # test_supervisor.py shows it without Ray
 def test_a_late_reply_of_a_replaced_worker_is_ignored(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a node that cannot be reached: it cannot be killed, and continues when it can be reached again."""
     stand.wait_for_workers()
@@ -161,6 +162,7 @@ def test_missing_resources_are_named(stand: Stand, tmp_path: Path) -> None:
         ClusterCollector(make_config(tmp_path), cluster, tmp_path, rank=0, num_ranks=1, device="cpu")
 
 
+@pytest.mark.nightly  # a long fault run
 def test_workers_join_and_leave(stand: Stand, tmp_path: Path, ray_cluster: Any) -> None:
     cluster = ClusterConfig(rollout=RolloutConfig(num=2, resources='{"simulator": 1}', cpus=0))
     policy = save_policy(tmp_path / "start.safetensors")
@@ -188,6 +190,7 @@ def test_workers_join_and_leave(stand: Stand, tmp_path: Path, ray_cluster: Any) 
             ray_cluster.remove_node(node, allow_graceful=False)
 
 
+@pytest.mark.nightly  # starts a node
 def test_workers_run_on_separate_nodes_in_their_environment(stand: Stand, tmp_path: Path, ray_cluster: Any) -> None:
     head = ray.get_runtime_context().get_node_id()
     node = ray_cluster.add_node(num_cpus=1, object_store_memory=MEMORY)

@@ -204,6 +204,7 @@ def test_a_synchronous_run_equals_the_local_one_whatever_is_killed(tmp_path: Pat
     assert len(events(path, "learners restarted")) == 1
 
 
+@pytest.mark.nightly  # the test above kills an actor, too
 def test_an_episode_whose_actor_died_is_run_again_and_counts_once(tmp_path: Path, demos: str, address: str) -> None:
     env = f"tests.unit.cluster.offpolicy_worlds:DiesOnce?flag={tmp_path / 'died'}"
     config = small_config(
@@ -234,6 +235,7 @@ def check_once(path: Path, num_steps: int) -> None:
     assert last["step"] >= num_steps
 
 
+@pytest.mark.nightly  # a long fault run
 def test_an_asynchronous_run_continues_whatever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
     path = tmp_path / "run"
     config = small_config(
@@ -300,6 +302,7 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path, demos: str, address
     assert status(tmp_path / "wrong")["state"] == "failed"
 
 
+@pytest.mark.nightly  # a long fault run
 def test_actors_join_and_leave_with_their_nodes(tmp_path: Path, demos: str, address: str, ray_cluster: Any) -> None:
     path = tmp_path / "run"
     config = small_config(

@@ -98,6 +98,7 @@ def test_it_equals_the_local_run(tmp_path: Path, address: str) -> None:
         run_on_policy(Run(tmp_path / "here"), TWO, address=address)
 
 
+@pytest.mark.nightly
 def test_a_prefetched_wave_is_one_version_behind(tmp_path: Path, address: str) -> None:
     cluster = ClusterConfig(max_lag=1)
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=4, checkpoint_every=4)
@@ -132,6 +133,7 @@ def test_a_killed_learner_restarts_from_its_checkpoint(tmp_path: Path, address: 
     assert "learners restarted" in events
 
 
+@pytest.mark.nightly  # test_supervisor.py counts restarts without Ray
 def test_learners_that_keep_failing_end_the_run(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=MANY)
     path = tmp_path / "run"
@@ -143,6 +145,7 @@ def test_learners_that_keep_failing_end_the_run(tmp_path: Path, address: str) ->
         run_on_policy(Run.create(path, "grpo", config), ClusterConfig(max_restarts=0), address=address, on_update=kill)
 
 
+@pytest.mark.nightly  # test_supervisor.py shows it without Ray
 def test_fewer_learners_if_resources_are_missing(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=1, engine={"parallel": "ddp"})
     cluster = ClusterConfig(learner=LearnerConfig(num=2, min_num=1, cpus=4), placement_timeout_s=20)
@@ -151,6 +154,7 @@ def test_fewer_learners_if_resources_are_missing(tmp_path: Path, address: str) -
     assert [role["name"] for role in roles if role["role"] == "learner"] == ["rank-0"]
 
 
+@pytest.mark.nightly  # test_supervisor.py shows it without Ray
 def test_missing_resources_of_learners_are_named(tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"))
     cluster = ClusterConfig(learner=LearnerConfig(cpus=100), placement_timeout_s=20)

@@ -32,6 +32,7 @@ def step_until(shards: ShardSupervisor, condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.nightly  # a long fault run; test_offpolicy.py kills a shard in every run
 def test_a_shard_is_waited_for_and_then_looked_for(tmp_path: Path, ray_cluster: Any, address: str) -> None:
     """All nodes see one disk here, so the store is found on another node; until its directory is gone."""
     config = ClusterConfig(

@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
+from understudy.cluster import rank_supervisor
 from understudy.cluster import supervisor as module
-from understudy.cluster.config import ClusterConfig
+from understudy.cluster.config import ClusterConfig, LearnerConfig
+from understudy.cluster.rank_supervisor import RankSupervisor
 from understudy.cluster.ray_session import ClusterError
 from understudy.cluster.roles.process import Notice, PollReply, RoleProcess
 from understudy.cluster.supervisor import POLL_S, SupervisedActor, Supervisor
@@ -238,6 +240,80 @@ def test_an_error_that_another_actor_would_raise_too_ends_the_run(clock: list[fl
     workers.call.answer(RayTaskError("poll", "traceback", UnderstudyError("env: no such task")))
     with pytest.raises(UnderstudyError, match="no such task"):
         workers.step()
+
+
+# ---- ranks, which are placed all at once
+
+
+class Group:
+    """A placement group of so many bundles; Ray finds resources for at most `room` of them."""
+
+    room = 1
+
+    def __init__(self, bundle_count: int):
+        self.bundle_count, self.removed = bundle_count, False
+
+
+@pytest.fixture
+def groups(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> list[Group]:
+    """All groups that were reserved."""
+    made: list[Group] = []
+
+    def reserve(resources: dict[str, float], num: int) -> Group:
+        made.append(Group(num))
+        return made[-1]
+
+    def nodes(group: Group) -> tuple[str, ...] | None:
+        return ("node-0",) * group.bundle_count if group.bundle_count <= Group.room else None
+
+    monkeypatch.setattr(rank_supervisor, "reserve", reserve)
+    monkeypatch.setattr(rank_supervisor, "reserved_nodes", nodes)
+    monkeypatch.setattr(rank_supervisor, "remove_placement_group", lambda group: setattr(group, "removed", True))
+    monkeypatch.setattr(RankSupervisor, "create", lambda self, actor: Handle())
+    return made
+
+
+def make_ranks(learner: LearnerConfig, **options: Any) -> RankSupervisor:
+    config = ClusterConfig(learner=learner, placement_timeout_s=7.0, **options)
+
+    def make_job(nodes: tuple[str, ...]) -> Any:
+        return nodes
+
+    return RankSupervisor(make_job, config, dict, on_update=lambda news: None, on_messages=lambda lines: None)
+
+
+def test_fewer_ranks_are_placed_if_resources_are_missing(clock: list[float], groups: list[Group]) -> None:
+    ranks = make_ranks(LearnerConfig(num=3, min_num=1))
+    for num in (3, 2):
+        ranks.step()
+        assert (groups[-1].bundle_count, ranks.actors) == (num, [])
+        clock[0] += 8.0
+        ranks.step()
+        assert groups[-1].removed
+    ranks.step()
+    assert [actor.name for actor in ranks.actors] == ["rank-0"]
+    assert [group.removed for group in groups] == [True, True, False]
+
+
+def test_too_few_resources_for_ranks_end_the_run(clock: list[float], groups: list[Group]) -> None:
+    ranks = make_ranks(LearnerConfig(num=2, min_num=2, cpus=100))
+    ranks.step()
+    clock[0] += 8.0
+    with pytest.raises(
+        ClusterError, match=r"learner: no node had the resources for 2 x .*100.* within 7 s .*--cluster\.learner\.num"
+    ):
+        ranks.step()
+
+
+def test_ranks_that_keep_failing_end_the_run(clock: list[float], groups: list[Group]) -> None:
+    ranks = make_ranks(LearnerConfig(num=1), max_restarts=0)
+    ranks.step()
+    ranks.step()
+    call: Any = ranks.actors[0].call
+    call.answer(ActorDiedError())
+    with pytest.raises(ClusterError, match="learners: was lost 1 times in a row without progress"):
+        ranks.step()
+    assert groups[0].removed
 
 
 # ---- the other side

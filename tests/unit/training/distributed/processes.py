@@ -71,6 +71,7 @@ def two(place: str) -> None:
         write(ranks, out / "offload.npz", train(engine, ranks), engine)
         pace(ranks, out)
         make(ranks, torch.nn.Linear(4, 1), parallel="fsdp").save(out / "line")
+        words(ranks, out)
         said = refused(lambda: make(ranks))
         assert said == "parallel: 'none' would train 2 separate policies; use 'ddp' or 'fsdp'", said
         assert "state: is for one process, and there are 2" in refused(engine.state)
@@ -185,7 +186,7 @@ def words(ranks: Ranks, out: Path) -> None:
         ],
         "moved": _exchange(ranks),
     }
-    (out / f"words-{ranks.rank}.json").write_text(json.dumps(heard))
+    (out / f"words-{ranks.size}-{ranks.rank}.json").write_text(json.dumps(heard))
     ranks.barrier("written")
 
 
@@ -209,6 +210,12 @@ def _exchange(ranks: Ranks) -> list[int]:
     assert done.columns["picture"].dtype == np.uint8
     assert done.columns["picture"][:, 1, 2].tolist() == (need + 5).tolist()
     return [done.num_rows_moved, done.num_bytes_sent, done.num_bytes_received]
+
+
+def killed(place: str) -> None:
+    torch.set_num_threads(1)
+    with join(timeout_s=TIMEOUT_S) as ranks:
+        trouble(ranks, Path(place), "killed", "ddp")
 
 
 def hung(place: str, timeout_s: float) -> None:
