@@ -86,7 +86,7 @@ def test_actions_beyond_their_space_are_refused_with_a_way_out(golden: Path, tmp
 def test_arrow_is_refused_and_nothing_is_written(golden: Path, tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"metadata\.json: the data format is 'arrow', and only hdf5 is read"):
         read(golden / "arrow-v0")
-    with pytest.raises(FormatError, match="read and not written; write robomimic"):
+    with pytest.raises(FormatError, match="can be read, not written; write robomimic"):
         FORMAT.write(tmp_path / "a", small_spec(), {})
     with pytest.raises(FormatError, match="has no option 'colour'"):
         FORMAT.read(golden / "hdf5-v0", {"colour": "red"})
