@@ -52,7 +52,7 @@ def test_it_is_stopped_goes_on_and_is_done(tmp_path: Path) -> None:
         out, error = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert (process.returncode, error) == (130, "stopped; nothing is lost, and `understudy demo here` goes on\n")
+    assert (process.returncode, error) == (130, "stopped; nothing is lost, and `understudy demo here` continues\n")
     assert "all in one corner of the table: here/demonstration.gif" in out
     with Image.open(here / "demonstration.gif") as picture:
         assert picture.n_frames > 5
@@ -71,7 +71,7 @@ def test_it_is_stopped_goes_on_and_is_done(tmp_path: Path) -> None:
         timeout=300,
     )
     assert other.returncode == 1
-    assert "seed: here was begun with 4, got 5; leave it out" in other.stderr
+    assert "seed: here was started with 4, got 5; leave it out" in other.stderr
 
     process = start("demo", "here", "--page", "none", cwd=tmp_path)
     out, error = process.communicate(timeout=300)
@@ -89,7 +89,7 @@ def test_it_is_stopped_goes_on_and_is_done(tmp_path: Path) -> None:
     process = start("demo", "here", cwd=tmp_path)
     again, error = process.communicate(timeout=300)
     assert (process.returncode, error) == (0, "")
-    assert "here: the demo is done" in again
+    assert "here: the demo has finished; this is its result" in again
     assert next_commands(again) == next_commands(out)
     assert before == {path: path.stat().st_mtime_ns for path in here.rglob("*") if path.is_file()}
 

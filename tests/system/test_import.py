@@ -73,7 +73,7 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path: Path) -> Non
         caught += before < num_stored(store) < NUM
     assert caught, "it was never killed in the middle"
     out = finished("import", f"rlds:{tmp_path}/data", store)
-    assert "were there already" in out
+    assert "were in the store already" in out
     assert verify(store).problems == []
     mine, wanted = stored(store), stored(tmp_path / "undisturbed")
     assert len(mine) == NUM

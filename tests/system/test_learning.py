@@ -14,6 +14,7 @@ from understudy.training.runs.metrics import read_metrics
 ENV = "toy:press_button?cameras=false&state=task"
 
 
+@pytest.mark.nightly
 def test_rlpd_learns_beyond_cloning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)

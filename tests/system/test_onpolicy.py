@@ -141,9 +141,9 @@ def test_the_whole_way_on_the_command_line(
     assert "left-0: " in said
     assert "right-1: " in said
     assert main(["train", "grpo", "grpo", *small]) == 1
-    assert "there is a run already" in capsys.readouterr().err
+    assert "grpo: already is a run; `understudy resume grpo` continues it" in capsys.readouterr().err
     assert main(["train", "ppo", "new", *small, "--algorithm.adv-estimator", "rloo"]) == 1
-    assert "`train rloo` is" in capsys.readouterr().err
+    assert "use `train rloo`" in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "new" / "config.json").exists()
 
 
