@@ -72,7 +72,7 @@ def test_it_speaks_of_iterations_groups_and_tasks(finished: Path, written: Repor
     text = written.html.read_text()
     assert written.missing == ()
     last = lines(finished, "evaluation")[-1]
-    assert f"<b>{100 * last['success']:.0f} %</b> of 8 held-out episodes, actions drawn at temperature 1.5" in text
+    assert f"<b>{100 * last['success']:.0f} %</b> of 8 held-out episodes, actions sampled at temperature 1.5" in text
     assert "after 3 iterations; held-out: starts of the eval split, which training never sees" in text
     assert "<dt>iterations</dt><dd>3 of 3</dd>" in text
     assert "<dt>algorithm</dt><dd>GRPO</dd>" in text
@@ -103,7 +103,7 @@ def test_how_to_repeat_it(finished: Path, written: Report) -> None:
     config = read_run(finished).config
     assert f"understudy train grpo again --policy {config['policy']}" in text
     assert "understudy evaluate again --episodes 8 --sampled --temperature 1.5" in text
-    assert "# --policy must be the policy that it began with" in text
+    assert "# --policy must be the same initial policy: a file, or the run that trained it" in text
 
 
 def test_one_that_has_only_begun_says_what_is_missing(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_one_that_has_only_begun_says_what_is_missing(tmp_path: Path) -> None:
     written = write_report(run.path)
     assert written.missing == (
         f"no evaluation yet; the first comes before the first iteration, or with `understudy evaluate {run.path}`",
-        "no updates yet, so there are no losses to draw",
+        "no updates yet, so there are no losses to plot",
         "no iteration has ended yet",
     )
     assert "<dt>algorithm</dt><dd>PPO</dd>" in written.html.read_text()
@@ -173,7 +173,7 @@ def test_supervised_fine_tuning(tmp_path: Path) -> None:
     written = write_report(run)
     text = written.html.read_text()
     assert written.missing == ("no videos: they need a world with cameras, and `--evaluation.videos 3`",)
-    assert " %</b> of 2 held-out episodes, actions drawn at temperature 1 " in text
+    assert " %</b> of 2 held-out episodes, actions sampled at temperature 1 " in text
     assert "<td>touch_purple</td>" in text
     assert "understudy evaluate again --episodes 2 --sampled --temperature 1.0" in text
     assert "<dt>algorithm</dt><dd>supervised fine-tuning</dd>" in text
@@ -299,10 +299,10 @@ def test_a_browser_shows_every_view_of_it(page: Any, finished: Path) -> None:
             ("overview", "evaluation, held-out starts, sampled at temperature 1.5"),
             ("episodes", "left-0"),
             ("episode/1", "0: 0"),
-            ("interventions", "Nobody takes over here"),
-            ("replay", "a row each"),
+            ("interventions", "In a run of grpo, the policy acts without an operator."),
+            ("replay", "one row each"),
             ("health", "grpo"),
-            ("runs", "drawn at temperature 1.5"),
+            ("runs", "held-out starts, sampled at temperature 1.5"),
         ):
             page.goto(f"{server.url}#/0/{view}")
             page.get_by_text(words).locator("visible=true").first.wait_for()  # not one in a closed list

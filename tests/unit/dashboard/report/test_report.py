@@ -81,11 +81,11 @@ def test_all_of_a_finished_run_is_in_it(finished: Path, written: Report) -> None
         assert f"<td>{line['step']:,}</td><td>{line['update']:,}</td>" in text
         assert line["fingerprint"]["parameters"] in text
         assert f"{100 * line['low']:.1f} to {100 * line['high']:.1f} %" in text
-    assert "<span class='state'>not at work</span>" in text
+    assert "<span class='state'>not running</span>" in text
     assert text.count("data:image/gif;base64,") == 1  # the worst episode
     assert text.count("data:image/svg+xml;base64,") == len(FIGURES)
     assert "2 (" in text  # demonstrations
-    assert re.search(r"<b>human\.patience_steps: 5</b>", text)  # not the default
+    assert re.search(r"<b>intervention\.patience_steps: 5</b>", text)  # not the default
     assert "\nseed: 0\n" in text
 
 
@@ -114,7 +114,7 @@ def test_videos_that_are_too_large_are_named(finished: Path, tmp_path: Path, mon
     monkeypatch.setattr(reports, "EMBED_BYTES", 10)
     text = write_report(finished, tmp_path).html.read_text()
     assert "image/gif" not in text
-    assert "Too large to be in this file" in text
+    assert "Too large to embed in this file" in text
     assert "failure.gif" in text or "success.gif" in text
 
 
@@ -161,7 +161,7 @@ def test_a_running_run_is_read_as_far_as_it_is(finished: Path, tmp_path: Path) -
     with Health(path / HEALTH, role="local", name="rlpd"):
         written = write_report(path)
         text = written.html.read_text()
-    assert "<span class='state live'>at work</span>" in text
+    assert "<span class='state live'>running</span>" in text
     assert written.missing[0].startswith("no evaluation yet; the first comes after 60 steps")
     assert {figure.stem for figure in written.figures} == FIGURES - {"learning"}
 
@@ -180,7 +180,7 @@ def test_the_practice_of_actors_is_read_from_the_store(tmp_path: Path) -> None:
     data = read_run(run.path)
     assert data.demonstrations == (1, 4)
     (episode,) = data.episodes
-    assert (episode.step, episode.length, episode.intervention_steps, episode.success) == (4, 4, 3, True)  # type: ignore[attr-defined]
+    assert (episode.step, episode.length, episode.human_steps, episode.success) == (4, 4, 3, True)  # type: ignore[attr-defined]
 
 
 def test_names_are_text_and_not_html(tmp_path: Path) -> None:
@@ -250,6 +250,6 @@ def test_a_run_on_a_cluster_says_who_worked_and_what_is_lost(finished: Path, tmp
     text = write_report(run, tmp_path / "many").html.read_text()
     assert "<dt>cluster</dt><dd>3 nodes: 8 learners, 4 shards, 1,000 rollout workers; 4 restarts, 301 " in text
     assert "250,002 steps of shard-2: the disk with <code>/data/understudy/press/shard-2</code> was lost" in text
-    assert "<span class='state'>not at work</span>" in text
+    assert "<span class='state'>not running</span>" in text
     status.write()
     assert read_run(run).is_running
