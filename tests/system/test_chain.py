@@ -32,6 +32,7 @@ def test_the_command_prints_its_verdict(tmp_path: Path, capsys: pytest.CaptureFi
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.nightly
 def test_actors_that_tell_too_early_are_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The chain test can fail: it counts what was said to be recorded and was not."""
     monkeypatch.setattr(chain_test, "FAULTS", {"kill actor-1": 1, "kill actor-2": 1})
@@ -40,6 +41,7 @@ def test_actors_that_tell_too_early_are_found_out(tmp_path: Path, monkeypatch: p
     assert not report.ok
 
 
+@pytest.mark.nightly
 def test_a_spool_that_loses_a_file_is_found_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All chunks of a killed actor that the server does not have yet are gone; the link is down, so there are some."""
     start = chain_test._Chain._start

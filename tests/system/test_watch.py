@@ -243,7 +243,14 @@ def test_the_other_views_say_what_the_store_says(page: Any, server: Any, run: Pa
     assert ENV in page.locator(".prints").inner_text()
 
 
-@pytest.mark.parametrize(("phone", "dark"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize(
+    ("phone", "dark"),
+    [
+        (True, True),
+        pytest.param(True, False, marks=pytest.mark.nightly),
+        pytest.param(False, True, marks=pytest.mark.nightly),
+    ],
+)
 def test_every_view_fits_a_phone_and_the_dark(phone: bool, dark: bool, browser: Any, server: Any) -> None:
     with open_page(browser, phone=phone, dark=dark) as page:
         for view in VIEWS:

@@ -28,7 +28,7 @@ from understudy.training.runs.run import Run, RunError
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 TWO = ClusterConfig(rollout=RolloutConfig(num=2), shards=ShardsConfig(num=2))
-MANY = 20  # iterations, so that a run has not ended before a learner is killed
+MANY = 12  # iterations, so that a run has not ended before a learner is killed
 NOT_COMPARED = ("time", "_s", "fingerprint", "bytes_moved")
 
 
