@@ -170,7 +170,7 @@ def test_an_estimate_without_a_gradient_is_refused_in_the_loss() -> None:
 # ---- batches that make no sense
 
 NO_VALUES = (
-    "adv_estimator 'gae' needs a policy that judges states, got no values; "
+    "adv_estimator 'gae' needs a policy with a value head, got no values; "
     "give the policy a value head, or take 'grpo', 'rloo' or 'reinforce_plus_plus'"
 )
 NO_REFERENCE = "kl_in needs it, got none; evaluate the blocks with a reference policy, or set kl_in to 'none'"
@@ -215,7 +215,7 @@ def test_other_things_that_do_not_fit() -> None:
     ):
         algorithm.loss(Network()(batch, np.arange(N - 1)), loss_inputs(prepared, mini_batch))
     with pytest.raises(
-        AlgorithmError, match=r"value: adv_estimator 'gae' needs a policy that judges states, got no values"
+        AlgorithmError, match=r"value: adv_estimator 'gae' needs a policy with a value head, got no values"
     ):
         algorithm.loss(replace(now, value=None), loss_inputs(prepared, mini_batch))
     with pytest.raises(AlgorithmError, match=r"lengths: max_tokens needs the number of tokens of each row, got none"):
