@@ -130,7 +130,7 @@ def run(requests: int, kills: int, seed: int = 0) -> Report:
     )
 
 
-def problems_of(report: Report, limits: Any) -> list[str]:
+def problems_of(report: Report, limits: Any, *, max_stop_s: float = 0.2) -> list[str]:
     """What is wrong, one line each."""
     found = list(report.problems)
     seen = report.seen
@@ -143,7 +143,7 @@ def problems_of(report: Report, limits: Any) -> list[str]:
         found.append(f"the arm turned at {seen.most_turn_speed:.3f} rad/s")
     if seen.least_joint_margin < 0:
         found.append(f"a joint was {-seen.least_joint_margin:.3f} rad beyond its end")
-    found += [f"it stopped only after {stop:.3f} s" for stop in report.stops_s if stop > 0.2]
+    found += [f"it stopped only after {stop:.3f} s" for stop in report.stops_s if stop > max_stop_s]
     if not report.server_alive:
         found.append("the server is dead")
     return found
