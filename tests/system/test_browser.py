@@ -445,6 +445,7 @@ def test_a_gamepad_drives(page: Any, device: BrowserDevice) -> None:
 # ---- what it costs
 
 
+@pytest.mark.nightly
 @pytest.mark.serial
 def test_the_control_loop_pays_little(page: Any) -> None:
     """Two cameras of 128x128 at nearly 50 Hz while a person drives and the page shows them."""

@@ -61,6 +61,7 @@ def test_the_study_of_throughput_leaves_its_figures(tmp_path: Path) -> None:
     assert all(row["steps_per_s"] > 0 and row["caller_cpu_s"] > 0 for row in rows)
 
 
+@pytest.mark.nightly
 @pytest.mark.serial
 def test_a_round_trip_costs_little_beside_a_step_with_images() -> None:
     """The promise is 0.85 (benchmarks/workers.py); a loaded machine gets some room."""
