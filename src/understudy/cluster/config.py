@@ -74,7 +74,7 @@ class InferenceConfig(RoleConfig):
 class LearnerConfig(RoleConfig):
     """The ranks that train one policy together. RLPD has one."""
 
-    # Number of ranks.
+    # Number of ranks of the learner.
     num: int = 1
     # Smallest number of ranks to train with, if there are no resources for `num` within placement_timeout_s.
     min_num: int = 1
@@ -92,7 +92,7 @@ class ShardsConfig(RoleConfig):
 
     # CPUs that Ray reserves for each shard.
     cpus: float = 0.5
-    # Number of shards.
+    # Number of shards of the store.
     num: int = 1
     # TCP port of the first shard, the others use the ports after it; 0 takes any free ports.
     port: int = 0
