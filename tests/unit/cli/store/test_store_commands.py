@@ -57,7 +57,7 @@ def test_info_counts_by_kind(store: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "correction, deleted" in out
     assert "observation/wrist_1 uint8 [20, 20, 3]" in out
     assert "writers: arm, toy" in out
-    assert "9 of the rows are dead; `understudy compact` gives their space back" in out
+    assert "9 of the rows are dead; `understudy compact` frees their space" in out
 
 
 def test_info_as_json_has_the_same(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_verify_and_repair_of_a_damaged_store(store: Path, capsys: pytest.Captur
     code, out = run(capsys, "repair", store)
     assert code == 0
     assert "dropped 1 rows; 1 episodes are shorter, 0 are lost, 1 new ones hold the valid rows after a gap" in out
-    assert "all is as it was written" in out
+    assert "everything is as it was written" in out
     assert run(capsys, "verify", store)[0] == 0
 
 
@@ -125,7 +125,7 @@ def test_compact_asks_first(store: Path, capsys: pytest.CaptureFixture[str], mon
     monkeypatch.setattr("rich.console.Console.input", lambda self, prompt: "y")
     code, out = run(capsys, "compact", store)
     assert code == 0
-    assert "1 episodes gone" in out
+    assert "1 episodes removed" in out
 
 
 @pytest.mark.parametrize(
