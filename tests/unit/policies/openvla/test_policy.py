@@ -193,7 +193,7 @@ def test_parallel_decoding_sees_both_ways_unless_it_is_causal(directory: Path) -
         policy = load(directory, attention=attention)
         given = policy.tensors(observation, instructions(1))
         logits, _ = policy.model(given)
-        last = int(given["there"][0].nonzero()[-1])
+        last = int(given["is_token"][0].nonzero()[-1])
         assert given["ids"][0, last] == 2
         given["ids"][0, last] = 9
         assert torch.equal(policy.model(given)[0], logits) is not noticed

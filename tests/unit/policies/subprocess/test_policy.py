@@ -244,7 +244,7 @@ def test_each_limit_is_kept(python: str, tmp_path: Path) -> None:
         ("missing", r"replay/tokens: expected int32 \[1, 2, 3\], got nothing"),
         ("more", "replay/chain: expected no such field"),
         ("garbage", "expected a message, got"),
-        ("hang up", "it closed its channel and goes on running"),
+        ("hang up", "it closed its socket and is still running"),
     ],
 )
 def test_answers_that_make_no_sense(policy: SubprocessPolicy, word: str, problem: str) -> None:
@@ -258,7 +258,7 @@ def test_answers_that_make_no_sense(policy: SubprocessPolicy, word: str, problem
 def test_arrays_of_other_things_do_not_cross(policy: SubprocessPolicy) -> None:
     with pytest.raises(PolicyProcessRaised, match="expected numbers or truth values, got <U1"):
         act(policy, "type")
-    with pytest.raises(PolicyError, match="act: what was given cannot be sent: observation/hand: expected numbers"):
+    with pytest.raises(PolicyError, match="act: the arguments cannot be sent: observation/hand: expected numbers"):
         policy.act({**observations(1), "hand": np.array([None])}, ["pick"], rngs=contract.rngs(1), sampling=Sampling())
     act(policy, "pick")
 
@@ -281,7 +281,7 @@ def test_calls_that_make_no_sense(policy: SubprocessPolicy) -> None:
     with pytest.raises(PolicyError, match="rngs: expected 2 generators, one for each instruction, got 1"):
         policy.act(observations(2), ["a", "b"], rngs=contract.rngs(1), sampling=Sampling())
     policy.close()
-    with pytest.raises(PolicyError, match="PlainTokens: it is closed; make a new one"):
+    with pytest.raises(PolicyError, match="PlainTokens: the policy is closed; make a new one"):
         act(policy, "pick")
 
 

@@ -396,14 +396,14 @@ def other(**fields: ArraySpec) -> StepSpec:
         (lambda: VLAConfig(hidden=6, heads=2), "heads: expected an even size of each, got 6 / 2"),
         (lambda: VLAConfig(dtype="float16"), "dtype: expected 'float32' or 'bfloat16', got 'float16'"),  # type: ignore[arg-type]
         (lambda: policy_of(replace(TINY, cameras=("frond",))), "no field 'frond'; did you mean 'front'?"),
-        (lambda: policy_of(replace(TINY, cameras=("state",), use_proprio=None)), "cameras: expected fields with pict"),
+        (lambda: policy_of(replace(TINY, cameras=("state",), use_proprio=None)), "cameras: expected fields with imag"),
         (lambda: policy_of(replace(TINY, use_proprio=("wrist",))), "use_proprio: expected fields with numbers, got 'w"),
         (lambda: policy_of(replace(TINY, patch=12)), r"multiple of patch x shuffle \(24\), got 32"),
         (
             lambda: policy_of(
                 replace(TINY, cameras=("front", "wrist")), other(wrist=ArraySpec(shape=(16, 16, 3), dtype="uint8"))
             ),
-            r"cameras: expected square pictures of one size in three colours, got front uint8 \[32, 32, 3\]",
+            r"cameras: expected square images of one size in three colours, got front uint8 \[32, 32, 3\]",
         ),
         (
             lambda: policy_of(
