@@ -2,6 +2,7 @@
 
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,7 +80,37 @@ def test_the_expert_reaches_and_the_rate_is_kept(server: ArmServer) -> None:
         assert report.rate < 20.5  # not faster than asked
 
 
-def test_an_action_of_one_goes_as_far_as_the_scale_says(server: ArmServer, arm: PointArm) -> None:
+def test_an_action_of_one_goes_as_far_as_the_scale_says(
+    server: ArmServer, arm: PointArm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However late the control loop is: the client's last target is held until the arm is there."""
+    targets: list[tuple[np.ndarray, str]] = []
+    set_target = server.control.set_target
+
+    def recorded(pose: np.ndarray, client: str) -> None:
+        targets.append((pose, client))
+        set_target(pose, client)
+
+    monkeypatch.setattr(server.control, "set_target", recorded)
+    for scale, wanted in (((0.004, 0.02), 0.004), (None, 0.75 * 0.25 / 5)):
+        with RobotEnv(server.url, hz=5, scale=scale) as world:
+            world.reset(seed=0, options={"start": 0})
+            before = world.observe()["state"][:7].astype(np.float64)  # from where it will go; it may still be settling
+            world.step(np.array([1, 0, 0, 0, 0, 1, 0], np.float32))
+            pose, client = targets[-1]
+            until = time.monotonic() + 60
+            while np.abs(arm.pose[:3] - pose[:3]).max() > 1e-4 or np.abs(between(arm.pose[3:], pose[3:])).max() > 1e-3:
+                assert time.monotonic() < until
+                set_target(pose, client)
+                time.sleep(0.01)
+            assert arm.pose[0] - before[0] == pytest.approx(wanted, rel=0.1)
+            turn = between(before[3:], arm.pose[3:])
+            assert turn[2] == pytest.approx(scale[1] if scale else 0.375 * 1.0 / 5, rel=0.1)
+            assert turn[:2] == pytest.approx([0, 0], abs=1e-5)
+
+
+@pytest.mark.nightly
+def test_an_action_of_one_arrives_within_its_step(server: ArmServer, arm: PointArm) -> None:
     for scale, wanted in (((0.004, 0.02), 0.004), (None, 0.75 * 0.25 / 5)):
         with RobotEnv(server.url, hz=5, scale=scale) as world:
             world.reset(seed=0, options={"start": 0})
@@ -101,6 +132,7 @@ def test_the_fingers_close_below_minus_a_half_and_open_above_a_half(server: ArmS
         assert openings == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.nightly
 def test_a_long_step_is_one_motion(server: ArmServer, arm: PointArm) -> None:
     """At 4 Hz a step is longer than the arm waits for a sign of life; the world gives them."""
     with RobotEnv(server.url, hz=4) as world:
