@@ -264,7 +264,7 @@ def test_a_start_that_is_another_now_is_refused(tmp_path: Path) -> None:
     path = save_policy(tmp_path / "policy.safetensors")
     run = train(tmp_path / "run", make_config(path, iterations=1))
     save_policy(path, seed=1)
-    with pytest.raises(UnderstudyError, match=r"policy: .* is not the policy any more that this run began with"):
+    with pytest.raises(UnderstudyError, match=r"policy: .* is not the policy any more that this run started from"):
         OnPolicyRun(Run(run.directory.path))
 
 

@@ -108,7 +108,7 @@ def test_an_episode_without_an_instruction_is_named(tmp_path: Path) -> None:
         writer.begin(EpisodeInfo(task="touch_purple", kind="demonstration", success=True))
         writer.append(Step(observation=observation, action=np.zeros(4, np.float32), reward=1.0, terminated=True))
         writer.end(observation)
-    with pytest.raises(StoreError, match="episode 1 has no instruction, and a VLA acts on one"):
+    with pytest.raises(StoreError, match="episode 1 has no instruction, and a VLA needs one"):
         lines(tmp_path / "run", replace(BASE, demos=str(tmp_path / "store")))
 
 
@@ -173,7 +173,7 @@ def test_a_policy_can_be_gone_on_from(demos: list[str], plain: Run, tmp_path: Pa
     assert gone_on.words.known == before.words.known
     assert trees.equal(gone_on.parameters()["stats"], before.parameters()["stats"])
     assert not trees.equal(gone_on.parameters()["weights"], before.parameters()["weights"])
-    with pytest.raises(ConfigError, match="vla: a policy that is gone on from has its own shape; leave"):
+    with pytest.raises(ConfigError, match="vla: the given policy has its own network; leave"):
         replace(BASE, policy=str(plain.policy))
 
 
@@ -202,7 +202,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(at: str, plain: Run, tm
     assert main(["record", str(store), "--env", ENV.replace("touch_purple", "push_blue"), "--successes", "1"]) == 0
     said: list[str] = []
     run_sft(run, said.append)
-    assert said[0] == f"goes on from update {2 if at.startswith('update 3') else 4}"
+    assert said[0] == f"resumed from update {2 if at.startswith('update 3') else 4}"
     assert run.policy.read_bytes() == plain.policy.read_bytes()
     assert run.metrics.read_bytes() == plain.metrics.read_bytes()
 
@@ -234,7 +234,7 @@ def test_the_command_makes_a_run(demos: list[str], tmp_path: Path, capsys: pytes
     assert "6 updates; " in capsys.readouterr().out
     assert Run(path).kind == "sft"
     assert Run(path).config(SFTConfig) == config
-    with pytest.raises(RunError, match="there is a run already"):
+    with pytest.raises(RunError, match="already is a run"):
         command(path, config)
 
 
