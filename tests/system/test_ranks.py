@@ -192,9 +192,7 @@ def hear_each_other(place: Path, num_ranks: int) -> list[list[int]]:
 
 
 def test_one_of_two_that_is_killed_ends_the_other_in_time(tmp_path: Path) -> None:
-    with pytest.raises(
-        RanksError, match=r"^rank 1 of 2 was killed by SIGKILL \(out of memory\?\), and the other"
-    ):
+    with pytest.raises(RanksError, match=r"^rank 1 of 2 was killed by SIGKILL \(out of memory\?\), and the other"):
         launch_function(2, f"{HERE}:killed", grace_s=LIMIT_S, place=str(tmp_path))
     told(tmp_path, "killed", 2, "rank 1 did not arrive (was last at 'before'")
 
