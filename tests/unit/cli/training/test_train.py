@@ -114,7 +114,9 @@ def test_videos_are_written_where_there_are_cameras(tmp_path: Path) -> None:
 def test_a_policy_file_needs_a_world(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = str(run / "policy.safetensors")
     assert main(["evaluate", policy]) == 1
-    assert "a policy file does not say where it acts" in capsys.readouterr().err.replace("\n", " ")
+    assert "expected the name of a world, because a policy file does not name one" in capsys.readouterr().err.replace(
+        "\n", " "
+    )
     assert main(["evaluate", policy, "--env", ENV, "--episodes", "1"]) == 0
     assert main(["evaluate", policy, "--env", "gym:Pendulum-v1?success_return=0", "--episodes", "1"]) == 1
     assert "observation" in capsys.readouterr().err
