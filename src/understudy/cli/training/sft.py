@@ -30,6 +30,7 @@ def command(
         config: Options of the run.
     """
     with needs_extra("vla"):
+        import understudy.policies.vla.model  # noqa: F401 (needs transformers: missing, it is named before a run is made)
         from understudy.training.onpolicy.sft import KIND
         from understudy.training.runs.run import Run
 

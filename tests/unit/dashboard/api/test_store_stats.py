@@ -66,7 +66,7 @@ def test_the_course_of_training(target: Target) -> None:
     found = store_stats.training_course(target)
     assert [one["step"] for one in found] == sorted(one["step"] for one in found)
     assert found[-1]["step"] == sum(one["steps"] for one in found) == 54  # nine episodes of practice
-    assert sum(one["intervention_steps"] for one in found) == 4
+    assert sum(one["human_steps"] for one in found) == 4
     assert sum(one["takeovers"] for one in found) == 4
 
 
