@@ -107,7 +107,7 @@ def test_refuses_what_is_not_what_was_saved(tmp_path: Path) -> None:
     engine.load(tmp_path)
     facts = path / FACTS
     facts.write_text(facts.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(RanksError, match="is of format 2, and this version reads 1"):
+    with pytest.raises(RanksError, match="has format 2, and this version of understudy reads format 1"):
         engine.load(tmp_path)
     wide = Engine(Net(width=16), EngineConfig(), single_rank())
     wide.save(tmp_path / "wide")
