@@ -31,7 +31,9 @@ from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main as understudy
 from understudy.envs.registry import WORLD_REGISTRY
 from understudy.policies.vla import VLAConfig, VLAPolicy
-from understudy.training.collection import Collector, FilterConfig, PlanConfig
+from understudy.training.collection.collector import Collector
+from understudy.training.collection.group_filter import FilterConfig
+from understudy.training.collection.task_start_plan import PlanConfig
 from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
 from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
 from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig

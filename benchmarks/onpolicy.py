@@ -42,7 +42,10 @@ from understudy.envs.workers.outcomes import Observed, Reset, Stepped, Steps
 from understudy.policies import Acted, Sampling
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay.maintain.summary import summarize
-from understudy.training.collection import Collector, Plan, PlanConfig, PlannedTask, Rollout, Ticket, to_batch
+from understudy.training.collection.block_rows import to_batch
+from understudy.training.collection.collector import Collector
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.task_start_plan import Plan, PlanConfig, PlannedTask, Ticket
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.ranks import single_rank
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner, _batch_seed

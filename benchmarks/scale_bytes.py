@@ -28,7 +28,8 @@ from benchmarks.scale_ranks import LAYERS, ROW_BYTES, ROWS, UPDATES, WIDTH, WORK
 from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main as understudy
 from understudy.policies.vla import VLAConfig
-from understudy.training.collection import Collector, serialize_rollouts
+from understudy.training.collection.collector import Collector
+from understudy.training.collection.serialization import serialize_rollouts
 from understudy.training.distributed.ranks import single_rank
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.runs.metrics import read_metrics

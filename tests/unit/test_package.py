@@ -49,7 +49,7 @@ def test_no_name_but_connect_loads_a_heavy_package() -> None:
     assert heavy_after("import understudy") == []
 
 
-@pytest.mark.serial
+@pytest.mark.nightly
 def test_the_store_and_the_sampler_are_there_in_no_time(tmp_path: Path) -> None:
     code = "import time, understudy as us; us.Store; us.Sampler; print(time.process_time())"
     cached = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}

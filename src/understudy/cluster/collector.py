@@ -31,8 +31,10 @@ from understudy.cluster.supervisor import POLL_S, ActorLost, SupervisedActor, Su
 from understudy.core import StepSpec
 from understudy.envs.suite import Suite, Task
 from understudy.policies import BlockPolicy, Sampling
-from understudy.training.collection import Rollout, Ticket, deserialize_rollouts
 from understudy.training.collection.collector import check_tickets
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.serialization import deserialize_rollouts
+from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import OnPolicyConfig
 

@@ -23,7 +23,9 @@ from understudy.cluster.ray_session import ClusterError, ray_session
 from understudy.cluster.roles.inference_worker import InferenceWorker
 from understudy.core import UnderstudyError
 from understudy.policies import Sampling
-from understudy.training.collection import Collector, Plan, PlannedTask, Rollout, Ticket
+from understudy.training.collection.collector import Collector
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.task_start_plan import Plan, PlannedTask, Ticket
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.policy_files import load_policy
 

@@ -18,9 +18,10 @@ from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
 from understudy.policies.load import is_actor, load_block_policy
 from understudy.policies.openvla.config import OpenVLAConfig
-from understudy.training.collection import Collector
+from understudy.training.collection.collector import Collector
 from understudy.training.offpolicy.rlpd import policy_act
-from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig, evaluate_tasks
+from understudy.training.onpolicy.config import TaskEvaluationConfig
+from understudy.training.onpolicy.multi_task_evaluation import evaluate_tasks
 from understudy.training.onpolicy.policy_files import policy_path
 from understudy.training.runs.evaluate import EvaluationConfig, evaluate
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint

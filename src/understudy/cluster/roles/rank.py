@@ -24,8 +24,10 @@ from understudy.cluster.roles.process import Notice, RoleProcess, Supervised
 from understudy.policies import BlockPolicy, Sampling
 from understudy.service.client.remote import Remote, connect
 from understudy.service.client.remote_writer import RemoteWriter
-from understudy.training.collection import Rollout, Ticket, block_spec, write_rollouts
+from understudy.training.collection.block_rows import block_spec, write_rollouts
 from understudy.training.collection.collector import TicketRunner
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks, join
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun

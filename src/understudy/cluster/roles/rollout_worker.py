@@ -25,7 +25,10 @@ from understudy.cluster.roles.process import location
 from understudy.core import StepSpec, UnderstudyError
 from understudy.envs.suite import Suite, Task
 from understudy.policies import Sampling
-from understudy.training.collection import Collector, Rollout, Ticket, serialize_rollouts
+from understudy.training.collection.collector import Collector
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.serialization import serialize_rollouts
+from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.runs.stack_dump import dump_stacks
 

@@ -9,79 +9,23 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from understudy.core import Episode
 from understudy.envs.suite import Suite, Task
-from understudy.policies.protocol import BlockPolicy, Sampling
+from understudy.policies.protocol import BlockPolicy
 from understudy.training.collection.collector import TicketRunner
 from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.task_start_plan import Ticket, derived_seed
+from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationEpisode, success_rate_of
 from understudy.training.runs.video import cameras_of, draw_episode, write_video
 from understudy.training.runs.wilson_interval import SuccessRate
 
 VIDEO_FPS = 5.0  # in blocks per second, since a block has one image
-
-_MEANING = {
-    "eval": "held-out: starts of the eval split, which training never sees",
-    "train": "benchmark: starts of the train split, which training may have seen; says nothing about new ones",
-    "all": "benchmark: all starts, as in published scores, those included that training may have seen; says little "
-    "about new ones",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskEvaluationConfig:
-    """How many episodes an evaluation has, from which start states, and how the policy samples its actions."""
-
-    episodes: int = 100
-    """Number of episodes in all, divided evenly among the tasks."""
-    protocol: Literal["held-out", "benchmark"] = "held-out"
-    """Start states to evaluate on: held-out are those that training never sees, benchmark also uses the others."""
-    split: Literal["eval", "train", "all"] | None = None
-    """Split of the start states; None means eval for held-out and all for benchmark."""
-    sampling: Literal["greedy", "sampled"] = "greedy"
-    """Whether the policy takes its most likely action or samples one."""
-    temperature: float = 1.0
-    """Sampling temperature, if actions are sampled."""
-    videos: int = 0
-    """Number of the worst episodes to write as videos, if the world has cameras."""
-
-    def __post_init__(self) -> None:
-        if self.episodes < 1 or self.videos < 0:
-            raise ConfigError(
-                f"evaluation: expected episodes from 1 and videos from 0, got {self.episodes} and {self.videos}"
-            )
-        for name, known in (
-            ("protocol", ("held-out", "benchmark")),
-            ("sampling", ("greedy", "sampled")),
-            ("split", (None, "eval", "train", "all")),
-        ):
-            if getattr(self, name) not in known:
-                raise ConfigError(f"{name}: expected one of {', '.join(map(str, known))}, got {getattr(self, name)!r}")
-        if self.split is not None and (self.protocol == "held-out") != (self.split == "eval"):
-            raise ConfigError(
-                f"split: expected {'eval' if self.protocol == 'held-out' else 'train or all'} with protocol "
-                f"{self.protocol!r}, got {self.split!r}; only eval is held out"
-            )
-        self.to_sampling()  # raises for a bad temperature
-
-    @property
-    def starts(self) -> Literal["eval", "train", "all"]:
-        """The split of start states that is used."""
-        return self.split or ("eval" if self.protocol == "held-out" else "all")
-
-    @property
-    def meaning(self) -> str:
-        """What the success rate measures, in words."""
-        return _MEANING[self.starts]
-
-    def to_sampling(self) -> Sampling:
-        return Sampling(temperature=self.temperature, greedy=self.sampling == "greedy")
 
 
 @dataclass(frozen=True, kw_only=True)

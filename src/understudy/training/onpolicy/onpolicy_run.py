@@ -14,19 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from understudy.core import UnderstudyError
-from understudy.training.collection import (
-    CollectedIteration,
-    Group,
-    IterationReport,
-    Rollout,
-    Ticket,
-    collect_iteration,
-    restore_collection,
-    save_collection,
-)
 from understudy.training.collection.collector import in_order
-from understudy.training.collection.groups import group_rollouts
-from understudy.training.collection.iteration import first_wave
+from understudy.training.collection.groups import Group, group_rollouts
+from understudy.training.collection.iteration import CollectedIteration, IterationReport, collect_iteration, first_wave
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.serialization import restore_collection, save_collection
+from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks, single_rank
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationResult, evaluate_tasks

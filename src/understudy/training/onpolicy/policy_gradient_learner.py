@@ -12,7 +12,8 @@ from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, Polic
 from understudy.core import BlockBatch, Tree
 from understudy.core import tree as trees
 from understudy.policies import Evaluated, Sampling
-from understudy.training.collection import Rollout, to_batch
+from understudy.training.collection.block_rows import to_batch
+from understudy.training.collection.rollout import Rollout
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.row_exchange import exchange_rows

@@ -11,8 +11,10 @@ import numpy as np
 from understudy.policies import BlockPolicy, Sampling
 from understudy.replay import Store
 from understudy.replay.write.writer import Writer
-from understudy.training.collection import Collector, Rollout, Ticket, block_spec, write_rollouts
-from understudy.training.collection.collector import TicketRunner
+from understudy.training.collection.block_rows import block_spec, write_rollouts
+from understudy.training.collection.collector import Collector, TicketRunner
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.runs.rollback_to_checkpoint import rollback

@@ -14,7 +14,9 @@ import numpy as np
 
 from understudy.core import Episode, Tree
 from understudy.core import tree as trees
-from understudy.training.collection import Rollout, Ticket, deserialize_rollouts, serialize_rollouts
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.serialization import deserialize_rollouts, serialize_rollouts
+from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.row_exchange import exchange_rows
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from understudy.durable import files
-from understudy.training.collection import Plan, PlannedTask
 from understudy.training.collection.collector import TicketRunner
+from understudy.training.collection.task_start_plan import Plan, PlannedTask
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.policy_files import digest_of_policy, load_policy, policy_path

@@ -20,9 +20,9 @@ from understudy.envs.registry import open_world
 from understudy.policies import Stats
 from understudy.policies.vla import VLAConfig
 from understudy.replay import DEMO, Reader, Sampler, Sequences
-from understudy.training.collection import Collector
+from understudy.training.collection.collector import Collector
+from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.multi_task_evaluation import (
-    TaskEvaluationConfig,
     TaskEvaluationResult,
     evaluate_tasks,
 )

@@ -261,7 +261,7 @@ def test_size_is_checked() -> None:
 # --- speed ---
 
 
-@pytest.mark.serial
+@pytest.mark.nightly
 def test_speed(capsys: pytest.CaptureFixture[str]) -> None:
     world = ToyTable()
     world.reset_without_observation(seed=0, options={"task": "stack_red_on_blue", "start": 0})

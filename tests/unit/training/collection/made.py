@@ -8,9 +8,9 @@ import numpy as np
 
 from understudy.core import ArraySpec, Episode, EpisodeInfo, Spec, Step, StepSpec
 from understudy.core.spec import text
-from understudy.training.collection import Rollout, Ticket
 from understudy.training.collection.iteration import Collect
-from understudy.training.collection.rollout import CLIPPED
+from understudy.training.collection.rollout import CLIPPED, Rollout
+from understudy.training.collection.task_start_plan import Ticket
 
 SPEC = StepSpec(
     observation=Spec(

@@ -14,7 +14,7 @@ from understudy.envs.toy import script
 from understudy.envs.toy.physics import Table
 from understudy.envs.toy.tasks import TASKS
 from understudy.policies import Acted, Evaluated, Sampling
-from understudy.training.collection import Plan, PlanConfig, PlannedTask, Ticket
+from understudy.training.collection.task_start_plan import Plan, PlanConfig, PlannedTask, Ticket
 
 BINS = 256
 GOALS = dict(TASKS.values())  # by instruction

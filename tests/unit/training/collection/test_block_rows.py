@@ -13,7 +13,8 @@ from tests.unit.training.collection.scripted import Scripted, make_tickets
 from understudy.core import ArraySpec, EpisodeError, Spec, SpecError, StepSpec
 from understudy.policies import Sampling
 from understudy.replay import Reader, Store
-from understudy.training.collection import Collector, block_spec, to_batch, write_rollouts
+from understudy.training.collection.block_rows import block_spec, to_batch, write_rollouts
+from understudy.training.collection.collector import Collector
 
 STEP_SPEC = StepSpec(
     observation=Spec({"state": ArraySpec(shape=(20,), dtype="float32")}),

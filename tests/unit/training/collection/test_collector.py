@@ -19,8 +19,8 @@ from tests.unit.training.collection.scripted import Scripted, make_tickets
 
 from understudy.envs import Limits, SuiteError, WorkerFailure, WorldError
 from understudy.policies import Acted, PolicyError, Sampling
-from understudy.training.collection import Collector, Rollout
-from understudy.training.collection.collector import choose
+from understudy.training.collection.collector import Collector, choose
+from understudy.training.collection.rollout import Rollout
 from understudy.training.runs.config import ConfigError
 
 WORLD = "toy?cameras=false"

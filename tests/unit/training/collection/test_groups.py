@@ -10,9 +10,9 @@ from tests.unit.training.collection.made import failed_rollout, make_rollout
 from tests.unit.training.collection.scripted import make_tickets
 
 from understudy.core import EpisodeError
-from understudy.training.collection import FilterConfig, Group, Rollout
-from understudy.training.collection.group_filter import rejection_reason
-from understudy.training.collection.groups import group_rollouts
+from understudy.training.collection.group_filter import FilterConfig, rejection_reason
+from understudy.training.collection.groups import Group, group_rollouts
+from understudy.training.collection.rollout import Rollout
 from understudy.training.runs.config import ConfigError
 
 TICKETS = make_tickets(1, "a", n_samples=10)

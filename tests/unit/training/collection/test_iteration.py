@@ -14,20 +14,18 @@ from tests.unit.training.collection.scripted import Scripted, make_plan
 from understudy.core import EpisodeError
 from understudy.envs import Limits
 from understudy.policies import Sampling
-from understudy.training.collection import (
-    CollectedIteration,
-    Collector,
-    FilterConfig,
-    Group,
-    Plan,
-    Rollout,
-    Ticket,
-    collect_iteration,
+from understudy.training.collection.collector import Collector
+from understudy.training.collection.group_filter import FilterConfig
+from understudy.training.collection.groups import Group
+from understudy.training.collection.iteration import CollectedIteration, collect_iteration
+from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.serialization import (
     deserialize_rollouts,
     restore_collection,
     save_collection,
     serialize_rollouts,
 )
+from understudy.training.collection.task_start_plan import Plan, Ticket
 
 FILTERS = FilterConfig()
 

@@ -9,8 +9,10 @@ import re
 import pytest
 from tests.docs.pages import DOCS, run_page
 
-from understudy.training.collection import Collector, FilterConfig, PlanConfig
-from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig
+from understudy.training.collection.collector import Collector
+from understudy.training.collection.group_filter import FilterConfig
+from understudy.training.collection.task_start_plan import PlanConfig
+from understudy.training.onpolicy.config import TaskEvaluationConfig
 
 PAGE = DOCS / "collection.md"
 

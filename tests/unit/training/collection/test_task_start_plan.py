@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.training.collection.scripted import make_plan
 
-from understudy.training.collection import Plan, PlanConfig, PlannedTask, Ticket, shares
+from understudy.training.collection.task_start_plan import Plan, PlanConfig, PlannedTask, Ticket, shares
 from understudy.training.runs.config import ConfigError
 
 SMALL = {"n_samples": 2, "data_batch_size": 8}  # four groups

@@ -16,7 +16,7 @@ import torch
 
 from understudy.durable import files
 from understudy.replay.write.store import Store
-from understudy.training.collection import Collector
+from understudy.training.collection.collector import Collector
 from understudy.training.distributed.engine import Engine
 from understudy.training.onpolicy import multi_task_evaluation
 from understudy.training.onpolicy.onpolicy_run import OnPolicyRun

@@ -10,10 +10,10 @@ from tests.sides import SidesWorld
 
 from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.policies.vla import VLAConfig, VLAPolicy
-from understudy.training.collection import FilterConfig, PlanConfig
+from understudy.training.collection.group_filter import FilterConfig
+from understudy.training.collection.task_start_plan import PlanConfig
 from understudy.training.distributed.config import EngineConfig
-from understudy.training.onpolicy.config import OnPolicyConfig, WorkersConfig
-from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig
+from understudy.training.onpolicy.config import OnPolicyConfig, TaskEvaluationConfig, WorkersConfig
 
 TINY = VLAConfig(
     block_steps=3,

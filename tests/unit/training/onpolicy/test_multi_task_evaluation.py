@@ -15,10 +15,10 @@ from tests.unit.training.collection.scripted import Scripted
 
 from understudy.envs import Suite, Task
 from understudy.policies import PolicyError, Sampling
-from understudy.training.collection import Collector
+from understudy.training.collection.collector import Collector
+from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.multi_task_evaluation import (  # type: ignore[attr-defined]
     EvaluationEpisode,
-    TaskEvaluationConfig,
     TaskEvaluationResult,
     evaluate_tasks,
     evaluation_tickets,

@@ -24,7 +24,7 @@ from understudy.envs.toy import ToyTable
 from understudy.policies import PolicyError
 from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay import Reader, Store
-from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationConfig
+from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.sft import KIND, Demonstrations, SFTConfig, run_sft
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import read_metrics
