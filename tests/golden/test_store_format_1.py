@@ -2,11 +2,13 @@
 
 import json
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.golden.make_store_format_1 import ARCHIVE, TRUTH, describe, make
 
+from understudy.core import StoreError
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import Reader, Store, verify
 from understudy.replay.format.paths import segment_files
@@ -37,6 +39,20 @@ def test_the_golden_store_can_be_written_to(golden: Path) -> None:
     with Reader(golden) as reader:
         assert reader.read(11).equals(episode)
     assert verify(golden).ok
+
+
+def test_the_golden_store_keeps_its_writers_and_gets_the_new_column(golden: Path) -> None:
+    with Reader(golden) as reader:
+        before = reader.catalog.writers()
+        with pytest.raises(StoreError, match="there is no column 'tusk'; did you mean 'task'"):
+            reader.episodes("tusk = 1")
+    assert before[0].checks == ()
+    with Store.open(golden) as store:
+        assert store.catalog.writers() == before
+        with store.catalog.transaction(write=True):
+            store.catalog.put_last_seq(before[0].id, before[0].last_seq, (3,))
+    with Reader(golden) as reader:
+        assert reader.catalog.writers() == [replace(before[0], checks=(3,)), *before[1:]]
 
 
 def test_the_same_writing_gives_the_same_segments(golden: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from understudy.core.batch import BlockBatch, SequenceBatch, TransitionBatch
 from understudy.core.episode import KINDS, SPLITS, Episode, EpisodeInfo, Kind, Split
 from understudy.core.errors import (
     BacklogError,
+    CopiedError,
     DamageError,
     DeliveryError,
     EpisodeError,
@@ -32,6 +33,7 @@ __all__ = [
     "ArraySpec",
     "BacklogError",
     "BlockBatch",
+    "CopiedError",
     "DamageError",
     "DeliveryError",
     "Episode",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class UnderstudyError(Exception):
     """Base of all errors that are meant for the user; commands print them as one sentence, without a traceback."""
@@ -46,9 +48,14 @@ class SequenceError(StoreError):
 class FencedError(SequenceError):
     """A newer process writes under this name; the older one may write no more."""
 
-    def __init__(self, message: str, *, last_seq: int = -1):
+    def __init__(self, message: str, *, last_seq: int = -1, checks: Sequence[int] = ()):
         super().__init__(message)
         self.last_seq = last_seq  # of the chunks of the older one, the last that is stored
+        self.checks = tuple(checks)  # and the checksums of its last ones, the newest last
+
+
+class CopiedError(FencedError):
+    """A copy of this writer is alive: another process sends other rows under the same incarnation."""
 
 
 class DeliveryError(UnderstudyError):

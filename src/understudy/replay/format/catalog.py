@@ -32,8 +32,10 @@ from understudy.replay.format.records import (
     SegmentRecord,
     SpanRecord,
     WriterRecord,
+    decode_checks,
     decode_episode,
     editable_fields,
+    encode_checks,
     encode_episode,
 )
 
@@ -44,7 +46,7 @@ create table meta (key text primary key, value text not null) without rowid;
 create table specs (id integer primary key, digest text not null unique, spec text not null);
 create table writers (
     id integer primary key autoincrement, name text not null, incarnation text not null, last_seq integer not null,
-    unique (name, incarnation)
+    checks blob, unique (name, incarnation)
 );
 create table segments (
     id integer primary key autoincrement, spec integer not null references specs, capacity integer not null,
@@ -78,6 +80,8 @@ create table edits (
 create index edits_episode on edits (episode);
 create table commits (id integer primary key, time real not null, num_rows integer not null);
 """
+
+ADDED_COLUMNS = {"writers": {"checks": "blob"}}  # that catalogs of older versions lack until they are written to
 
 PAGE_EPISODES = 1000  # that are read in one transaction
 
@@ -121,6 +125,8 @@ class Catalog:
             )
         with _translate_errors(path, "open"), _connect(path, write=write, immutable=immutable) as db:
             meta = dict(db.execute("select key, value from meta").fetchall())
+            if write and meta.get("format") == str(FORMAT):
+                _add_columns(db)
         found = meta.get("format", "")
         if found != str(FORMAT):
             db.close()
@@ -197,14 +203,17 @@ class Catalog:
 
     # ---- writers
 
-    def writers(self) -> list[WriterRecord]:
-        rows = self._rows("select id, name, incarnation, last_seq from writers order by id")
-        return [WriterRecord(id=a, name=b, incarnation=c, last_seq=d) for a, b, c, d in rows]
+    def writers(self, where: str = "1", values: Sequence[SqlValue] = ()) -> list[WriterRecord]:
+        """The writers that fit an SQL condition, by id."""
+        rows = self._rows(f"select * from writers where {where} order by id", values)  # maybe without `checks`
+        return [
+            WriterRecord(id=row[0], name=row[1], incarnation=row[2], last_seq=row[3], checks=decode_checks(*row[4:]))
+            for row in rows
+        ]
 
-    def last_seq(self, name: str, incarnation: str) -> int | None:
-        """The last chunk of an incarnation that is stored; None if it never began."""
-        found = self._rows("select last_seq from writers where name = ? and incarnation = ?", (name, incarnation))
-        return int(found[0][0]) if found else None
+    def writer(self, name: str, incarnation: str) -> WriterRecord | None:
+        """An incarnation of a writer; None if it never began."""
+        return next(iter(self.writers("name = ? and incarnation = ?", (name, incarnation))), None)
 
     def add_writer(self, name: str, incarnation: str) -> WriterRecord:
         added = self._db.execute(
@@ -212,8 +221,9 @@ class Catalog:
         )
         return WriterRecord(id=int(added.lastrowid or 0), name=name, incarnation=incarnation, last_seq=-1)
 
-    def put_last_seq(self, writer: int, seq: int) -> None:
-        self._db.execute("update writers set last_seq = ? where id = ?", (seq, writer))
+    def put_last_seq(self, writer: int, seq: int, checks: Sequence[int] = ()) -> None:
+        values = (seq, encode_checks(checks), writer)
+        self._db.execute("update writers set last_seq = ?, checks = ? where id = ?", values)
 
     # ---- segments
 
@@ -403,8 +413,8 @@ class Catalog:
         """Whether all tables are there, with their columns."""
         try:
             for table, columns in _tables().items():
-                found = self._db.execute(f"select * from {table} limit 0").description
-                if [column[0] for column in found] != columns:
+                found = {column[0] for column in self._db.execute(f"select * from {table} limit 0").description}
+                if set(columns) - found - ADDED_COLUMNS.get(table, {}).keys():
                     return False
         except sqlite3.Error:
             return False
@@ -430,6 +440,15 @@ def _tables() -> dict[str, list[str]]:
 
 
 # ---- connections
+
+
+def _add_columns(db: sqlite3.Connection) -> None:
+    """Bring a catalog of an older version up to date; what is in it stays as it is."""
+    for table, columns in ADDED_COLUMNS.items():
+        there = {row[1] for row in db.execute(f"pragma table_info({table})")}
+        for name, kind in columns.items():
+            if there and name not in there:
+                db.execute(f"alter table {table} add column {name} {kind}")
 
 
 @contextmanager

@@ -34,6 +34,7 @@ class Chunk:
     spec: StepSpec
     columns: Mapping[str, Column]  # checked, by field
     parts: tuple[Part, ...]  # in the order of the rows
+    check: int | None = None  # the checksum of its message; None if it was not sent
     release: Callable[[], None] | None = None  # to be called when `columns` will not be read again
 
     @property

@@ -115,6 +115,33 @@ class WriterRecord:
     name: str
     incarnation: str
     last_seq: int
+    checks: tuple[int, ...] = ()  # Chunk.check of its last chunks, the newest last; empty if they are not known
+
+    def followed_by(self, seq: int, check: int | None) -> WriterRecord:
+        """The record after one more chunk."""
+        checks = () if check is None else (*self.checks, check)[-KEPT_CHECKS:]
+        return replace(self, last_seq=seq, checks=checks)
+
+    def has_other(self, seq: int, check: int | None) -> bool:
+        """Whether the stored chunk of this number is known to be another one than that with this checksum."""
+        if check is None or not self.checks:
+            return False
+        age = self.last_seq - seq
+        return age >= len(self.checks) or self.checks[-1 - age] != check
+
+
+KEPT_CHECKS = 8  # of each writer; more than a writer sends without an acknowledgement
+_CHECK_BYTES = 8
+
+
+def encode_checks(checks: Sequence[int]) -> bytes:
+    return b"".join(check.to_bytes(_CHECK_BYTES, "little") for check in checks)
+
+
+def decode_checks(content: bytes | None = None) -> tuple[int, ...]:
+    content = content or b""
+    starts = range(0, len(content) - _CHECK_BYTES + 1, _CHECK_BYTES)
+    return tuple(int.from_bytes(content[start : start + _CHECK_BYTES], "little") for start in starts)
 
 
 SEGMENT_FIELDS = tuple(item.name for item in fields(SegmentRecord))

@@ -120,14 +120,15 @@ def _writers(
 ) -> dict[tuple[str, str], WriterRecord]:
     """Every writer in the records or in the old catalog, with its last known chunk."""
     last: dict[tuple[str, str], int] = {(w.name, w.incarnation): w.last_seq for w in known.writers}
+    checks = {(w.name, w.incarnation, w.last_seq): w.checks for w in known.writers}
     for content in found.values():
         for record in content.records.values():
             key = (record["writer"], record["incarnation"])
             last[key] = max(last.get(key, -1), record["seq"])
     writers = {}
     for key, seq in last.items():
-        writers[key] = replace(catalog.add_writer(*key), last_seq=seq)
-        catalog.put_last_seq(writers[key].id, seq)
+        writers[key] = replace(catalog.add_writer(*key), last_seq=seq, checks=checks.get((*key, seq), ()))
+        catalog.put_last_seq(writers[key].id, seq, writers[key].checks)
     return writers
 
 

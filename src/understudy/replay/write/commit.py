@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy.core import FencedError, SequenceError, Source, SpecError, StepSpec
+from understudy.core import CopiedError, FencedError, SequenceError, Source, SpecError, StepSpec
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, Part
 from understudy.replay.format.layout import MAX_HEAP_BYTES, plan_capacity, row_bytes_of
@@ -96,6 +96,13 @@ class Commit:
                 f"stop this process, or begin a writer with another name"
             )
         if chunk.seq <= writer.last_seq:
+            if writer.has_other(chunk.seq, chunk.check):
+                raise CopiedError(
+                    f"writer {chunk.writer!r}: a copy of this writer is alive: the store has another chunk {chunk.seq} "
+                    f"of the same incarnation. Was its disk or its virtual machine copied? Stop one of the two; a new "
+                    f"process gets an incarnation of its own",
+                    last_seq=writer.last_seq,
+                )
             return False
         if chunk.seq != writer.last_seq + 1:
             raise SequenceError(
@@ -110,7 +117,7 @@ class Commit:
             self._changed[episode.id] = episode
             self._new.episodes[episode.writer, part.episode] = episode
             self._new.next_episode = max(self._new.next_episode, episode.id + 1)
-        self._new.writers[chunk.writer] = replace(writer, last_seq=chunk.seq)
+        self._new.writers[chunk.writer] = writer.followed_by(chunk.seq, chunk.check)
         self.num_rows += chunk.num_rows
         return True
 
@@ -328,7 +335,7 @@ class Commit:
             for filling in _top(self._new.filling).values():
                 catalog.put_segment(filling)
             for writer in _top(self._new.writers).values():
-                catalog.put_last_seq(writer.id, writer.last_seq)
+                catalog.put_last_seq(writer.id, writer.last_seq, writer.checks)
             for episode in self._changed.values():
                 catalog.put_episode(episode, self._base.episodes.get((episode.writer, episode.number)))
             for span in self._spans:

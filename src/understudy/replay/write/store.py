@@ -182,23 +182,24 @@ class Store(Closeable):
                 del self.state.episodes[episode.writer, episode.number]
             return record
 
-    def last_seq(self, name: str, incarnation: str) -> int:
-        """The last chunk of an incarnation that is stored; -1 if there is none. Registers nothing."""
+    def find_writer(self, name: str, incarnation: str) -> WriterRecord | None:
+        """An incarnation of a writer with its last chunk that is stored; None if there is none. Registers nothing."""
         with self.commit_lock():
             known = self._find_writer(name, incarnation)
-        return known.last_seq if known is not None and known.incarnation == incarnation else -1
+        return known if known is not None and known.incarnation == incarnation else None
 
     def _find_writer(self, name: str, incarnation: str) -> WriterRecord | None:
         """The newest incarnation of a writer; an error if this one is an older one."""
         known = self.state.writers.get(name)
         if known is None or known.incarnation == incarnation:
             return known
-        last_seq = self.catalog.last_seq(name, incarnation)
-        if last_seq is not None:
+        older = self.catalog.writer(name, incarnation)
+        if older is not None:
             raise FencedError(
                 f"writer {name!r} was replaced by a newer process of the same name; stop this process, or begin a "
                 f"writer with another name",
-                last_seq=last_seq,
+                last_seq=older.last_seq,
+                checks=older.checks,
             )
         return known
 

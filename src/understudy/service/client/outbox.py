@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from understudy.core import (
     BacklogError,
+    CopiedError,
     FencedError,
     StoreClosedError,
     StoreFailedError,
@@ -345,12 +347,18 @@ class Outbox:
     def _reroute_fenced(self, log: SpoolLog, error: FencedError) -> None:
         """Another process took the writer's name: stop, or send the log of an earlier process under another name."""
         if log is self._log:
-            raise FencedError(
+            raise type(error)(
                 f"{error} ({log.num_rows} rows that were recorded and not delivered stay in "
                 f"{log.directory or 'memory'}; the next writer with this spool delivers them)"
             )
-        log.acknowledge(log.route.base + error.last_seq)
-        log.reroute(writer=f"{self._name}~{log.incarnation[:8]}", shard=log.route.shard)
+        last_seq = log.route.base + error.last_seq
+        common = log.last_common(last_seq, error.checks)
+        log.acknowledge(common)
+        # A copy has the same incarnation, and perhaps sends its log under another name as well.
+        copied = isinstance(error, CopiedError) or common < last_seq
+        tag = uuid.uuid4().hex if copied else log.incarnation
+        log.reroute(writer=f"{self._name}~{tag[:8]}", shard=log.route.shard)
+        logger.warning("writer %r: %s (its rows are sent as %r)", self._name, error, log.route.writer)
 
     def _fail_over(self, log: SpoolLog) -> None:
         """Send the rest of a log to the next shard."""
@@ -366,10 +374,13 @@ class Outbox:
 
     # ---- callbacks of a WriteStream
 
-    def on_hello(self, log: SpoolLog, connection: Connection, last_seq: int, stores: Sequence[str]) -> bool:
+    def on_hello(
+        self, log: SpoolLog, connection: Connection, last_seq: int, checks: Sequence[int], stores: Sequence[str]
+    ) -> bool:
         """Drop what the server already has; False if later chunks had to be rerouted because some are missing."""
         address = connection.address
         self._check_store(connection.name, address, stores)
+        self._refuse_copy(log, address, last_seq, checks)
         self.on_acknowledged(log, last_seq, self._last_commit)
         first = log.first
         if first is not None and first > last_seq + 1:
@@ -388,6 +399,17 @@ class Outbox:
                 logger.info("writer %r: connected to %s", self._name, address)
             self._connected, self._address, self._problem = True, address, None
         return True
+
+    def _refuse_copy(self, log: SpoolLog, address: str, last_seq: int, checks: Sequence[int]) -> None:
+        """Raise if the server has chunks under this log's incarnation that are not of this log."""
+        common = log.last_common(last_seq, checks)
+        if common < last_seq or (log is self._log and last_seq > log.highest):
+            raise CopiedError(
+                f"writer {self._name!r}: a copy of this writer is alive: the store at {address} has chunks up to "
+                f"{last_seq} of the same incarnation, and they are not those of this process. Was its disk or its "
+                f"virtual machine copied? Stop one of the two; a new process gets an incarnation of its own",
+                last_seq=common - log.route.base,
+            )
 
     def _check_store(self, shard: str, address: str, stores: Sequence[str]) -> None:
         """Refuse another store at the same address: it may be somebody else's server that took a free port."""

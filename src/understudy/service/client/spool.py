@@ -28,7 +28,7 @@ from understudy.durable.files import create_durably, sync_directory, write_durab
 from understudy.durable.lock import WriterLock
 from understudy.replay.format.records import info_from_json, info_to_json
 from understudy.replay.write.writer import info_after_gap
-from understudy.service.wire.message import MAX_HEADER_BYTES, Buffer, pack, parse_header, size_of, unpack
+from understudy.service.wire.message import MAX_HEADER_BYTES, Buffer, check_of, pack, parse_header, size_of, unpack
 
 _HELLO, _ROUTE, _SUFFIX = "hello.json", "route.json", ".safetensors"
 
@@ -65,6 +65,7 @@ class SpoolLog:
         self.directory = directory
         self._chunks: OrderedDict[int, _RecordedChunk] = OrderedDict()
         self._lock = threading.Lock()
+        self.highest = -1  # the number of the newest chunk that it ever had
         self.num_bytes = 0
         self.num_rows = 0
 
@@ -94,6 +95,7 @@ class SpoolLog:
     def _add(self, seq: int, chunk: _RecordedChunk) -> None:
         with self._lock:
             self._chunks[seq] = chunk
+            self.highest = max(self.highest, seq)
             self.num_bytes += chunk.num_bytes
             self.num_rows += chunk.num_rows
 
@@ -129,6 +131,33 @@ class SpoolLog:
                 f"{self.directory}: chunk {seq} is not as it was recorded ({error}); move its file away to deliver the "
                 f"others"
             ) from None
+
+    def last_common(self, last_seq: int, checks: Sequence[int]) -> int:
+        """The last chunk up to which a server has the chunks of this log; below `last_seq` if it has those of a copy.
+
+        `last_seq` is the server's last chunk, and `checks` are the checksums of its last ones, the newest last. What
+        cannot be compared counts as the same if a chunk that can be compared is.
+        """
+        first = self.first
+        if not checks or first is None or first > last_seq:
+            return last_seq
+        oldest = last_seq - len(checks) + 1
+        common = None
+        for seq, check in enumerate(checks, oldest):
+            mine = self._check_of(seq)
+            if mine is not None and mine != check:
+                return first - 1 if common is None else common
+            common = common if mine is None else seq
+        return first - 1 if self.highest < oldest else last_seq
+
+    def _check_of(self, seq: int) -> int | None:
+        """The checksum of a chunk as it is sent; None if the chunk is not here, or is damaged."""
+        try:
+            message = self.read(seq)
+            unpack(message)
+        except (KeyError, WireError):
+            return None
+        return check_of(message)
 
     def acknowledge(self, seq: int) -> int:
         """Remove all chunks up to `seq`; returns how many rows they had."""

@@ -29,11 +29,14 @@ class WriteStreamOwner(Protocol):
         """Whether the outbox stops or has failed."""
         ...
 
-    def on_hello(self, log: SpoolLog, connection: Connection, last_seq: int, stores: Sequence[str]) -> bool:
-        """The server replied: the last chunk of this log that it has, its store, and the stores that it replaces.
+    def on_hello(
+        self, log: SpoolLog, connection: Connection, last_seq: int, checks: Sequence[int], stores: Sequence[str]
+    ) -> bool:
+        """The server replied: the last chunk of this log that it has and the checksums of the last ones, its store, and
+        the stores that it replaces.
 
         False if the rest of the log was rerouted, so that another stream must begin. Raises UnavailableError if it is
-        not the store that the log goes to.
+        not the store that the log goes to, and CopiedError if the chunks are not those of this log.
         """
         ...
 
@@ -90,10 +93,11 @@ class WriteStream:
         log = self._log
         if self._next is None:
             last_seq, self._max_bytes = _numbers(answer, "last_seq", "max_message_bytes")
-            if not self._outbox.on_hello(log, self._connection, log.route.base + last_seq, _stores(answer)):
+            last_seq += log.route.base
+            if not self._outbox.on_hello(log, self._connection, last_seq, _checks(answer), _stores(answer)):
                 self._over = True
                 return
-            self._expected = self._next = max(log.route.base + last_seq + 1, log.first or 0)
+            self._expected = self._next = max(last_seq + 1, log.first or 0)
             self._outbox.notify()
         else:
             seq, commit = _numbers(answer, "seq", "commit")
@@ -195,6 +199,14 @@ def _numbers(answer: dict[str, Any], *names: str) -> list[int]:
     if not all(type(number) is int for number in found):
         raise WireError(f"expected an answer with {' and '.join(names)}, got {str(answer)[:100]}; connecting again")
     return [int(number) for number in found if number is not None]
+
+
+def _checks(answer: dict[str, Any]) -> list[int]:
+    """The checksums of the last chunks that a server has; none from a server of an older version."""
+    found = answer.get("checks", [])
+    if not isinstance(found, list) or not all(type(check) is int for check in found):
+        raise WireError(f"expected an answer with checks, got {str(answer)[:100]}; connecting again")
+    return found
 
 
 def _stores(answer: dict[str, Any]) -> list[str]:

@@ -379,16 +379,20 @@ class Server:
         writer, incarnation, spec = self._parse_hello(hello)
         # The writer takes its name with its first good chunk, not with its hello: a late hello of a dead process must
         # not take the name from its successor. A writer that sends a chunk has read the reply to its hello.
-        last_seq = await self._in_commit_thread(self.store.last_seq, writer, incarnation)
+        known = await self._in_commit_thread(self.store.find_writer, writer, incarnation)
+        last_seq, checks = (-1, ()) if known is None else (known.last_seq, known.checks)
         begun = False
         with (
             self.metrics.stream("write"),
             self.writer_stats.writer(writer, incarnation, context.peer(), last_seq) as entry,
         ):
-            stores = [self.parameters.store_id, *self.config.replaces]
-            await context.write(
-                to_json({"last_seq": last_seq, "max_message_bytes": self.config.max_message_bytes, "stores": stores})
-            )
+            hello_reply = {
+                "last_seq": last_seq,
+                "checks": checks,
+                "max_message_bytes": self.config.max_message_bytes,
+                "stores": [self.parameters.store_id, *self.config.replaces],
+            }
+            await context.write(to_json(hello_reply))
             ahead = asyncio.ensure_future(_next(requests))
             try:
                 while (message := await ahead) is not None:

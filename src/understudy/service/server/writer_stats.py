@@ -79,6 +79,11 @@ class WriterStats:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "writers": [asdict(writer) for writer in list(self._writers.values())],
+            "writers": [_public(writer) for writer in list(self._writers.values())],
             "oldest_pending_s": self.oldest_pending_s,
         }
+
+
+def _public(entry: WriterEntry) -> dict[str, Any]:
+    """An entry for everyone to see: without the incarnation, which is as good as a key to the writer's stream."""
+    return {name: value for name, value in asdict(entry).items() if name != "incarnation"}

@@ -13,7 +13,7 @@ from understudy.core.spec import ArraySpec, describe
 from understudy.replay.format.chunk import Chunk, Part
 from understudy.replay.format.records import info_from_json, info_to_json
 from understudy.replay.format.segment import from_bytes, to_bytes
-from understudy.service.wire.message import Buffer, pack, parse_json, unpack
+from understudy.service.wire.message import Buffer, check_of, pack, parse_json, unpack
 
 Array = np.ndarray[Any, Any]
 
@@ -54,7 +54,15 @@ def decode_chunk(message: Buffer, *, writer: str, incarnation: str, spec: StepSp
             raise SpecError(f"{path}: expected {leaf}, got nothing; send all fields of the spec")
     if arrays:
         raise SpecError(f"{next(iter(arrays))[:80]}: expected no such field; send what the spec says")
-    chunk = Chunk(writer=writer, incarnation=incarnation, seq=seq, spec=spec, columns=columns, parts=parts)
+    chunk = Chunk(
+        writer=writer,
+        incarnation=incarnation,
+        seq=seq,
+        spec=spec,
+        columns=columns,
+        parts=parts,
+        check=check_of(message),
+    )
     if chunk.num_rows != len(columns["is_step"]):
         raise WireError(f"expected {chunk.num_rows} rows as in its parts, got {len(columns['is_step'])}; send all")
     _check_values(spec, columns)

@@ -113,6 +113,11 @@ def pack(
     return [*buffers, _checksum(buffers)]
 
 
+def check_of(message: Buffer) -> int:
+    """The checksum that a whole message ends with."""
+    return int.from_bytes(message[-_CHECK_BYTES:], "little")
+
+
 def size_of(buffers: Iterable[Buffer]) -> int:
     return sum(len(buffer) for buffer in buffers)
 

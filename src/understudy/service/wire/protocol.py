@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 
 from understudy.core import (
+    CopiedError,
     EpisodeError,
     FencedError,
     RefusedError,
@@ -33,6 +34,7 @@ DEFAULT_PORT = 7447
 TOKEN_KEY = "authorization"
 ERROR_KEY = "understudy-error"
 LAST_SEQ_KEY = "understudy-last-seq"
+CHECKS_KEY = "understudy-checks"
 MAX_JSON_BYTES = 1 << 20
 
 
@@ -44,6 +46,7 @@ class ReplacedError(StoreError):
 _ERRORS: dict[str, type[UnderstudyError]] = {
     kind.__name__: kind
     for kind in (
+        CopiedError,
         EpisodeError,
         FencedError,
         RefusedError,
@@ -92,6 +95,7 @@ def status_of(error: UnderstudyError) -> tuple[grpc.StatusCode, str, tuple[tuple
     trailer = [(ERROR_KEY, name)]
     if isinstance(error, FencedError):
         trailer.append((LAST_SEQ_KEY, str(error.last_seq)))
+        trailer.append((CHECKS_KEY, json.dumps(error.checks)))
     return code, str(error)[:1000].encode("ascii", "replace").decode(), tuple(trailer)
 
 
@@ -108,8 +112,9 @@ def error_of(error: grpc.RpcError, address: str) -> UnderstudyError:
     if code in _OUR_CODES:
         trailer = dict(error.trailing_metadata() or ())
         kind = _ERRORS.get(str(trailer.get(ERROR_KEY)), RefusedError)
-        if kind is FencedError:
-            return FencedError(text, last_seq=int(trailer.get(LAST_SEQ_KEY, -1)))
+        if issubclass(kind, FencedError):
+            checks = json.loads(trailer.get(CHECKS_KEY, "[]"))  # an older server sends none
+            return kind(text, last_seq=int(trailer.get(LAST_SEQ_KEY, -1)), checks=checks)
         return kind(text)
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return RefusedError(f"{address}: does not know this call ({text}); is it an understudy server of this version?")

@@ -41,7 +41,7 @@ def test_what_is_put_in_comes_out(catalog: Catalog) -> None:
     with catalog.transaction(write=True):
         assert catalog.put_spec(spec) == catalog.put_spec(spec) == 1
         writer = catalog.add_writer("arm", "one")
-        catalog.put_last_seq(writer.id, 4)
+        catalog.put_last_seq(writer.id, 4, (7, 2**64 - 1))
         catalog.put_segment(segment)
         for number in (1, 2, 5):
             catalog.put_episode(episode(number))
@@ -49,7 +49,8 @@ def test_what_is_put_in_comes_out(catalog: Catalog) -> None:
         catalog.add_span(6, span)
         catalog.add_commit(6, 12.5, 4)
     assert catalog.spec(1) == spec
-    assert (catalog.last_seq("arm", "one"), catalog.last_seq("arm", "two")) == (4, None)
+    assert catalog.writer("arm", "one") == replace(writer, last_seq=4, checks=(7, 2**64 - 1))
+    assert catalog.writer("arm", "two") is None
     assert (catalog.segment(3), catalog.segment(4)) == (segment, None)
     assert (catalog.last_commit(), catalog.last_segment_id(), catalog.last_episode_id()) == (6, 3, 5)
     assert [record.id for record in catalog.episodes("id > ?", (1,))] == [2, 5]

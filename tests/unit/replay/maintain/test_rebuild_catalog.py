@@ -34,7 +34,7 @@ def test_everything_is_found_in_the_segments(path: Path, known: RecoveredCatalog
             old = before.pop(record.id)
             assert record == replace(old, changed=record.changed, ended_at=record.ended_at)
         assert before == {}
-        assert reader.catalog.last_seq("w", reader.catalog.writers()[0].incarnation) == 3
+        assert reader.catalog.writers()[0].last_seq == 3
 
 
 def test_edits_of_the_old_catalog_are_kept(path: Path, known: RecoveredCatalog) -> None:

@@ -1,15 +1,17 @@
 """Commit: which chunks are refused, and that a store changes only when the commit is published."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from understudy.core import EpisodeInfo, FencedError, SequenceError, SpecError
+from understudy.core import CopiedError, EpisodeInfo, FencedError, SequenceError, SpecError
 from understudy.core.episode import stack
 from understudy.core.examples import random_steps, small_spec
 from understudy.replay import Store
 from understudy.replay.format.chunk import Chunk, EpisodeState, Part
+from understudy.replay.format.records import KEPT_CHECKS
 from understudy.replay.write.commit import Commit
 
 SPEC = small_spec()
@@ -57,6 +59,25 @@ def test_a_chunk_again_is_nothing_new(store: Store) -> None:
     commit = begin(store)
     assert [commit.add(chunk()), commit.add(chunk())] == [True, False]
     assert commit.num_rows == 3
+
+
+def test_another_chunk_of_a_number_that_is_stored_is_refused(store: Store) -> None:
+    def numbered(seq: int, check: int) -> Chunk:
+        return replace(chunk(seq=seq, first_index=3 * seq), check=check)
+
+    for seq in range(KEPT_CHECKS + 2):
+        store.commit(numbered(seq, 100 + seq))
+    num_commits = store.last_commit
+    store.commit(numbered(KEPT_CHECKS + 1, 100 + KEPT_CHECKS + 1))  # as after a lost acknowledgement
+    store.commit(numbered(KEPT_CHECKS, 100 + KEPT_CHECKS))
+    for odd in (numbered(KEPT_CHECKS + 1, 5), numbered(KEPT_CHECKS, 5), numbered(0, 100)):  # the last is too old to say
+        with pytest.raises(CopiedError, match="a copy of this writer is alive: the store has another chunk"):
+            store.commit(odd)
+    assert store.last_commit == num_commits
+    path = store.path
+    store.close()
+    with Store.open(path) as again, pytest.raises(CopiedError, match="the store has another chunk 9 of the same"):
+        again.commit(numbered(KEPT_CHECKS + 1, 5))
 
 
 def test_an_episode_that_ends_is_open_no_more(store: Store) -> None:

@@ -25,6 +25,7 @@ def test_a_writer_is_counted_until_it_leaves(serve: Callable[..., Server], remot
         assert writer.wait_delivered(30)
         (entry,) = server.writer_stats.to_json()["writers"]
         assert (entry["writer"], entry["streams"], entry["repeated"]) == ("arm-1", 1, 0)
+        assert writer.incarnation not in str(entry)  # whoever knows it can write in this writer's place
         assert entry["commit"] == server.store.last_commit
         assert entry["chunks"] >= 3
         assert entry["seq"] >= entry["chunks"] - 1
