@@ -146,6 +146,27 @@ def test_a_wish_that_makes_no_sense_is_refused_in_words(edit: Any, open_server: 
     assert json.loads(body)["detail"]
 
 
+@pytest.mark.parametrize("number", [2**63, 2**70, -(2**70), 10**400])
+def test_a_number_above_64_bits_is_refused_in_words(number: int, open_server: WatchServer) -> None:
+    paths = [
+        f"/api/0/episode/{number}",
+        f"/api/0/thumbnail/{number}",
+        f"/api/0/frames/{number}?camera=observation/front",
+        f"/api/0/frames/1?camera=observation/front&first={number}",
+        f"/api/0/episodes?offset={abs(number)}",
+        f"/api/0/episodes?upto={number}",
+        f"/api/0/episodes?text={number}",
+        f"/api/0/episodes?limit={number}",
+        f"/api/0/workers?role=actor&offset={number}",
+    ]
+    for path in paths:
+        status, _, body = ask(open_server, path)
+        assert status == 200 or (400 <= status < 500 and json.loads(body)["detail"]), (path, status, body)
+    assert all(400 <= ask(open_server, path)[0] < 500 for path in paths[:3])
+    edit = {"action": "delete", "episodes": [number]}
+    assert 400 <= ask(open_server, "/api/0/edit", "POST", edit, origin(open_server))[0] < 500
+
+
 def test_a_body_that_is_too_large_is_refused(open_server: WatchServer) -> None:
     status, _, body = ask(open_server, "/api/0/edit", "POST", b" " * 70_000, origin(open_server))
     assert status == 413

@@ -21,7 +21,7 @@ import xxhash
 
 from understudy.core import DamageError, StepSpec, StoreClosedError, StoreError, StoreFailedError, StoreFormatError
 from understudy.replay.format.arrays import Array, Records
-from understudy.replay.format.conditions import SqlRow, SqlValue, check_condition
+from understudy.replay.format.conditions import SqlRow, SqlValue, check_condition, shown
 from understudy.replay.format.layout import Layout
 from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.format.records import (
@@ -281,7 +281,7 @@ class Catalog:
         sql = f"select {names} from episodes where ({where}\n) and id > ? order by id limit {PAGE_EPISODES}"
         last = 0
         while True:  # in pages, so that no read transaction stays open while the caller works
-            with self._translate_errors("read", condition=where):
+            with self._translate_errors("read", given=f"condition {shown(where)}"):
                 page = self._db.execute(sql, (*values, last)).fetchall()
             for row in page:
                 yield decode_episode(row, self.path, check=check)
@@ -290,6 +290,8 @@ class Catalog:
             last = page[-1][0]
 
     def episode(self, episode_id: int) -> EpisodeRecord | None:
+        if not 0 < episode_id < 2**63:  # SQLite has no larger numbers, so no episode has one
+            return None
         return next(self._episodes("id = ?", (episode_id,)), None)
 
     def episode_ids(self, where: str, values: Sequence[SqlValue] = ()) -> list[int]:
@@ -390,21 +392,22 @@ class Catalog:
         return [] if found == ["ok"] else found
 
     def select(self, sql: str, values: Sequence[SqlValue] = ()) -> list[SqlRow]:
-        """The rows of any SQL query."""
-        return self._rows(sql, values)
+        """The rows of any SQL query; a StoreError if it is wrong."""
+        with self._translate_errors("read", given=f"query {shown(sql)}"):
+            return self._db.execute(sql, values).fetchall()
 
     @contextmanager
-    def _translate_errors(self, action: str, *, condition: str | None = None) -> Iterator[None]:
-        """As the function of this name; but if the tables are right, what fails is the user's condition."""
+    def _translate_errors(self, action: str, *, given: str | None = None) -> Iterator[None]:
+        """As the function of this name; but if the tables are right, what fails is the SQL that the user gave."""
         try:
             yield
-        except sqlite3.Error as error:
+        except _SQL_ERRORS as error:
             if self._closed:
                 raise StoreClosedError(f"{self.path}: {action} after close(); open the store again") from error
             translated = _translated(error, self.path, action)
-            if _primary_code(error) == sqlite3.SQLITE_ERROR and self._has_tables():
-                if condition is not None:
-                    translated = StoreError(f"condition {condition!r}: {error}; change the condition")
+            if _primary_code(error) in _STATEMENT_CODES and self._has_tables():
+                if given is not None:
+                    translated = StoreError(f"{given}: {error}; change the {given.partition(' ')[0]}")
                 else:
                     translated = StoreFailedError(f"{self.path}: {action} failed: {error}; open the store again")
             raise translated from error
@@ -484,16 +487,28 @@ _ADVICE = {  # by SQLite's primary error code
 }
 
 
+# The sqlite3 module refuses a number above 64 bits and text with half a character with errors of Python.
+_SQL_ERRORS = (sqlite3.Error, OverflowError, UnicodeEncodeError)
+# What SQLite says of a statement, never of a file.
+_STATEMENT_CODES = (
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_RANGE,
+    sqlite3.SQLITE_AUTH,
+)
+
+
 @contextmanager
 def _translate_errors(path: Path, action: str) -> Iterator[None]:
     """Turn SQLite's errors into ours, with the file and what to do."""
     try:
         yield
-    except sqlite3.Error as error:
+    except _SQL_ERRORS as error:
         raise _translated(error, path, action) from error
 
 
-def _translated(error: sqlite3.Error, path: Path, action: str) -> StoreError:
+def _translated(error: Exception, path: Path, action: str) -> StoreError:
     """What an error means is decided by its type and SQLite's code, never by its text."""
     code = _primary_code(error)
     # The sqlite3 module raises an OperationalError without a code when a text in a row is not UTF-8.
@@ -502,11 +517,13 @@ def _translated(error: sqlite3.Error, path: Path, action: str) -> StoreError:
     if undecodable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
         return DamageError(f"{path}: the catalog is damaged ({error}); run `understudy repair`")
     if code is None:  # the sqlite3 module refused the call before SQLite saw it
-        return StoreError(f"{path}: {action} was refused: {error}; pass int, float, str, bytes or None as values")
+        return StoreError(
+            f"{path}: {action} was refused: {error}; pass int of 64 bits, float, str, bytes or None as values"
+        )
     return StoreFailedError(f"{path}: {action} failed: {error}; {_ADVICE.get(code, _DISK_ADVICE)}")
 
 
-def _primary_code(error: sqlite3.Error) -> int | None:
+def _primary_code(error: Exception) -> int | None:
     """SQLite's code without its extension; None if the error did not come from SQLite."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

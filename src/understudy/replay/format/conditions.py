@@ -19,6 +19,8 @@ from understudy.core import StoreError
 SqlValue: TypeAlias = int | float | str | bytes | None
 SqlRow: TypeAlias = tuple[Any, ...]  # the SQL decides the types
 
+MAX_SHOWN = 300  # letters of a condition in an error
+_CLOSING = "\n)"  # ends a comment first, so that it cannot take the bracket away
 _WORD = re.compile(r"'(?:[^']|'')*'|[A-Za-z_][A-Za-z_0-9]*")
 
 
@@ -26,7 +28,12 @@ def check_condition(condition: str, schema: str, *, num_values: int = 0) -> None
     """Refuse a condition that is not SQL on the table `episodes` of a schema, with `num_values` question marks."""
     problem = _problem(condition, schema, num_values)
     if problem is not None:
-        raise StoreError(f"condition {condition!r}: {problem}")
+        raise StoreError(f"condition {shown(condition)}: {problem}")
+
+
+def shown(condition: str) -> str:
+    """A condition in quotes, as an error shows it; a long one is cut."""
+    return repr(condition if len(condition) <= MAX_SHOWN else f"{condition[:MAX_SHOWN]}...")
 
 
 @lru_cache(maxsize=1000)
@@ -45,14 +52,14 @@ def _problem(condition: str, schema: str, num_values: int) -> str | None:
                 near = difflib.get_close_matches(word.lower(), columns, 1, cutoff=0.75)
                 advice = f"did you mean {near[0]!r}?" if near else f"put text in single quotes; {listed}"
                 return f"there is no column {word!r}; {advice}"
-        return f"{error}; {listed}"
+        return f"{str(error).replace(_CLOSING, '')}; {listed}"
 
 
 def _compile_error(db: sqlite3.Connection, condition: str, num_values: int) -> Exception | None:
     values: Sequence[SqlValue] = [None] * num_values
     try:
-        db.execute(f"explain select 1 from episodes where ({condition}\n)", values)
-    except (sqlite3.Error, sqlite3.Warning) as error:
+        db.execute(f"explain select 1 from episodes where ({condition}{_CLOSING}", values)
+    except (sqlite3.Error, sqlite3.Warning, UnicodeEncodeError) as error:
         return error
     return None
 

@@ -56,6 +56,7 @@ def test_the_strip_shows_who_was_in_control() -> None:
     [
         (["2"], "has no cameras"),
         (["99"], "there is no episode 99"),
+        ([str(2**70)], f"there is no episode {2**70}"),
         (["1", "--fps", "0"], "fps: expected a number above 0"),
         (["1", "--out", "x.mov"], "videos are written as .gif"),
         (["1", "--out", "nowhere/x.gif"], "choose another path"),

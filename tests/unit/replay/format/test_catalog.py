@@ -15,7 +15,7 @@ from understudy.core import (
     StoreFormatError,
 )
 from understudy.core.examples import small_spec
-from understudy.replay import Reader
+from understudy.replay import Reader, Store
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord
@@ -117,6 +117,13 @@ def test_a_typo_in_a_condition_is_the_callers_mistake(path: Path) -> None:
         ("json_extract(labels, '$[') = 1", ()),  # compiles, and fails with each row
         ("abs(-9223372036854775807 - id) > 0", ()),  # integer overflow
         ("id = ?", (object(),)),  # no type of SQLite
+        ("id = ?", (2**63,)),  # more than 64 bits
+        ("task = ?", ("\ud800",)),  # half of a character
+        ("task = '\ud800'", ()),
+        ("zeroblob(2000000000) is null", ()),  # more than SQLite computes with
+        ("load_extension('x')", ()),
+        ("task = 'pick", ()),
+        ("task = 'a' collate nosuch", ()),
     ],
 )
 def test_a_condition_that_cannot_be_computed_is_the_callers_mistake(path: Path, condition: str, values) -> None:
@@ -126,6 +133,29 @@ def test_a_condition_that_cannot_be_computed_is_the_callers_mistake(path: Path, 
         assert type(caught.value) is StoreError
         assert "repair" not in str(caught.value)
         assert "disk" not in str(caught.value)
+
+
+@pytest.mark.parametrize("sql", ["select nope from episodes", "select 1 from nowhere", "select", "select \ud800"])
+def test_a_wrong_query_is_the_callers_mistake(path: Path, sql: str) -> None:
+    with Reader(path) as reader, pytest.raises(StoreError) as caught:
+        reader.catalog.select(sql)
+    assert type(caught.value) is StoreError
+
+
+def test_a_long_condition_is_cut_in_its_error(path: Path) -> None:
+    with Reader(path) as reader, pytest.raises(StoreError) as caught:
+        reader.episodes("(" * 5000 + "task = 'pick")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**63, 2**70, -(2**70)])
+def test_no_episode_has_an_id_outside_of_64_bits(path: Path, number: int) -> None:
+    with Reader(path) as reader, pytest.raises(StoreError, match=f"there is no episode {number}; see"):
+        reader.read(number)
+    with Store.open(path) as store:
+        for edit in (store.delete, store.restore):
+            with pytest.raises(StoreError, match=f"there is no episode {number}; see"):
+                edit([number])
 
 
 def test_an_error_whose_text_speaks_of_something_else_is_told_by_its_code(catalog: Catalog) -> None:

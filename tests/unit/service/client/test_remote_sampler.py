@@ -228,6 +228,18 @@ def test_what_the_server_refuses_reaches_the_caller(store: Store, remote: Remote
         there.sample()
 
 
+def test_a_condition_that_fails_with_a_row_fails_for_its_client_alone(
+    store: Store, remote: Remote, server: Server
+) -> None:
+    fill(store, small_spec())
+    view = View(name="x", clauses=(Clause(where="json_extract(labels, '$[') = 1"),))
+    with remote.sampler(view, batch_size=8) as there, pytest.raises(StoreError, match="JSON path error .*; change the"):
+        there.sample()
+    with remote.sampler(EVERYTHING, batch_size=8) as there:
+        assert there.sample()
+    assert not server.failed.is_set()
+
+
 def test_a_batch_that_is_too_large_is_refused_without_making_it(store: Store, remote: Remote) -> None:
     fill(store, small_spec())
     with remote.sampler(EVERYTHING, batch_size=10**12) as there, pytest.raises(StoreError, match="request fewer"):
