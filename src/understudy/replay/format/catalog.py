@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from functools import cache
 from itertools import chain
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -23,7 +24,7 @@ from understudy.core import DamageError, StepSpec, StoreClosedError, StoreError,
 from understudy.replay.format.arrays import Array, Records
 from understudy.replay.format.conditions import SqlRow, SqlValue, check_condition, shown
 from understudy.replay.format.layout import Layout
-from understudy.replay.format.paths import CATALOG_FILE
+from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE
 from understudy.replay.format.records import (
     EPISODE_COLUMNS,
     SEGMENT_FIELDS,
@@ -97,10 +98,13 @@ PUT_EPISODE = (
 class Catalog:
     """A connection to a catalog, for the one writing process or for one of many readers."""
 
-    def __init__(self, path: Path, connection: sqlite3.Connection, store_id: str):
+    def __init__(
+        self, path: Path, connection: sqlite3.Connection, store_id: str, *, unchanged: FileStamps | None = None
+    ):
         self.path = path
         self.store_id = store_id
         self._db = connection
+        self._unchanged = unchanged  # the files as they must stay; None if SQLite notices changes by itself
         self._closed = False
         self._specs: dict[int, StepSpec] = {}
 
@@ -118,7 +122,12 @@ class Catalog:
 
     @staticmethod
     def open(path: Path, *, write: bool = False, immutable: bool = False) -> Catalog:
-        """Open an existing catalog; a StoreFormatError if there is none, or if this version cannot read its format."""
+        """Open an existing catalog; a StoreFormatError if there is none, or if this version cannot read its format.
+
+        An immutable one is read without SQLite's locks, which need files beside it. If another process changes it,
+        every read is refused from then on.
+        """
+        unchanged = file_stamps(path) if immutable else None
         if not path.is_file():
             raise StoreFormatError(
                 f"{path.parent}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
@@ -136,10 +145,16 @@ class Catalog:
                     f"{FORMAT}; run `pip install --upgrade understudy`"
                 )
             raise DamageError(f"{path}: expected a format number, got {found!r}; run `understudy repair`")
-        return Catalog(path, db, meta.get("store", ""))
+        catalog = Catalog(path, db, meta.get("store", ""), unchanged=unchanged)
+        try:
+            catalog._refuse_changed()
+        except StoreError:
+            catalog.close()
+            raise
+        return catalog
 
     def close(self) -> None:
-        with self._translate_errors("close"):
+        with _translate_errors(self.path, "close"):
             self._db.close()
         self._closed = True
 
@@ -401,9 +416,11 @@ class Catalog:
         """As the function of this name; but if the tables are right, what fails is the SQL that the user gave."""
         try:
             yield
+            self._refuse_changed()
         except _SQL_ERRORS as error:
             if self._closed:
                 raise StoreClosedError(f"{self.path}: {action} after close(); open the store again") from error
+            self._refuse_changed()
             translated = _translated(error, self.path, action)
             if _primary_code(error) in _STATEMENT_CODES and self._has_tables():
                 if given is not None:
@@ -411,6 +428,14 @@ class Catalog:
                 else:
                     translated = StoreFailedError(f"{self.path}: {action} failed: {error}; open the store again")
             raise translated from error
+
+    def _refuse_changed(self) -> None:
+        """Refuse what was read if another process has changed an immutable catalog: it may be of two commits."""
+        if self._unchanged is not None and self._unchanged != file_stamps(self.path):
+            raise StoreError(
+                f"{self.path}: another process has written to the store since it was opened here, where this user may "
+                f"not write; open it again"
+            )
 
     def _has_tables(self) -> bool:
         """Whether all tables are there, with their columns."""
@@ -452,6 +477,28 @@ def _add_columns(db: sqlite3.Connection) -> None:
         for name, kind in columns.items():
             if there and name not in there:
                 db.execute(f"alter table {table} add column {name} {kind}")
+
+
+LOG_SUFFIX, SHARED_SUFFIX = "-wal", "-shm"  # of SQLite's files beside the catalog
+FileStamps: TypeAlias = tuple[tuple[int, int, int] | None, ...]
+
+
+def beside(catalog: Path, suffix: str) -> Path:
+    """SQLite's file of this suffix."""
+    return catalog.with_name(catalog.name + suffix)
+
+
+def file_stamps(catalog: Path) -> FileStamps:
+    """What changes before a writing process changes the catalog (its seal, the log), and the catalog itself."""
+    return tuple(_stamp(path) for path in (catalog.with_name(SEAL_FILE), beside(catalog, LOG_SUFFIX), catalog))
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextmanager

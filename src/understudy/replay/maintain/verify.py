@@ -12,6 +12,7 @@ from understudy.core import DamageError, StoreFailedError, StoreFormatError
 from understudy.durable.lock import lock_is_held
 from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import Catalog
+from understudy.replay.format.open_to_read import open_to_read
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_files, segment_path
 from understudy.replay.format.records import SegmentRecord
 from understudy.replay.format.seal import check_seal
@@ -45,7 +46,7 @@ def verify(path: str | Path, *, progress: ProgressCallback | None = None) -> Ver
     being_written = lock_is_held(path / LOCK_FILE)
     try:
         clean = check_seal(path)
-        catalog = Catalog.open(path / CATALOG_FILE)
+        catalog = open_to_read(path)
     except (DamageError, StoreFailedError) as error:
         report.problems.append(str(error))
         return report

@@ -6,7 +6,6 @@ only rows whose checksums hold.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from understudy.durable.file_system import refuse_network_file_system
 from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import SPAN_DTYPE, Catalog
 from understudy.replay.format.conditions import SqlValue
+from understudy.replay.format.open_to_read import open_to_read
 from understudy.replay.format.paths import CATALOG_FILE, segment_path
 from understudy.replay.format.records import EpisodeRecord
 from understudy.replay.format.seal import check_seal
@@ -182,17 +182,9 @@ class Reader(Closeable):
 
 
 def _open_catalog(path: Path) -> Catalog:
-    """A read-only connection. If this user may not write in the directory, the store must have been closed cleanly."""
     if not path.is_dir():
         raise StoreFormatError(f"{path}: not an Understudy store (there is no such directory); check the path")
     refuse_network_file_system(path)
-    catalog = path / CATALOG_FILE
-    clean = catalog.is_file() and check_seal(path)
-    if not os.access(path, os.W_OK):
-        if not clean:
-            raise StoreFormatError(
-                f"{path}: this user may not write here, and the store is in use or was not closed cleanly, so its "
-                f"catalog cannot be read; run as the user who writes it"
-            )
-        return Catalog.open(catalog, immutable=True)
-    return Catalog.open(catalog)
+    if (path / CATALOG_FILE).is_file():
+        check_seal(path)
+    return open_to_read(path)

@@ -2,15 +2,16 @@
 
 Each imported episode has its origin in the label `origin`, such as rlds:kitchen/1.0.0@5f3a9c1e#train/17: the format,
 the data set's name, a digest of its first episode, and the episode's key. An episode whose origin is in the store is
-not imported again, so an import that was killed continues, and one that is repeated adds nothing. An episode is in the
-store completely or not at all. Over the network, an episode that a kill cut in two stays as one that no view trains on,
-beside the complete one.
+not imported again, so an import that was killed continues, and one that is repeated adds nothing. The label
+`origin_digest` is a digest of the episode itself. With it, episodes of a data set that was moved or renamed are found:
+they are read again and not stored again. An episode is in the store completely or not at all. Over the network, an
+episode that a kill cut in two stays as one that no view trains on, beside the complete one.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from understudy.replay.format.chunk import Chunk, Part
 from understudy.replay.format.layout import row_bytes_of
 
 WRITER = "import"
+ORIGIN_DIGEST = "origin_digest"  # label of an imported episode: a digest of its content in the data set
+_ORIGIN_SQL = f"json_extract(labels, '$.{ORIGIN}')"
 
 ProgressCallback = Callable[[int, int | None], None]  # episodes finished, and in all if known
 
@@ -40,11 +43,34 @@ class ImportReport:
     num_without_steps: int = 0  # records that hold no step, such as a single observation
 
 
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """Where the episodes of a data set come from. The name is for people, and changes when the directory is renamed."""
+
+    format: str
+    name: str
+    first: str  # digest of the data set's first episode
+
+    @property
+    def prefix(self) -> str:
+        """How the label `origin` of its episodes begins; the episode's key follows."""
+        return f"{self.format}:{self.name}{self.mark}"
+
+    @property
+    def mark(self) -> str:
+        """What stands between the name and the key."""
+        return f"@{self.first}#"
+
+
 class ImportTarget(Protocol):
     """A store or server that episodes are imported into."""
 
     def known(self, origin: str) -> Container[str]:
         """The origins in the store that begin with this text."""
+        ...
+
+    def copies(self, origin: Origin) -> Container[tuple[str, str]]:
+        """Key and digest of the episodes in the store that have this origin under any name of the data set."""
         ...
 
     def add(self, spec: StepSpec, episode: Episode, info: EpisodeInfo) -> None:
@@ -64,27 +90,32 @@ def import_episodes(
     origin = origin_of(reader, dataset)
     if origin is None:
         return ImportReport(num_without_steps=reader.num_episodes or 0)
-    known = _Counted(target.known(origin), origin)
+    known = _Counted(target.known(origin.prefix), origin.prefix)
+    copies = target.copies(origin)
     report = ImportReport()
+    num_copies = 0  # episodes that the store has from the same data set under another name
     for key, episode in reader.episodes(known):
-        _check(reader.spec, episode, f"{dataset.path}: {key}")
-        info = replace(
-            episode.info, kind=kind or episode.info.kind, labels={**episode.info.labels, ORIGIN: f"{origin}{key}"}
-        )
-        target.add(reader.spec, episode, info)
-        report = replace(report, num_imported=report.num_imported + 1, num_steps=report.num_steps + len(episode))
+        digest = _digest(reader.spec, episode)
+        if (key, digest) in copies:
+            num_copies += 1
+        else:
+            _check(reader.spec, episode, f"{dataset.path}: {key}")
+            labels = {**episode.info.labels, ORIGIN: f"{origin.prefix}{key}", ORIGIN_DIGEST: digest}
+            target.add(reader.spec, episode, replace(episode.info, kind=kind or episode.info.kind, labels=labels))
+            report = replace(report, num_imported=report.num_imported + 1, num_steps=report.num_steps + len(episode))
         if progress is not None:
-            progress(report.num_imported + known.num_found, reader.num_episodes)
-    left_out = (reader.num_episodes or 0) - report.num_imported - known.num_found
-    return replace(report, num_known=known.num_found, num_without_steps=max(left_out, 0))
+            progress(report.num_imported + known.num_found + num_copies, reader.num_episodes)
+    report = replace(report, num_known=known.num_found + num_copies)
+    left_out = (reader.num_episodes or 0) - report.num_imported - report.num_known
+    return replace(report, num_without_steps=max(left_out, 0))
 
 
-def origin_of(reader: DatasetReader, dataset: DatasetPath) -> str | None:
-    """The common beginning of the origins of a data set's episodes; None if it has no episode."""
+def origin_of(reader: DatasetReader, dataset: DatasetPath) -> Origin | None:
+    """Where a data set's episodes come from; None if it has no episode."""
     with closing(_generator(reader.episodes())) as episodes:
         for _, episode in episodes:
             name = reader.name if isinstance(reader, NamedDataset) else dataset.path.resolve().name
-            return f"{dataset.format.name}:{name}@{_digest(reader.spec, episode)}#"
+            return Origin(format=dataset.format.name, name=name, first=_digest(reader.spec, episode))
     return None
 
 
@@ -166,9 +197,21 @@ class StoreImportTarget:
         store.begin_writer(writer, self._incarnation)
 
     def known(self, origin: str) -> Container[str]:
-        with self._store.snapshot() as catalog:  # deleted ones too: they are not to come back
-            found = catalog.episodes(f"json_extract(labels, '$.{ORIGIN}') is not null")
-            return {e.info.labels[ORIGIN] for e in found if e.info.labels[ORIGIN].startswith(origin)}
+        return {labels[ORIGIN] for labels in self._imported() if labels[ORIGIN].startswith(origin)}
+
+    def copies(self, origin: Origin) -> Container[tuple[str, str]]:
+        found = set()
+        for labels in self._imported():
+            before, mark, key = labels[ORIGIN].partition(origin.mark)
+            if mark and before.startswith(f"{origin.format}:"):
+                found.add((key, labels.get(ORIGIN_DIGEST, "")))
+        return found
+
+    def _imported(self) -> Iterator[Mapping[str, str]]:
+        """The labels of all imported episodes; of deleted ones too, because they are not to come back."""
+        with self._store.snapshot() as catalog:
+            for record in catalog.episodes(f"{_ORIGIN_SQL} is not null"):
+                yield record.info.labels
 
     def add(self, spec: StepSpec, episode: Episode, info: EpisodeInfo) -> None:
         columns = rows_of(spec, episode)
@@ -202,6 +245,10 @@ class _ServerImportTarget:
         some = self._num_episodes(f"substr({_ORIGIN_SQL}, 1, {len(origin)}) = {_quoted(origin)}")
         return _ServerOrigins(self._num_episodes) if some else ()
 
+    def copies(self, origin: Origin) -> Container[tuple[str, str]]:
+        some = self._num_episodes(_any_name_sql(origin))
+        return _ServerCopies(self._num_episodes, origin) if some else ()
+
     def _num_episodes(self, where: str) -> int:
         view = View(name="imported", clauses=(Clause(where=where),))
         return sum(int(status["episodes"][view.name]) for status in self._remote.status([view]).values())
@@ -222,9 +269,6 @@ class _ServerImportTarget:
         writer.wait_delivered()
 
 
-_ORIGIN_SQL = f"json_extract(labels, '$.{ORIGIN}')"
-
-
 class _ServerOrigins(Container[str]):
     """The origins on the server; asks it for one at a time."""
 
@@ -233,6 +277,31 @@ class _ServerOrigins(Container[str]):
 
     def __contains__(self, origin: object) -> bool:
         return self._num_episodes(f"{_ORIGIN_SQL} = {_quoted(str(origin))}") > 0
+
+
+class _ServerCopies(Container[tuple[str, str]]):
+    """The keys and digests of a data set's episodes on the server; asks it for one at a time."""
+
+    def __init__(self, num_episodes: Callable[[str], int], origin: Origin):
+        self._num_episodes = num_episodes
+        self._origin = origin
+
+    def __contains__(self, key_and_digest: object) -> bool:
+        assert isinstance(key_and_digest, tuple)
+        key, digest = key_and_digest
+        ending = f"{self._origin.mark}{key}"
+        conditions = (
+            _any_name_sql(self._origin),
+            f"substr({_ORIGIN_SQL}, -{len(ending)}) = {_quoted(ending)}",
+            f"json_extract(labels, '$.{ORIGIN_DIGEST}') = {_quoted(digest)}",
+        )
+        return self._num_episodes(" and ".join(conditions)) > 0
+
+
+def _any_name_sql(origin: Origin) -> str:
+    start = f"{origin.format}:"
+    same_format = f"substr({_ORIGIN_SQL}, 1, {len(start)}) = {_quoted(start)}"
+    return f"{same_format} and instr({_ORIGIN_SQL}, {_quoted(origin.mark)}) > 0"
 
 
 def _quoted(text: str) -> str:

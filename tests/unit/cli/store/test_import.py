@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,17 @@ def test_it_imports_once(data: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         records = list(reader.episodes())
     assert [record.info.kind for record in records] == ["demonstration"] * 3
     assert all(record.info.labels["origin"].startswith("rlds:kitchen/1.0.0@") for record in records)
+
+
+def test_a_data_set_that_was_renamed_is_not_imported_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = tmp_path / "store"
+    golden = Path(__file__).parents[3] / "golden/formats/robomimic/robomimic.hdf5"
+    for name in ("before.hdf5", "after.hdf5"):
+        shutil.copy(golden, tmp_path / name)
+        assert main(["import", f"robomimic:{tmp_path / name}", str(store)]) == 0
+    said = capsys.readouterr().out.splitlines()[-1]
+    with Reader(store) as reader:
+        assert said == f"0 episodes imported (0 steps); {len(list(reader.episodes()))} were in the store already"
 
 
 def test_a_dry_run_says_what_would_become_of_each_field(

@@ -233,7 +233,10 @@ def test_a_condition_that_fails_with_a_row_fails_for_its_client_alone(
 ) -> None:
     fill(store, small_spec())
     view = View(name="x", clauses=(Clause(where="json_extract(labels, '$[') = 1"),))
-    with remote.sampler(view, batch_size=8) as there, pytest.raises(StoreError, match="JSON path error .*; change the"):
+    with (
+        remote.sampler(view, batch_size=8) as there,
+        pytest.raises(StoreError, match=r"JSON path error .*; change the"),
+    ):
         there.sample()
     with remote.sampler(EVERYTHING, batch_size=8) as there:
         assert there.sample()

@@ -16,6 +16,7 @@ from understudy.formats import ORIGIN, DatasetPath, Field, FormatError, parse_da
 from understudy.replay import Reader, Store, verify
 from understudy.service import Server, ServerConfig
 from understudy.training.data.dataset_io import (
+    ORIGIN_DIGEST,
     ImportReport,
     StoreImportTarget,
     export_episodes,
@@ -64,7 +65,7 @@ def stored(path: Path) -> list[Episode]:
 
 
 def without_origin(episode: Episode) -> Episode:
-    labels = {name: text for name, text in episode.info.labels.items() if name != ORIGIN}
+    labels = {name: text for name, text in episode.info.labels.items() if name not in (ORIGIN, ORIGIN_DIGEST)}
     return replace(episode, info=replace(episode.info, labels=labels))
 
 
@@ -109,8 +110,28 @@ def test_another_data_set_of_the_same_name_is_another(tmp_path: Path) -> None:
     other = some()
     other.all["e/0"] = random_episode(small_spec(), 3, 99)
     with open_import_target(str(tmp_path / "store")) as target:
-        for source, place in ((some(), PLACE), (other, PLACE), (some(), parse_dataset_path("rlds:elsewhere"))):
-            assert import_episodes(source, target, place).num_imported == 4
+        for source in (some(), other):
+            assert import_episodes(source, target, PLACE).num_imported == 4
+
+
+def test_a_data_set_that_was_moved_is_not_imported_again(tmp_path: Path) -> None:
+    """The name of its directory changed, what is in it did not."""
+    changed = some(5)  # one episode is new, and one is no longer what it was
+    changed.all["e/2"] = random_episode(small_spec(), 7, 99)
+    with open_import_target(str(tmp_path / "store")) as target:
+        assert import_episodes(some(), target, PLACE).num_imported == 4
+        for source, num_imported, num_known in ((some(), 0, 4), (changed, 2, 3), (changed, 0, 5)):
+            report = import_episodes(source, target, parse_dataset_path("rlds:elsewhere"))
+            assert (report.num_imported, report.num_known) == (num_imported, num_known)
+        assert import_episodes(some(), target, parse_dataset_path("lerobot:kitchen")).num_imported == 4
+    assert len(stored(tmp_path / "store")) == 10
+
+
+def test_equal_episodes_of_one_data_set_are_all_imported(tmp_path: Path) -> None:
+    episode = random_episode(small_spec(), 3, 0)
+    twins = Made(small_spec(), {"e/0": episode, "e/1": episode})
+    with open_import_target(str(tmp_path / "store")) as target:
+        assert import_episodes(twins, target, PLACE).num_imported == 2
 
 
 def test_what_was_deleted_stays_deleted(tmp_path: Path) -> None:
@@ -179,9 +200,14 @@ def test_import_into_a_server(tmp_path: Path) -> None:
         with open_import_target(server.address) as target:
             report = import_episodes(some(5), target, PLACE, kind="demonstration")
             assert (report.num_imported, report.num_known) == (2, 3)
+        with open_import_target(server.address) as target:
+            moved = parse_dataset_path("rlds:it's elsewhere")
+            for num, counted in ((5, (0, 5)), (6, (1, 5))):
+                report = import_episodes(some(num), target, moved)
+                assert (report.num_imported, report.num_known) == counted
     found = stored(tmp_path / "store")
-    assert [episode.info.kind for episode in found[3:]] == ["demonstration"] * 2
-    for mine, wanted in zip(found, some(5).all.values(), strict=True):
+    assert [episode.info.kind for episode in found[3:5]] == ["demonstration"] * 2
+    for mine, wanted in zip(found, some(6).all.values(), strict=True):
         kept = replace(without_origin(mine), info=wanted.info)
         assert kept.equals(wanted)
         assert without_origin(mine).info.split == "train"
