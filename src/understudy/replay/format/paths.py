@@ -8,6 +8,7 @@ CATALOG_FILE = "catalog.sqlite"
 SEAL_FILE = "catalog.seal"
 LOCK_FILE = "writer.lock"
 SEGMENTS_DIRECTORY = "segments"
+PARAMETERS_DIRECTORY = "parameters"
 INBOX_DIRECTORY = "inbox"
 REFUSED_DIRECTORY = "refused"  # in the inbox
 
@@ -20,3 +21,14 @@ def segment_path(store: Path, segment_id: int) -> Path:
 def segment_files(store: Path) -> list[Path]:
     """All segment files in the directory, by number, whether the catalog lists them or not."""
     return sorted(p for p in (store / SEGMENTS_DIRECTORY).glob("*.safetensors") if p.stem.isdigit())
+
+
+def parameters_path(store: Path, version: int) -> Path:
+    """The file of one published version of a policy's weights."""
+    return store / PARAMETERS_DIRECTORY / f"{version:012d}.safetensors"
+
+
+def parameter_files(store: Path) -> list[Path]:
+    """The published versions in the directory, oldest first."""
+    found = (store / PARAMETERS_DIRECTORY).glob("*.safetensors")
+    return sorted((p for p in found if p.stem.isdigit()), key=lambda p: int(p.stem))

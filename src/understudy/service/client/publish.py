@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 from understudy.core import UnavailableError
 from understudy.service.client.connection import PROBE_TIMEOUT_S, Connection
@@ -18,18 +19,24 @@ logger = logging.getLogger(__name__)
 class Publisher:
     """Numbers the versions that one learner publishes, and knows which shards missed the last one.
 
-    A single server numbers the versions itself. Several servers get the number from here, so that all use the same.
+    A single server numbers the versions itself. It is told the last number that it gave, because a server that was
+    restored from a backup may not know it. Several servers get the number from here, so that all use the same.
     """
 
     def __init__(self) -> None:
         self._version = 0  # published last
+        self._store_id: str | None = None  # of the single server that gave it
         self.unpublished: frozenset[str] = frozenset()  # shards that could not be reached then
 
     def publish(self, connections: Mapping[str, Connection], buffers: Sequence[Buffer], timeout_s: float) -> int:
         """Send a version; returns its number once at least one server has it on disk, else raises UnavailableError."""
         if len(connections) == 1:
             (connection,) = connections.values()
-            self._version = publish(connection, buffers, None, timeout_s)
+            hello: dict[str, Any] = {"version": None}
+            if self._store_id is not None:  # a server that says which store it has knows these fields
+                hello |= {"have": self._version, "store": self._store_id}
+            answer = _upload(connection, hello, buffers, timeout_s, wait=True)
+            self._version, self._store_id = int(answer["version"]), answer.get("store")
             return self._version
         reachable = self._reachable(connections)
         with ThreadPoolExecutor(max(len(reachable), 1)) as pool:
@@ -74,9 +81,14 @@ def publish(
     connection: Connection, buffers: Sequence[Buffer], version: int | None, timeout_s: float, *, wait: bool = True
 ) -> int:
     """Send a version to one server; returns its number when the server has it on disk. None: the server numbers it."""
+    return int(_upload(connection, {"version": version}, buffers, timeout_s, wait=wait)["version"])
 
+
+def _upload(
+    connection: Connection, hello: Mapping[str, Any], buffers: Sequence[Buffer], timeout_s: float, *, wait: bool
+) -> dict[str, Any]:
     def messages() -> Iterator[bytes]:
-        yield to_json({"version": version})
+        yield to_json(hello)
         yield from pieces(buffers)
 
-    return int(connection.upload(PUBLISH, messages(), timeout_s=timeout_s, wait=wait)["version"])
+    return connection.upload(PUBLISH, messages(), timeout_s=timeout_s, wait=wait)

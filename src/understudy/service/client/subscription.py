@@ -8,21 +8,30 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 
-from understudy.core import UnavailableError, UnderstudyError, WireError
+from understudy.core import StoreClosedError, UnavailableError, UnderstudyError, WireError
 from understudy.core.closeable import Closeable
 from understudy.service.client.connection import MAX_BACKOFF_S, MIN_BACKOFF_S, Connection, ResponseStream
-from understudy.service.wire.parameters import NO_PARAMETERS, Parameters, receive_parameters
+from understudy.service.wire.parameters import (
+    NO_PARAMETERS,
+    Parameters,
+    UnusableVersionError,
+    receive_parameters,
+)
 from understudy.service.wire.protocol import SUBSCRIBE
+
+logger = logging.getLogger(__name__)
 
 
 class Subscription(Closeable):
     """The newest parameters, kept up to date by a thread. Use as a context manager, or call `close`.
 
     It reads from one server, and from the next of `choose_servers()` when that one cannot be reached. It never goes
-    back to an older version, even if the next server has only that.
+    back to an older version, even if the next server has only that. Whatever a server answers, the thread goes on: what
+    it cannot use is logged, counted and named by `problem`, and the last good version stays.
     """
 
     def __init__(self, choose_servers: Callable[[], Sequence[Connection]], *, max_bytes: int):
@@ -33,7 +42,7 @@ class Subscription(Closeable):
         self._received: dict[str, tuple[str, int]] = {}  # by server: its store, and the last version it sent
         self._turn = 0  # counts the streams, so that the servers take turns
         self._problem: UnderstudyError | None = None
-        self._fatal = False
+        self.num_unusable = 0  # answers that were no version that can be used
         self._closed = False
         self._stream: ResponseStream | None = None
         self._thread = threading.Thread(target=self._run, name="parameters", daemon=True)
@@ -46,16 +55,23 @@ class Subscription(Closeable):
 
     @property
     def problem(self) -> str | None:
-        """Why no server can be reached now; None if one can."""
+        """Why no newer version can be received now; None after one was."""
         return None if self._problem is None else str(self._problem)
 
     def wait(self, newer_than: Parameters | None = None, timeout_s: float | None = None) -> Parameters | None:
-        """Wait for another version than `newer_than` and return the newest; None after the timeout."""
+        """Wait for another version than `newer_than` and return the newest; None after the timeout.
+
+        Raises if the servers refuse this client, because of its token for example.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: self._fatal or self._closed or self._is_newer(newer_than), timeout_s)
-            if self._fatal and self._problem is not None:
+            self._changed.wait_for(lambda: self._refused or self._closed or self._is_newer(newer_than), timeout_s)
+            if self._refused and self._problem is not None:
                 raise self._problem.with_traceback(None)
             return self._latest if self._is_newer(newer_than) else None
+
+    @property
+    def _refused(self) -> bool:
+        return self._problem is not None and not isinstance(self._problem, UnavailableError | WireError)
 
     def _is_newer(self, than: Parameters | None) -> bool:
         return self._latest is not None and self._latest is not than
@@ -76,18 +92,26 @@ class Subscription(Closeable):
                 self._read_stream()
             except StopIteration:  # the server ended the stream; it is stopping
                 pass
-            except (UnavailableError, WireError) as error:
-                with self._changed:
-                    self._problem = error
-            except UnderstudyError as error:
-                with self._changed:
-                    self._problem, self._fatal = error, True
-                    self._changed.notify_all()
+            except StoreClosedError as error:  # this client was closed, and its subscription was not
+                self._report(error)
                 return
+            except UnderstudyError as error:
+                self._report(error)
+            except Exception as error:  # the outermost loop of a thread that an actor relies on
+                logger.exception("parameters: an answer could not be read")
+                self._report(WireError(f"an answer could not be read ({type(error).__name__}: {str(error)[:200]})"))
             self._turn += 1
             pause_s = MIN_BACKOFF_S if self._latest is not before else min(pause_s * 2, MAX_BACKOFF_S)
             with self._changed:
                 self._changed.wait_for(lambda: self._closed, pause_s)
+
+    def _report(self, problem: UnderstudyError) -> None:
+        with self._changed:
+            if str(problem) != str(self._problem):
+                logger.warning("parameters: %s", problem)
+            self.num_unusable += isinstance(problem, WireError)
+            self._problem = problem
+            self._changed.notify_all()
 
     def _read_stream(self) -> None:
         """Read versions from one server until its stream breaks."""
@@ -100,7 +124,12 @@ class Subscription(Closeable):
             if self._closed:
                 stream.cancel()
         while True:
-            parameters, store_id = receive_parameters(stream, max_bytes=self._max_bytes)
+            try:
+                parameters, store_id = receive_parameters(stream, max_bytes=self._max_bytes)
+            except UnusableVersionError as error:
+                self._report(error)
+                self._received[server.name] = error.store_id, error.version  # so that it is not sent again
+                continue
             with self._changed:
                 store_before, _ = self._received.get(server.name, (store_id, NO_PARAMETERS))
                 self._received[server.name] = store_id, parameters.version

@@ -1,8 +1,9 @@
 """ParameterStore: the newest version of a policy's weights on a server, from the learner to every actor.
 
-The server gives each publication the next version, keeps the newest on disk and in memory, and sends it to every
-subscriber, and to each that connects later. A subscriber gets a version whole or not at all, and never an older one
-after a newer.
+A version counts when all of it has arrived, was checked and is on disk. Then it gets its number and is sent to every
+subscriber, and to each that connects later. Until then the version before it is sent. So a slow or broken upload is
+seen by nobody but its sender, and other publications do not wait for it. A subscriber never gets an older version
+after a newer one.
 """
 
 from __future__ import annotations
@@ -10,21 +11,21 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from functools import partial
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ParamSpec, Protocol, TypeVar
 
 from understudy.core import StoreError, UnavailableError, WireError
 from understudy.durable.errors import store_errors
-from understudy.durable.files import write_durably
+from understudy.durable.files import sync_directory, write_durably
+from understudy.replay.format.paths import parameter_files, parameters_path
 from understudy.service.wire.message import Assembly, pieces
-from understudy.service.wire.parameters import NO_PARAMETERS
+from understudy.service.wire.parameters import NO_PARAMETERS, check_flags, check_parameters
 
 logger = logging.getLogger(__name__)
 P = ParamSpec("P")
 T = TypeVar("T")
-
-_SUFFIX = ".safetensors"
 
 
 class InThread(Protocol):
@@ -33,135 +34,143 @@ class InThread(Protocol):
     def __call__(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[T]: ...
 
 
-class Publication:
-    """A version on its way through a server. Its pieces are sent on as they arrive, its number once all is on disk."""
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SavedVersion:
+    """A version that is on disk, in the pieces in which it is sent."""
 
-    def __init__(self, pieces: Sequence[bytes] = (), version: int | None = None):
-        self._pieces = list(pieces)
-        self._complete = version is not None
-        self._version = version
-        self._failed = False
-        self._changed = asyncio.Condition()
-
-    @property
-    def number(self) -> int | None:
-        """Its version; None until that is on disk."""
-        return self._version
-
-    async def add(self, piece: bytes) -> None:
-        async with self._changed:
-            self._pieces.append(piece)
-            self._changed.notify_all()
-
-    async def complete(self) -> None:
-        """No more pieces will be added."""
-        async with self._changed:
-            self._complete = True
-            self._changed.notify_all()
-
-    async def finish(self, version: int | None) -> None:
-        """Give it its number, or None if the publication failed."""
-        async with self._changed:
-            self._version, self._failed = version, version is None
-            self._changed.notify_all()
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """All pieces, each as soon as it is here."""
-        number = 0
-        while True:
-            async with self._changed:
-                await self._changed.wait_for(partial(self._is_decided, number))
-            if self._failed:
-                raise UnavailableError("the learner broke off a publication; subscribe again")
-            if number == len(self._pieces):
-                return
-            yield self._pieces[number]
-            number += 1
-
-    def _is_decided(self, number: int) -> bool:
-        """Whether the piece of this number is here, or will never be."""
-        return self._failed or self._complete or number < len(self._pieces)
-
-    async def version(self) -> int:
-        """Wait until it is on disk; returns its number."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._failed or self._version is not None)
-        if self._version is None:
-            raise UnavailableError("the learner broke off a publication; subscribe again")
-        return self._version
+    number: int
+    pieces: Sequence[bytes]
 
 
 class ParameterStore:
-    """The newest version, for all streams of a server. Its coroutines run in the server's event loop."""
+    """The newest version, for all streams of a server. Its coroutines run in the server's event loop.
 
-    def __init__(self, directory: Path, store_id: str, in_thread: InThread):
-        self._directory = directory
+    A version may have `max_bytes`, and all uploads under way together twice as many. An upload is ended when its next
+    piece does not come for `timeout_s`.
+    """
+
+    def __init__(self, store: Path, store_id: str, in_thread: InThread, *, max_bytes: int, timeout_s: float):
+        self._store = store
         self.store_id = store_id
         self._in_thread = in_thread
-        self.version = NO_PARAMETERS
-        self._newest: Publication | None = None  # perhaps still on its way
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
+        self._uploading_bytes = 0
+        self.version = NO_PARAMETERS  # the highest that this store has given out, as far as this server knows
+        self._newest: SavedVersion | None = None
         self._newest_changed = asyncio.Condition()
-        self._publishing = asyncio.Lock()
+        self._saving = asyncio.Lock()  # of one complete version after the other; no upload holds it
+        self._saves: set[asyncio.Task[int]] = set()  # a task that nobody refers to may be dropped
         self._load()
 
     def _load(self) -> None:
-        """Resume with the version on disk. A file that cannot be read is not sent, but its number is not used again."""
-        for path in sorted(self._directory.glob(f"*{_SUFFIX}")):
-            self.version = int(path.stem)
+        """Resume with the newest version on disk that is whole. The number of a damaged one is not used again."""
+        for path in reversed(parameter_files(self._store)):
+            self.version = max(self.version, int(path.stem))
             try:
-                self._newest = Publication(_read_pieces(path), self.version)
+                self._newest = SavedVersion(number=int(path.stem), pieces=_read_pieces(path))
             except (WireError, OSError) as error:
-                logger.error("%s: not a readable version of parameters (%s); subscribers get the next one", path, error)
-                self._newest = None
+                logger.error("%s: this version of the parameters is damaged and is not sent (%s)", path, error)
+            else:
+                break
+        if self._newest is None and self.version:
+            logger.error("%s: no version is left to send; actors wait for the learner's next one", self._store)
+        elif self._newest is not None and self._newest.number < self.version:
+            logger.error("version %d is sent instead, which is older, until the next is published", self._newest.number)
 
-    async def publish(self, messages: AsyncIterator[bytes], version: int | None, max_bytes: int) -> int:
-        """Receive a version, send it on to subscribers and save it; returns its number."""
-        async with self._publishing:
+    # ---- from the learner
+
+    def has_existed(self, version: int) -> None:
+        """A client has this version of this store, so newer ones get higher numbers."""
+        if version > self.version:
+            logger.warning(
+                "a client has version %d of the parameters, and this store knows versions up to %d: it was restored "
+                "from an older backup; the next version is %d",
+                *(version, self.version, version + 1),
+            )
+            self.version = version
+
+    async def publish(self, messages: AsyncIterator[bytes], version: int | None) -> int:
+        """Receive a version, check it, save it and send it to subscribers; returns its number."""
+        self._check_number(version)
+        content = await self._receive(messages)
+        # A client that goes away now does not stop this: a number is on disk with its version, or it is not used.
+        save = asyncio.ensure_future(self._save(content, version))
+        self._saves.add(save)
+        save.add_done_callback(self._saves.discard)
+        return await asyncio.shield(save)
+
+    def _check_number(self, version: int | None) -> None:
+        if version is not None and version <= self.version:
+            raise StoreError(f"version: {self.version} is published already, got {version}; publish newer ones only")
+
+    async def _receive(self, messages: AsyncIterator[bytes]) -> Sequence[bytes]:
+        """All pieces of a version, checked."""
+        assembly: Assembly | None = None
+        num_bytes = 0
+        try:
+            while assembly is None or not assembly.complete:
+                message = await self._next_piece(messages)
+                num_bytes += len(message)
+                self._uploading_bytes += len(message)
+                if assembly is None:
+                    assembly = Assembly(message, max_bytes=self._max_bytes)
+                    check_parameters(assembly.header)
+                else:
+                    assembly.add(message)
+                if self._uploading_bytes > 2 * self._max_bytes:
+                    raise UnavailableError("the server receives too many versions at once; publish this one again")
+            return await self._in_thread(_checked_pieces, assembly)
+        finally:
+            self._uploading_bytes -= num_bytes
+
+    async def _next_piece(self, messages: AsyncIterator[bytes]) -> bytes:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await anext(messages)
+        except StopAsyncIteration:
+            raise WireError("the stream ended in the middle of a version; publish it again") from None
+        except TimeoutError:
+            raise UnavailableError(
+                f"no piece of the version came for {self._timeout_s:g} s; publish it again"
+            ) from None
+
+    async def _save(self, content: Sequence[bytes], version: int | None) -> int:
+        async with self._saving:
+            self._check_number(version)  # another one may have been faster
             number = self.version + 1 if version is None else version
-            if number <= self.version:
-                raise StoreError(f"version: {self.version} is published already, got {number}; publish newer ones only")
-            publication, before = Publication(), self._newest
-            try:
-                assembly = await self._receive(messages, publication, max_bytes)
-                await self._in_thread(self._save, number, await self._in_thread(assembly.pieces))
-            except BaseException:
-                self._newest = before
-                await publication.finish(None)
-                raise
-            self.version = number
-            await publication.finish(number)
+            await self._in_thread(self._write, number, content)
+            self.version = max(self.version, number)
+            async with self._newest_changed:
+                self._newest = SavedVersion(number=number, pieces=content)
+                self._newest_changed.notify_all()
         return number
 
-    async def _receive(self, messages: AsyncIterator[bytes], publication: Publication, max_bytes: int) -> Assembly:
-        assembly: Assembly | None = None
-        async for message in messages:
-            if assembly is None:
-                assembly = Assembly(message, max_bytes=max_bytes)
-                async with self._newest_changed:
-                    self._newest = publication
-                    self._newest_changed.notify_all()
-            else:
-                assembly.add(message)
-            await publication.add(message)
-            if assembly.complete:
-                await publication.complete()
-                return assembly
-        raise WireError("the stream ended in the middle of a version; publish it again")
-
-    def _save(self, version: int, content: Sequence[bytes]) -> None:
-        path = self._directory / f"{version:012d}{_SUFFIX}"
+    def _write(self, version: int, content: Sequence[bytes]) -> None:
+        path = parameters_path(self._store, version)
         with store_errors(path, "write"):
-            self._directory.mkdir(exist_ok=True)
+            if not path.parent.is_dir():
+                path.parent.mkdir()
+                sync_directory(self._store)
             write_durably(path, content)
-        for older in sorted(self._directory.glob(f"*{_SUFFIX}"))[:-1]:
-            older.unlink()
+        for older in path.parent.iterdir():  # files that a crash left unfinished, too
+            if older != path:
+                with suppress(OSError):  # it is tried again with the next version
+                    older.unlink()
 
-    async def newest(self, *, have: int) -> Publication:
-        """Wait for another version than `have`."""
+    # ---- to the actors
+
+    async def newest(self, *, newer_than: int) -> SavedVersion:
+        """Wait for a version newer than this."""
         async with self._newest_changed:
-            await self._newest_changed.wait_for(lambda: self._newest is not None and self._newest.number != have)
+            await self._newest_changed.wait_for(lambda: self._newest is not None and self._newest.number > newer_than)
             assert self._newest is not None
             return self._newest
+
+
+def _checked_pieces(assembly: Assembly) -> list[bytes]:
+    found = assembly.pieces()
+    check_flags(assembly)
+    return found
 
 
 def _read_pieces(path: Path) -> list[bytes]:
@@ -172,4 +181,5 @@ def _read_pieces(path: Path) -> list[bytes]:
         assembly.add(piece)
     if not assembly.complete:
         raise WireError("it is cut short")
-    return assembly.pieces()
+    check_parameters(assembly.header, new=False)
+    return _checked_pieces(assembly)

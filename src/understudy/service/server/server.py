@@ -75,7 +75,6 @@ MAX_SPECS = 256  # in one store; each has a segment of its own
 MAX_NAME_LENGTH = 200
 MAX_VIEWS = 16  # in one request
 NUM_THREADS = 16  # that commit, and as many that read; a commit of many chunks costs hardly more than of one
-PARAMETERS_DIRECTORY = "parameters"  # inside the store's directory
 _HEALTH_SERVING, _HEALTH_NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
 
 
@@ -90,6 +89,7 @@ class ServerConfig:
     tls_key: Path | None = None
     max_message_bytes: int = 64 * 2**20
     max_parameters_bytes: int = 4 * 2**30
+    publish_timeout_s: float = 30.0  # without a further piece, after which a publication is ended
     max_streams: int = 4096
     replaces: tuple[str, ...] = ()  # ids of stores that are lost for good; their writers continue with this store
 
@@ -131,7 +131,11 @@ class Server:
         self._readers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read")  # so that no commit waits for a read
         self._loop = asyncio.new_event_loop()
         self.parameters = ParameterStore(
-            store.path / PARAMETERS_DIRECTORY, store.catalog.store_id, self._in_commit_thread
+            store.path,
+            store.catalog.store_id,
+            self._in_commit_thread,
+            max_bytes=self.config.max_parameters_bytes,
+            timeout_s=self.config.publish_timeout_s,
         )
         self.metrics.parameters_version.set(self.parameters.version)
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
@@ -349,29 +353,35 @@ class Server:
 
     async def _publish(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
         hello = from_json(await _first(requests))
-        refuse_unknown(hello, {"version"})
+        refuse_unknown(hello, {"version", "have", "store"})
         version = hello.get("version")
-        if version is not None and (type(version) is not int or not 0 < version < 2**62):
+        if version is not None and not _is_version(version):
             raise WireError(f"version: expected a whole number from 1, got {str(version)[:40]}")
-        number = await self.parameters.publish(requests, version, self.config.max_parameters_bytes)
-        self.metrics.parameters_version.set(number)
-        return to_json({"version": number})
+        self._parse_have(hello)
+        number = await self.parameters.publish(requests, version)
+        self.metrics.parameters_version.set(self.parameters.version)
+        return to_json({"version": number, "store": self.parameters.store_id})
 
     async def _subscribe(self, request: bytes, context: grpc.aio.ServicerContext) -> None:
         """Send the newest version, then each newer one. A slow subscriber skips the versions in between."""
-        hello = from_json(request)
-        have = hello.get("have")
-        if type(have) is not int:
-            raise WireError(f"have: expected the number of a version, got {str(have)[:40]}")
-        if hello.get("store") != self.parameters.store_id:  # versions of another store do not count here
-            have = NO_PARAMETERS
+        have = self._parse_have(from_json(request))
         with self.metrics.stream("subscribe"):
             while True:
-                publication = await self.parameters.newest(have=have)
-                async for piece in publication.pieces():
+                newest = await self.parameters.newest(newer_than=have)
+                for piece in newest.pieces:
                     await context.write(piece)
-                have = await publication.version()
+                have = newest.number
                 await context.write(encode_version(have, self.parameters.store_id))
+
+    def _parse_have(self, hello: dict[str, Any]) -> int:
+        """The version of this store that a client has; versions of another store do not count here."""
+        have = hello.get("have", NO_PARAMETERS)
+        if type(have) is not int or not (have == NO_PARAMETERS or _is_version(have)):
+            raise WireError(f"have: expected the number of a version, got {str(have)[:40]}")
+        if hello.get("store") != self.parameters.store_id:
+            return NO_PARAMETERS
+        self.parameters.has_existed(have)
+        return have
 
     async def _write(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         """Receive chunks and acknowledge each once its commit is durable."""
@@ -450,6 +460,10 @@ class Server:
         commit = self.store.commit(chunk)
         self.metrics.committed(chunk, num_bytes, time.monotonic() - started, repeated=chunk.seq <= last_seq)
         return chunk.seq, commit
+
+
+def _is_version(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**62
 
 
 async def _first(requests: AsyncIterator[bytes]) -> bytes:

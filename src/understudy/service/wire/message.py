@@ -240,6 +240,13 @@ class Assembly:
             raise WireError(_BAD_CHECKSUM)
         return self._pieces
 
+    def bytes_of(self, tensor: Tensor) -> Array:
+        """A copy of the bytes of one tensor of a complete message."""
+        first, last = tensor.start // PIECE_BYTES, (tensor.start + tensor.num_bytes) // PIECE_BYTES
+        data = np.frombuffer(b"".join(self._pieces[1 + first : 2 + last]), np.uint8)
+        start = tensor.start - first * PIECE_BYTES
+        return data[start : start + tensor.num_bytes]
+
     def scatter(self, targets: Sequence[Array]) -> None:
         """Copy the tensors, in their order, into flat arrays of bytes."""
         source = (np.frombuffer(piece, np.uint8) for piece in self.pieces()[1:])
@@ -257,6 +264,17 @@ class Assembly:
 
 def receive(pieces: Iterator[bytes], *, max_bytes: int) -> tuple[dict[str, str], dict[str, Array]]:
     """The metadata and the arrays of a message in pieces; each piece is copied into place as it arrives."""
+    header, body = receive_body(pieces, max_bytes=max_bytes)
+    return header.metadata, arrays_of(header, body)
+
+
+def arrays_of(header: Header, body: Array) -> dict[str, Array]:
+    """The arrays of a message whose body was received whole; views of it, where they need no conversion."""
+    return {t.name: as_array(body[t.start : t.start + t.num_bytes], t) for t in header.tensors}
+
+
+def receive_body(pieces: Iterator[bytes], *, max_bytes: int) -> tuple[Header, Array]:
+    """The header of a message in pieces, and the bytes after it as uint8; their checksum is right."""
     first = next(pieces)
     header = _whole_header(first, max_bytes)
     body = np.empty(header.body_bytes, np.uint8)
@@ -270,7 +288,7 @@ def receive(pieces: Iterator[bytes], *, max_bytes: int) -> tuple[dict[str, str],
         at += len(piece)
     if int(digest.intdigest()).to_bytes(_CHECK_BYTES, "little") != body[-_CHECK_BYTES:].tobytes():
         raise WireError(_BAD_CHECKSUM)
-    return header.metadata, {t.name: as_array(body[t.start : t.start + t.num_bytes], t) for t in header.tensors}
+    return header, body
 
 
 def _whole_header(first: bytes, max_bytes: int) -> Header:

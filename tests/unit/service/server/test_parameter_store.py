@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
 import numpy as np
 import pytest
+import xxhash
 
-from understudy.core import StoreError, WireError
+from understudy.core import StoreError, UnavailableError, WireError
 from understudy.replay import Store
+from understudy.replay.format.paths import parameters_path
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.client.publish import publish
-from understudy.service.wire.message import pieces
+from understudy.service.wire.message import pack, pieces
 from understudy.service.wire.parameters import encode_parameters
 from understudy.service.wire.protocol import PUBLISH, to_json
 
@@ -87,3 +97,178 @@ def test_too_many_bytes_are_refused_before_they_are_taken(store: Store) -> None:
         with pytest.raises(WireError, match="expected a message of at most 10000 bytes, got 8000008"):
             remote.publish({"w": np.zeros(1_000_000)})
         assert remote.publish({"w": np.zeros(100)}) == 1
+
+
+# ---- uploads that are slow, stalled or many
+
+
+@contextmanager
+def stalled_upload(server: Server, num_pieces: int = 2) -> Iterator[Callable[[], Any]]:
+    """A learner that hangs in the middle of a publication; gives the function that returns its answer or raises."""
+    released, sent = threading.Event(), threading.Event()
+    parts = list(pieces(encode_parameters({"w": np.ones(1_000_000, np.float32)}, {}, bfloat16=False)))
+
+    def messages() -> Iterator[bytes]:
+        yield to_json({"version": None})
+        yield from parts[:num_pieces]
+        sent.set()
+        released.wait()
+
+    with connect(server.address) as own, ThreadPoolExecutor(1) as pool:
+        connection = next(iter(own._connections.values()))
+        answer = pool.submit(connection.upload, PUBLISH, messages(), timeout_s=None)
+        assert sent.wait(30)
+        try:
+            yield lambda: answer.result(60)
+        finally:
+            released.set()
+
+
+def test_while_one_is_uploaded_the_last_complete_version_is_sent_and_others_are_published(
+    server: Server, remote: Remote
+) -> None:
+    remote.publish(weights(1))
+    with stalled_upload(server) as answer, remote.parameters() as subscription:
+        found = subscription.wait(timeout_s=30)
+        assert found is not None
+        assert (found.version, int(found.tree["step"])) == (1, 1)
+        assert remote.publish(weights(2), timeout_s=30) == 2
+        newer = subscription.wait(found, timeout_s=30)
+        assert newer is not None
+        assert (newer.version, int(newer.tree["step"])) == (2, 2)
+    with pytest.raises(WireError, match="middle of a version"):
+        answer()
+    assert remote.publish(weights(3)) == 3
+
+
+def test_a_stalled_upload_is_ended(store: Store) -> None:
+    with Server(store, ServerConfig(port=0, publish_timeout_s=0.2)) as server, stalled_upload(server) as answer:
+        with pytest.raises(UnavailableError, match=r"no piece of the version came for 0.2 s; publish it again"):
+            answer()
+        with connect(server.address) as remote:
+            assert remote.publish(weights(1)) == 1
+
+
+def test_all_uploads_together_have_a_limit(store: Store) -> None:
+    config = ServerConfig(port=0, max_parameters_bytes=5_000_000)  # two stalled uploads hold three pieces each
+    with Server(store, config) as server, connect(server.address) as remote:
+        with stalled_upload(server, 4), stalled_upload(server, 4):
+            with pytest.raises(UnavailableError, match="receives too many versions at once; publish this one again"):
+                remote.publish({"w": np.zeros(4_900_000, np.uint8)})
+            assert remote.publish({"w": np.zeros(1_000_000, np.uint8)}) == 1
+        assert remote.publish({"w": np.zeros(4_900_000, np.uint8)}) == 2
+
+
+def test_two_learners_at_once_get_two_numbers(server: Server, remote: Remote) -> None:
+    def publish_many(seed: int) -> list[int]:
+        with connect(server.address) as own:
+            return [own.publish(weights(seed)) for _ in range(5)]
+
+    with ThreadPoolExecutor(3) as pool:
+        numbers = [number for found in pool.map(publish_many, range(3)) for number in found]
+    assert sorted(numbers) == list(range(1, 16))
+
+
+# ---- versions that nobody could use
+
+
+def with_names(metadata: dict[str, str], names: list[str]) -> list[bytes]:
+    return list(pieces(pack(metadata, {name: np.zeros(3, np.float32) for name in names})))
+
+
+def with_bad_flag() -> list[bytes]:
+    """A message whose checksum is right, with a flag of 2."""
+    buffers = [bytes(buffer) for buffer in pack({"said": "{}"}, {"on": np.zeros(2, np.bool_)})]
+    content = buffers[0] + b"\x00\x02"
+    check = struct.pack("<Q", xxhash.xxh3_64_intdigest(content))
+    return [buffers[0], b"\x00\x02" + check]
+
+
+MALFORMED: dict[str, tuple[list[bytes], str]] = {
+    "broken metadata": (with_names({"said": "{"}, ["w"]), "metadata: expected a JSON object of texts, got '{'"),
+    "metadata of a list": (
+        with_names({"said": "[1]"}, ["w"]),
+        r"metadata: expected a JSON object of texts, got '\[1\]'",
+    ),
+    "deep metadata": (with_names({"said": "[" * 5000}, ["w"]), "metadata: expected a JSON object of texts"),
+    "a number as metadata": (with_names({"said": '{"a": 1}'}, ["w"]), "metadata/a: expected text, got int"),
+    "an array that is a dict": (with_names({"said": "{}"}, ["a", "a/b"]), "a: expected an array or a dict of arrays"),
+    "no name": (with_names({"said": "{}"}, [""]), "expected a name of 1 to 64 parts, got ''"),
+    "a deep tree": (with_names({"said": "{}"}, ["a/" * 100 + "b"]), "expected a name of 1 to 64 parts"),
+    "nothing": (with_names({"said": "{}"}, []), "expected at least one array, got none"),
+    "a flag of 2": (with_bad_flag(), "on: expected flags of 0 or 1, got 2"),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_what_no_subscriber_could_use_is_refused(kind: str, remote: Remote) -> None:
+    parts, text = MALFORMED[kind]
+    connection = next(iter(remote._connections.values()))
+    with remote.parameters() as subscription:
+        assert remote.publish(weights(1)) == 1
+        with pytest.raises(WireError, match=text):
+            connection.upload(PUBLISH, [to_json({"version": None}), *parts], timeout_s=30)
+        assert remote.publish(weights(2)) == 2
+        found = subscription.wait(timeout_s=30)
+        while found is not None and found.version < 2:
+            found = subscription.wait(found, timeout_s=30)
+        assert found is not None
+        assert subscription.problem is None
+
+
+@pytest.mark.parametrize("kind", [kind for kind in MALFORMED if kind != "a number as metadata"])
+def test_one_that_an_older_server_stored_is_not_sent(kind: str, store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    path = parameters_path(store.path, 7)
+    path.parent.mkdir()
+    path.write_bytes(b"".join(MALFORMED[kind][0]))
+    with caplog.at_level(logging.ERROR), Server(store, ServerConfig(port=0)) as server:
+        assert f"{path}: this version of the parameters is damaged and is not sent" in caplog.text
+        with connect(server.address) as remote, remote.parameters() as subscription:
+            assert remote.publish(weights(8)) == 8
+            found = subscription.wait(timeout_s=30)
+            assert found is not None
+            assert found.version == 8
+
+
+def test_metadata_that_is_not_text_is_read_as_text_from_an_older_store(store: Store) -> None:
+    path = parameters_path(store.path, 7)
+    path.parent.mkdir()
+    path.write_bytes(b"".join(with_names({"said": '{"a": 1, "b": "x"}'}, ["w"])))
+    with Server(store, ServerConfig(port=0)) as server, connect(server.address) as remote:
+        with remote.parameters() as subscription:
+            found = subscription.wait(timeout_s=30)
+        assert found is not None
+        assert (found.version, found.metadata) == (7, {"a": "1", "b": "x"})
+
+
+# ---- what a crash or a restore leaves
+
+
+def test_an_older_whole_version_is_sent_only_with_a_message(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    for number in (6, 7):  # as a crash leaves them, before the older one is removed
+        path = parameters_path(store.path, number)
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"".join(pieces(encode_parameters(weights(number), {}, bfloat16=False))))
+    with path.open("r+b") as stream:
+        stream.truncate(100)
+    (path.parent / f"{path.name}.new").write_bytes(b"unfinished")
+    with caplog.at_level(logging.ERROR), Server(store, ServerConfig(port=0)) as server:
+        assert "version 6 is sent instead, which is older, until the next is published" in caplog.text
+        with connect(server.address) as remote, remote.parameters() as subscription:
+            found = subscription.wait(timeout_s=30)
+            assert found is not None
+            assert (found.version, int(found.tree["step"])) == (6, 6)
+            assert remote.publish(weights(8)) == 8
+    assert [file.name for file in path.parent.iterdir()] == ["000000000008.safetensors"]
+
+
+def test_a_number_that_a_client_has_is_not_used_again(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    store_id = store.catalog.store_id
+    with Server(store, ServerConfig(port=0)) as server, connect(server.address) as remote:
+        connection = next(iter(remote._connections.values()))
+        parts = list(pieces(encode_parameters(weights(1), {}, bfloat16=False)))
+        hello = {"version": None, "have": 10, "store": store_id}
+        assert connection.upload(PUBLISH, [to_json(hello), *parts], timeout_s=30)["version"] == 11
+        assert "a client has version 10 of the parameters, and this store knows versions up to 0" in caplog.text
+        hello = {"version": None, "have": 100, "store": "another"}
+        assert connection.upload(PUBLISH, [to_json(hello), *parts], timeout_s=30)["version"] == 12
