@@ -1,6 +1,7 @@
 """`import understudy as us`: the main names, loaded when they are used."""
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,17 @@ def test_no_name_but_connect_loads_a_heavy_package() -> None:
     names = [name for name in us.__all__ if name != "connect"]
     assert heavy_after("import understudy as us\n" + "\n".join(f"us.{name}" for name in names)) == []
     assert heavy_after("import understudy") == []
+
+
+def test_no_text_tells_to_install_the_other_project_of_this_name() -> None:
+    """On PyPI, understudy-robotics is ours and understudy is somebody else's."""
+    told = re.compile(r"""pip install [^#\n]*?(?<![\w/.-])understudy(?![\w/-])""")
+    root = Path(__file__).parents[2]
+    texts = [root / "README.md", root / "CONTRIBUTING.md", *root.glob("docs/**/*.md"), *root.glob("src/**/*.py")]
+    assert [str(path) for path in texts if told.search(path.read_text())] == []
+    assert told.search("pip install 'understudy[web]'")
+    assert told.search("pip install -U understudy")
+    assert not told.search("pip install 'understudy-robotics[web]'")
 
 
 @pytest.mark.nightly

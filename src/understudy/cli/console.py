@@ -56,5 +56,5 @@ def needs_extra(extra: str) -> Iterator[None]:
         if error.name is None or error.name.startswith("understudy"):
             raise
         raise UnderstudyError(
-            f"{error.name}: this package is needed and not installed; run `pip install 'understudy[{extra}]'`"
+            f"{error.name}: this package is needed and not installed; run `pip install 'understudy-robotics[{extra}]'`"
         ) from None

@@ -1,6 +1,6 @@
 """The buffers and trainers of other projects, with their names and calls, over a store. Numpy in, numpy out.
 
-Those of agentlace need `pip install 'understudy[remote]'`; they are loaded when they are first used.
+Those of agentlace need `pip install 'understudy-robotics[remote]'`; they are loaded when they are first used.
 """
 
 from typing import TYPE_CHECKING, Any

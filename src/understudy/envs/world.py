@@ -237,7 +237,9 @@ def as_gymnasium(world: World) -> Any:
     try:
         gymnasium = importlib.import_module("gymnasium")
     except ImportError as error:
-        raise WorldError(f"gymnasium is not installed ({error}); run `pip install 'understudy[gym]'`") from error
+        raise WorldError(
+            f"gymnasium is not installed ({error}); run `pip install 'understudy-robotics[gym]'`"
+        ) from error
 
     class GymnasiumWorld(gymnasium.Env):  # type: ignore[misc, name-defined]  # gymnasium is optional
         """Passes every call on to the world."""

@@ -46,7 +46,7 @@ def find_format(name: str) -> Format:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("understudy"):
             raise
-        raise FormatError(f"{name}: needs {error.name}; run `pip install 'understudy[{name}]'`") from error
+        raise FormatError(f"{name}: needs {error.name}; run `pip install 'understudy-robotics[{name}]'`") from error
     return found
 
 

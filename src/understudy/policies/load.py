@@ -38,5 +38,5 @@ def load_block_policy(
         return VLAPolicy.load(path, spec, device=device)
     except ModuleNotFoundError as error:
         raise PolicyError(
-            f"{error.name} is not installed, and this policy needs it; run `pip install 'understudy[vla]'`"
+            f"{error.name} is not installed, and this policy needs it; run `pip install 'understudy-robotics[vla]'`"
         ) from None

@@ -193,5 +193,5 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise PolicyError(f"LoRA needs peft ({error}); run: pip install 'understudy[vla]'") from error
+        raise PolicyError(f"LoRA needs peft ({error}); run: pip install 'understudy-robotics[vla]'") from error
     return peft

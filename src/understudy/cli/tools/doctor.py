@@ -31,6 +31,8 @@ from understudy.envs.registry import WORLD_REGISTRY, simulators_directory
 
 State: TypeAlias = Literal["good", "missing", "careful", "broken"]
 
+DISTRIBUTION = "understudy-robotics"  # the name on PyPI; `understudy` is another project there
+
 EXTRAS = {
     "train": "training, and `understudy demo`",
     "vla": "vision-language-action policies, OpenVLA, LoRA",
@@ -169,15 +171,15 @@ def _torch(process: subprocess.Popen[str] | None) -> Iterator[Finding]:
 def _extras() -> Iterator[Finding]:
     """Each extra, by the requirements in the package's metadata."""
     needs: dict[str, list[str]] = {}
-    for line in metadata.requires("understudy") or ():
+    for line in metadata.requires(DISTRIBUTION) or ():
         package, marker = re.match(r"[\w.-]+(\[[\w,-]+\])?", line), re.search(r"extra == ['\"]([\w-]+)['\"]", line)
         if package and marker:
             needs.setdefault(marker[1], []).append(package[0])
 
     def packages(extra: str) -> Iterator[str]:
-        """Its packages, with those of other extras that it includes, as in understudy[web]."""
+        """Its packages, with those of other extras that it includes, as in understudy-robotics[web]."""
         for name in needs.get(extra, ()):
-            others = re.fullmatch(r"understudy\[(.*)\]", name)
+            others = re.fullmatch(rf"{DISTRIBUTION}\[(.*)\]", name)
             if others:
                 for other in others[1].split(","):
                     yield from packages(other)
@@ -193,7 +195,7 @@ def _extras() -> Iterator[Finding]:
             name=extra,
             state="missing" if lacking or not versions else "good",
             found=f"{gives}; without {', '.join(lacking)}" if lacking else f"{gives} ({shown})",
-            remedy=f"pip install 'understudy[{extra}]'" if lacking else "",
+            remedy=f"pip install 'understudy-robotics[{extra}]'" if lacking else "",
         )
 
 
@@ -206,7 +208,7 @@ def _worlds() -> Iterator[Finding]:
                 name=entry.name,
                 state="missing" if lacking else "good",
                 found=entry.about,
-                remedy="pip install 'understudy[gym]'" if lacking else "",
+                remedy="pip install 'understudy-robotics[gym]'" if lacking else "",
             )
             continue
         libraries = missing_libraries(entry)

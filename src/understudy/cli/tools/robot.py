@@ -48,7 +48,7 @@ def simulate(
         try:
             arm = franka.SimulatedFranka()
         except ModuleNotFoundError:
-            raise UnderstudyError("mujoco is not installed; run `pip install 'understudy[robot]'`") from None
+            raise UnderstudyError("mujoco is not installed; run `pip install 'understudy-robotics[robot]'`") from None
         stack.callback(arm.close)
         cameras = scenes.SceneCameras(arm, size=image_size)
         stack.callback(cameras.close)

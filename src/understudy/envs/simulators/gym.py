@@ -113,7 +113,9 @@ def _import_gymnasium() -> Any:
     try:
         return importlib.import_module("gymnasium")
     except ImportError as error:
-        raise WorldError(f"gymnasium is not installed ({error}); run `pip install 'understudy[gym]'`") from error
+        raise WorldError(
+            f"gymnasium is not installed ({error}); run `pip install 'understudy-robotics[gym]'`"
+        ) from error
 
 
 def _make(gymnasium: Any, id: str, options: Mapping[str, Any]) -> Any:

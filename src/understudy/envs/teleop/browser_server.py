@@ -446,5 +446,5 @@ def _import_websockets() -> None:
         import websockets.asyncio.server  # noqa: F401
     except ImportError as error:
         raise DeviceError(
-            f"the page needs the package websockets ({error}); run `pip install 'understudy[web]'`"
+            f"the page needs the package websockets ({error}); run `pip install 'understudy-robotics[web]'`"
         ) from None

@@ -10,6 +10,6 @@ class MissingError(FormatError, ImportError):
 try:
     from understudy.formats.lerobot.format import FORMAT
 except ModuleNotFoundError as error:
-    raise MissingError(f"lerobot: needs {error.name}; run `pip install 'understudy[lerobot]'`") from error
+    raise MissingError(f"lerobot: needs {error.name}; run `pip install 'understudy-robotics[lerobot]'`") from error
 
 __all__ = ["FORMAT"]

@@ -65,7 +65,7 @@ def image_message(frame: np.ndarray[Any, Any], name: str, encoding: str, time_ns
     try:
         from PIL import Image
     except ImportError:
-        raise FormatError("mcap: pip install 'understudy[mcap]' to write images") from None
+        raise FormatError("mcap: pip install 'understudy-robotics[mcap]' to write images") from None
     while frame.ndim > 3:
         frame = frame[-1]
     image = Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame)

@@ -16,7 +16,9 @@ def decode_images(rows: Any, leaf: ArraySpec, num_rows: int) -> np.ndarray[Any, 
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:
-        raise FormatError("images are stored as JPEG; run pip install 'understudy[minari]' to decode them") from None
+        raise FormatError(
+            "images are stored as JPEG; run pip install 'understudy-robotics[minari]' to decode them"
+        ) from None
     if len(rows) != num_rows or any(np.asarray(row).dtype != np.uint8 for row in rows):
         raise FormatError(f"expected {num_rows} images, got {len(rows)} rows")
     height, width, *channels = leaf.fixed_shape

@@ -26,7 +26,7 @@ def load(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise FormatError(f"rlds: needs {error.name}; run `pip install 'understudy[rlds]'`") from None
+        raise FormatError(f"rlds: needs {error.name}; run `pip install 'understudy-robotics[rlds]'`") from None
 
 
 def read_records(path: Path, file_format: str, wanted: Callable[[int], bool]) -> Iterator[tuple[int, bytes]]:

@@ -83,7 +83,7 @@ def load_backbone(directory: Path) -> nn.Module:
         from transformers import AutoModel
     except ImportError as error:
         raise PolicyError(
-            f"encoder/pretrained: needs transformers ({error}); run: pip install 'understudy[vla]'"
+            f"encoder/pretrained: needs transformers ({error}); run: pip install 'understudy-robotics[vla]'"
         ) from error
     try:
         with torch.random.fork_rng(devices=[]):

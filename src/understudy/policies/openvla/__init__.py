@@ -20,6 +20,6 @@ def __getattr__(name: str) -> Any:
         from understudy.policies.openvla import network, policy
     except ModuleNotFoundError as error:
         raise PolicyError(
-            f"{error.name} is not installed, and OpenVLA needs it; run `pip install 'understudy[vla]'`"
+            f"{error.name} is not installed, and OpenVLA needs it; run `pip install 'understudy-robotics[vla]'`"
         ) from None
     return getattr(policy if name == "OpenVLAPolicy" else network, name)

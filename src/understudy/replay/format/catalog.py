@@ -142,7 +142,7 @@ class Catalog:
             if found.isdigit() and int(found) > FORMAT:
                 raise StoreFormatError(
                     f"{path.parent}: written in store format {found}, and this version of understudy reads up to "
-                    f"{FORMAT}; run `pip install --upgrade understudy`"
+                    f"{FORMAT}; run `pip install --upgrade understudy-robotics`"
                 )
             raise DamageError(f"{path}: expected a format number, got {found!r}; run `understudy repair`")
         catalog = Catalog(path, db, meta.get("store", ""), unchanged=unchanged)

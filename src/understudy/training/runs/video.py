@@ -62,7 +62,7 @@ def write_video(path: Path, drawn: list[Array], *, fps: float = 20.0) -> None:
         from PIL import Image
     except ModuleNotFoundError:
         raise UnderstudyError(
-            "videos need pillow, which is not installed; run `pip install 'understudy[plot]'`"
+            "videos need pillow, which is not installed; run `pip install 'understudy-robotics[plot]'`"
         ) from None
     images = [Image.fromarray(frame) for frame in drawn]
     try:

@@ -141,7 +141,7 @@ def test_without_grpc_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "grpc", None)
     monkeypatch.delattr(sys.modules["understudy"], "service", raising=False)
     assert main(["serve", str(tmp_path / "store")]) == 1
-    assert "pip install 'understudy[remote]'" in capsys.readouterr().err
+    assert "pip install 'understudy-robotics[remote]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("verbose", [False, True])

@@ -111,7 +111,7 @@ def test_a_missing_extra_is_no_fault(
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert "without websockets" in out
-    assert "pip install 'understudy[web]'" in out
+    assert "pip install 'understudy-robotics[web]'" in out
     assert "everything that is installed works" in out
 
 

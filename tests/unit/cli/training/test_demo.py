@@ -100,5 +100,5 @@ def test_without_pillow_it_says_what_to_install(
     monkeypatch.delitem(sys.modules, "understudy.cli.training.demo")
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert main(["demo", str(tmp_path / "demo")]) == 1
-    assert "pip install 'understudy[train]'" in capsys.readouterr().err
+    assert "pip install 'understudy-robotics[train]'" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()

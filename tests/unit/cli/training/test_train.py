@@ -144,4 +144,4 @@ def test_a_vla_without_transformers_says_what_to_install(tmp_path: Path) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert "pip install 'understudy[vla]'" in done.stderr
+    assert "pip install 'understudy-robotics[vla]'" in done.stderr
