@@ -121,7 +121,7 @@ def _open() -> Any:
         library = importlib.import_module("pyspacemouse")
     except (ImportError, OSError) as error:
         raise DeviceError(
-            f"a SpaceMouse needs the package pyspacemouse ({error}); run `pip install 'understudy-robotics[spacemouse]'`"
+            f"a SpaceMouse needs pyspacemouse ({error}); run `pip install 'understudy-robotics[spacemouse]'`"
         ) from None
     try:
         return library.open(axis_convention=library.AxisConvention.HID_Z_UP)
