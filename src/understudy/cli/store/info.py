@@ -12,20 +12,25 @@ from rich.table import Table
 
 from understudy.cli.console import size_text
 from understudy.replay import EpisodeRecord, Reader, Summary, summarize
+from understudy.service.client.spool import SpoolSummary, summarize_spool
 
 
 def command(
     store: tyro.conf.Positional[Path], *, episodes: bool = False, limit: int = 20, as_json: bool = False
 ) -> int:
-    """Show what a store contains, also while another process writes to it.
+    """Show what a store contains, or a robot's spool, also while another process writes to it.
 
     Args:
-        store: Directory of the store.
+        store: Directory of the store, or of a spool.
         episodes: List the newest episodes instead of a summary.
         limit: Number of episodes to list.
         as_json: Print JSON instead of tables.
     """
     console = Console()
+    spool = summarize_spool(store)
+    if spool is not None and not episodes:
+        _print_spool(console, spool, as_json=as_json)
+        return 0
     if episodes:
         with Reader(store) as reader:
             records = [reader.record(episode_id) for episode_id in reader.catalog.newest_episode_ids(limit)]
@@ -41,6 +46,25 @@ def command(
     else:
         _print(console, summary)
     return 0
+
+
+def _print_spool(console: Console, spool: SpoolSummary, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**asdict(spool), "path": str(spool.path)}, indent=2))
+        return
+    state = "being written" if spool.being_written else "not being written"
+    console.print(f"[bold]{spool.path}[/bold]  a spool, {state}")
+    console.print(
+        f"{spool.num_chunks} chunks wait for their server, {size_text(spool.num_bytes)}; the next writer with this "
+        f"spool delivers them",
+        highlight=False,
+    )
+    if spool.num_damaged:
+        console.print(
+            f"{spool.num_damaged} chunks were damaged on this disk and set aside, in {spool.path}/damaged-*; check "
+            f"the disk, and remove them when you have looked at them",
+            highlight=False,
+        )
 
 
 def _print(console: Console, summary: Summary) -> None:

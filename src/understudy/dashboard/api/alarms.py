@@ -106,6 +106,8 @@ def _check_delivery(name: str, delivery: Any, add: AddAlarm) -> None:
         return
     if dropped := _number(delivery.get("dropped")):
         add("warn", f"{name} dropped {dropped:,.0f} steps", "its queue was full: the server or the spool is too slow")
+    if damaged := _number(delivery.get("damaged_chunks")):
+        add("bad", f"{name}: the disk damaged {damaged:,.0f} chunks", "they are kept in `damaged-*` of its spool")
     if delivery.get("connected") is False:
         add("warn", f"{name} cannot reach the server", f"{delivery.get('problem')}; its steps wait in the spool")
 

@@ -26,6 +26,7 @@ from typing import Literal, Protocol, TypeAlias
 from understudy.core import (
     BacklogError,
     CopiedError,
+    DamageError,
     FencedError,
     StoreClosedError,
     StoreFailedError,
@@ -37,7 +38,7 @@ from understudy.replay.format.chunk import Chunk
 from understudy.service.client.connection import MAX_BACKOFF_S, MIN_BACKOFF_S, Connection
 from understudy.service.client.splice import Splicer
 from understudy.service.client.spool import Spool, SpoolLog
-from understudy.service.client.write_stream import WriteStream
+from understudy.service.client.write_stream import WINDOW_CHUNKS, WriteStream
 from understudy.service.wire.chunks import encode_chunk
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class Delivery:
 
     queued: int  # in memory now
     recorded: int  # in the spool now, with those of earlier processes
+    damaged_chunks: int  # that the disk damaged before they were delivered; kept in the spool's `damaged-*`
     spool_bytes: int  # size of the spool
     delivered: int  # acknowledged by the server
     dropped: int  # by the overflow policy
@@ -186,10 +188,15 @@ class Outbox:
             return not (self._queue or self._recording)
 
     def wait_delivered(self, timeout_s: float | None = None) -> bool:
-        """Wait until the server has all committed chunks on disk."""
+        """Wait until the server has all committed chunks on disk; a DamageError if that can no longer be."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self._all_delivered, timeout_s)
             self._check_usable()
+            if self._all_delivered and self._log.num_damaged:
+                raise DamageError(
+                    f"writer {self._name!r}: the disk damaged {self._log.num_damaged} recorded chunks before they were "
+                    f"delivered; they are kept in {self._spool.directory}, and all others are delivered. Check the disk"
+                )
             return self._all_delivered
 
     @property
@@ -211,6 +218,7 @@ class Outbox:
             return Delivery(
                 queued=self.num_unrecorded,
                 recorded=self._spool.num_rows,
+                damaged_chunks=self._spool.num_damaged,
                 spool_bytes=self._spool.num_bytes,
                 delivered=self._delivered,
                 dropped=self._dropped,
@@ -304,9 +312,10 @@ class Outbox:
                 stream.run()
                 pause_s, last_connected = MIN_BACKOFF_S, time.monotonic()
                 continue
-            except (UnavailableError, WireError) as error:
-                if isinstance(error, WireError) and log.first is not None:
-                    log.check(log.first)
+            except (UnavailableError, WireError, DamageError) as error:
+                if not isinstance(error, UnavailableError) and log.set_damaged_aside(WINDOW_CHUNKS):
+                    self.notify()
+                    continue  # the server refused what the disk has damaged
                 self._on_disconnect(error)
             except FencedError as error:
                 if stream.connected and log is not self._log:

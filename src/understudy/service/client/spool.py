@@ -5,32 +5,45 @@
       00000003-1f0c.../                 a log: the chunks of one incarnation of a writer
         hello.json                      the writer's name, and the spec of its steps
         route.json                      the shard that its chunks go to, once that is decided
+        hello.json.check, ...           copies of these two with a checksum; what is damaged is read from the other
         00000041.safetensors            chunk 41, byte for byte as it is sent
+      damaged-00000002-8a3e.../         chunks of that log that were not as they were recorded; kept for people
 
 A chunk is recorded when its file and the file's name are synced. It is removed when the server has acknowledged it. So
-what a crash leaves behind still has to be sent; a server stores a chunk that is sent twice only once.
+what a crash leaves behind still has to be sent; a server stores a chunk that is sent twice only once. A damaged chunk
+is set aside, logged and counted, and all others are sent.
 """
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import shutil
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from understudy.core import DamageError, StepSpec, StoreFormatError, WireError
+import xxhash
+
+from understudy.core import DamageError, SpecError, StepSpec, StoreFormatError, WireError
 from understudy.durable.errors import store_errors
 from understudy.durable.files import create_durably, sync_directory, write_durably
-from understudy.durable.lock import WriterLock
+from understudy.durable.lock import WriterLock, lock_is_held
 from understudy.replay.format.records import info_from_json, info_to_json
 from understudy.replay.write.writer import info_after_gap
 from understudy.service.wire.message import MAX_HEADER_BYTES, Buffer, check_of, pack, parse_header, size_of, unpack
 
+logger = logging.getLogger(__name__)
+
 _HELLO, _ROUTE, _SUFFIX = "hello.json", "route.json", ".safetensors"
+_CHECKED = ".check"  # after the name of a description: its copy with a checksum
+_DAMAGED = "damaged-"  # before the name of a log: what was set aside of it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +81,7 @@ class SpoolLog:
         self.highest = -1  # the number of the newest chunk that it ever had
         self.num_bytes = 0
         self.num_rows = 0
+        self.num_damaged = 0  # chunks that were set aside
 
     @property
     def first(self) -> int | None:
@@ -100,12 +114,20 @@ class SpoolLog:
             self.num_rows += chunk.num_rows
 
     def read(self, seq: int) -> bytes:
-        """A chunk as it is sent."""
+        """A chunk as it is sent; a DamageError if its file cannot be read. Its checksum is left to the receiver."""
+        message = self._recorded(seq)
+        try:
+            return message if self.route.base == 0 else self._renumbered(message)
+        except WireError as error:
+            raise DamageError(f"{self._path(seq)}: is not as it was recorded ({error})") from None
+
+    def _recorded(self, seq: int) -> bytes:
         message = self._chunks[seq].message
-        if message is None:
-            assert self.directory is not None
-            message = _read(self.directory / f"{seq:08d}{_SUFFIX}")
-        return message if self.route.base == 0 else self._renumbered(message)
+        return _read(self._path(seq)) if message is None else message
+
+    def _path(self, seq: int) -> Path:
+        assert self.directory is not None
+        return self.directory / f"{seq:08d}{_SUFFIX}"
 
     def _renumbered(self, message: bytes) -> bytes:
         """The chunk with the numbers that it has on its new route."""
@@ -122,15 +144,46 @@ class SpoolLog:
         metadata |= {"seq": str(int(metadata["seq"]) - self.route.base), "parts": json.dumps(parts)}
         return b"".join(pack(metadata, arrays))
 
-    def check(self, seq: int) -> None:
-        """Raise a DamageError if the file of this chunk is damaged."""
+    def set_damaged_aside(self, num_chunks: int) -> int:
+        """Check the oldest chunks, and set aside those that are not as they were recorded; returns how many."""
+        with self._lock:
+            oldest = list(islice(self._chunks, num_chunks))
+        return sum(self._set_aside_if_damaged(seq) for seq in oldest)
+
+    def _set_aside_if_damaged(self, seq: int) -> bool:
         try:
             unpack(self.read(seq))
-        except WireError as error:
-            raise DamageError(
-                f"{self.directory}: chunk {seq} is not as it was recorded ({error}); move its file away to deliver the "
-                f"others"
-            ) from None
+        except (WireError, DamageError) as error:
+            self.set_aside(seq, error)
+            return True
+        return False
+
+    def set_aside(self, seq: int, reason: Exception) -> None:
+        """Keep the file of a damaged chunk where people find it, and send it no more."""
+        assert self.directory is not None
+        kept = self.directory.with_name(f"{_DAMAGED}{self.directory.name}")
+        with self._lock:
+            chunk = self._chunks.pop(seq, None)
+            self.highest = max(self.highest, seq)
+            self.num_damaged += 1
+            if chunk is not None:
+                self.num_bytes -= chunk.num_bytes
+                self.num_rows -= chunk.num_rows
+        with store_errors(kept, "create"):
+            kept.mkdir(exist_ok=True)
+            for name in (_HELLO, _HELLO + _CHECKED):  # without the spec, nobody can read a chunk
+                if (self.directory / name).exists():
+                    shutil.copyfile(self.directory / name, kept / name)
+            self._path(seq).replace(kept / self._path(seq).name)
+            for directory in (kept, self.directory, kept.parent):
+                sync_directory(directory)
+        logger.error(
+            "%s: chunk %d is not as it was recorded (%s); it is kept in %s, and all others are delivered",
+            self.directory,
+            seq,
+            reason,
+            kept,
+        )
 
     def last_common(self, last_seq: int, checks: Sequence[int]) -> int:
         """The last chunk up to which a server has the chunks of this log; below `last_seq` if it has those of a copy.
@@ -155,7 +208,7 @@ class SpoolLog:
         try:
             message = self.read(seq)
             unpack(message)
-        except (KeyError, WireError):
+        except (KeyError, WireError, DamageError):
             return None
         return check_of(message)
 
@@ -182,17 +235,15 @@ class SpoolLog:
         if first is None:
             route = replace(self.route, writer=writer, shard=shard)
         else:
-            self.route = replace(self.route, base=0)
-            parts = json.loads(parse_header(self.read(first)).metadata["parts"])
+            metadata, _ = unpack(self._recorded(first))  # checked: what it says of its rows is saved
+            parts = json.loads(metadata["parts"])
             route = Route(writer=writer, shard=shard, base=first, episode=parts[0][0], shift=parts[0][1])
         self._save_route(route)
 
     def _save_route(self, route: Route) -> None:
         self.route = route
         if self.directory is not None:
-            path = self.directory / _ROUTE
-            with store_errors(path, "write"):
-                write_durably(path, json.dumps(asdict(self.route)).encode())
+            _write_description(self.directory / _ROUTE, asdict(self.route))
 
     def remove(self) -> None:
         """Remove an empty log durably, before the server may begin with the next one."""
@@ -209,6 +260,8 @@ class Spool:
         self.directory = directory
         self._file_lock: WriterLock | None = None
         self.logs: list[SpoolLog] = []
+        self._every_log: list[SpoolLog] = []  # with those that are delivered and gone
+        self._num_damaged_before = 0
         self._next_number = 1
         if directory is not None:
             with store_errors(directory, "create"):
@@ -228,11 +281,12 @@ class Spool:
             hello = {"writer": writer, "incarnation": incarnation, "spec": spec.to_json()}
             with store_errors(directory, "create"):
                 directory.mkdir()
-                write_durably(directory / _HELLO, json.dumps(hello).encode())
+                _write_description(directory / _HELLO, hello)
                 sync_directory(self.directory)
         self._next_number += 1
         log = SpoolLog(incarnation=incarnation, spec=spec, route=Route(writer=writer), directory=directory)
         self.logs.append(log)
+        self._every_log.append(log)
         return log
 
     @property
@@ -248,6 +302,11 @@ class Spool:
         """Some chunks have no rows and only end an episode."""
         return sum(len(log) for log in self.logs)
 
+    @property
+    def num_damaged(self) -> int:
+        """Chunks that were set aside, by this process or an earlier one, and are still in the directory."""
+        return self._num_damaged_before + sum(log.num_damaged for log in self._every_log)
+
     def close(self) -> None:
         """Remove empty logs and release the directory."""
         for log in self.logs:
@@ -259,6 +318,9 @@ class Spool:
     def _load(self, directory: Path) -> None:
         """Read the logs that earlier processes left."""
         for path in sorted(path for path in directory.iterdir() if path.is_dir()):
+            if path.name.startswith(_DAMAGED):
+                self._num_damaged_before += len(_chunk_files(path))
+                continue
             number, _, incarnation = path.name.partition("-")
             expected = {_HELLO, _ROUTE, *(file.name for file in path.glob(f"*{_SUFFIX}") if file.stem.isdigit())}
             if not (len(number) == 8 and number.isdigit() and incarnation) or any(
@@ -268,37 +330,121 @@ class Spool:
                     f"{path}: is not part of a spool; choose a directory for the spool that holds nothing else"
                 )
             self._next_number = max(self._next_number, int(number) + 1)
+            chunks = _chunk_files(path)
+            if not chunks:
+                shutil.rmtree(path)
+                continue
             log = _load_log(path, incarnation)
             if log is None:
-                shutil.rmtree(path)
-            else:
+                self._num_damaged_before += len(chunks)
+                _set_log_aside(path)
+                continue
+            self._every_log.append(log)
+            if len(log):
                 self.logs.append(log)
+            else:
+                log.remove()
+
+
+def _chunk_files(directory: Path) -> list[Path]:
+    return sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdigit())
 
 
 def _load_log(directory: Path, incarnation: str) -> SpoolLog | None:
-    """A log that an earlier process left; None if it is empty."""
-    chunks = sorted(path for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdigit())
-    if chunks and not _is_whole(chunks[-1]):  # a crash while it was written: nobody was told that it is recorded
-        chunks.pop().unlink()
-    if not chunks:
-        return None
+    """A log that an earlier process left; None if nobody can tell what its chunks are."""
     try:
-        hello = json.loads((directory / _HELLO).read_text())
+        hello = _read_description(directory / _HELLO)
         route = Route(writer=hello["writer"])
-        if (directory / _ROUTE).exists():
-            route = _route_from_json(json.loads((directory / _ROUTE).read_text()))
+        if any((directory / name).exists() for name in (_ROUTE, _ROUTE + _CHECKED)):
+            route = _route_from_json(_read_description(directory / _ROUTE))
         spec = StepSpec.from_json(hello["spec"])
-        log = SpoolLog(incarnation=incarnation, spec=spec, route=route, directory=directory)
-        for path in chunks:
-            with path.open("rb") as file:
-                header = parse_header(file.read(MAX_HEADER_BYTES + 8))
-            num_rows = sum(part[2] for part in json.loads(header.metadata["parts"]))
-            log._add(int(path.stem), _RecordedChunk(path.stat().st_size, num_rows))
-    except (ValueError, KeyError, TypeError, OSError, WireError) as error:
-        raise DamageError(
-            f"{directory}: not a readable part of a spool ({error}); move it away to deliver the others"
-        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError, DamageError, SpecError) as error:
+        logger.error("%s: cannot read where its chunks belong (%s)", directory, error)
+        return None
+    log = SpoolLog(incarnation=incarnation, spec=spec, route=route, directory=directory)
+    damaged: list[tuple[int, Exception]] = []
+    for path in _chunk_files(directory):
+        seq = int(path.stem)
+        try:
+            log._add(seq, _RecordedChunk(path.stat().st_size, _num_rows_in(path)))
+        except (ValueError, KeyError, TypeError, IndexError, WireError, DamageError) as error:
+            damaged.append((seq, error))
+    for seq, reason in damaged:
+        log.set_aside(seq, reason)
+    if log.highest in log:  # it may be torn: the process may have died while it wrote this file
+        log._set_aside_if_damaged(log.highest)
     return log
+
+
+def _num_rows_in(path: Path) -> int:
+    with _damage_errors(path), path.open("rb") as file:
+        header = parse_header(file.read(MAX_HEADER_BYTES + 8))
+    return sum(part[2] for part in json.loads(header.metadata["parts"]))
+
+
+def _set_log_aside(directory: Path) -> None:
+    """Keep a log that cannot be sent where people find it."""
+    kept = directory.with_name(f"{_DAMAGED}{directory.name}")
+    with store_errors(kept, "create"):
+        directory.replace(kept)
+        sync_directory(kept.parent)
+    logger.error("%s: its chunks are kept in %s, and those of the other logs are delivered", directory, kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpoolSummary:
+    """What a spool's directory contains."""
+
+    path: Path
+    being_written: bool
+    num_chunks: int  # recorded and not yet delivered
+    num_bytes: int  # of these
+    num_damaged: int  # chunks that were set aside
+
+
+def summarize_spool(directory: Path) -> SpoolSummary | None:
+    """Count the chunks of a spool, also while a process writes to it; None if the directory is not a spool."""
+    logs = [path for path in directory.glob("*-*") if (path / _HELLO).exists() or path.name.startswith(_DAMAGED)]
+    if not (directory / "lock").exists() or any(path not in logs for path in directory.iterdir() if path.is_dir()):
+        return None
+    chunks = [path for log in logs if not log.name.startswith(_DAMAGED) for path in _chunk_files(log)]
+    return SpoolSummary(
+        path=directory,
+        being_written=lock_is_held(directory / "lock"),
+        num_chunks=len(chunks),
+        num_bytes=sum(path.stat().st_size for path in chunks),
+        num_damaged=sum(len(_chunk_files(log)) for log in logs if log.name.startswith(_DAMAGED)),
+    )
+
+
+# ---- descriptions: small JSON files, each with a copy that has a checksum
+
+
+def _write_description(path: Path, value: dict[str, Any]) -> None:
+    """Write the copy first: it is the one that is believed."""
+    content = json.dumps(value)
+    checked = json.dumps({"check": _check_of_text(content), "content": content})
+    with store_errors(path, "write"):
+        write_durably(path.with_name(path.name + _CHECKED), checked.encode())
+        write_durably(path, content.encode())
+
+
+def _read_description(path: Path) -> dict[str, Any]:
+    """The content of the copy if its checksum holds, or else of the file itself. Older versions wrote no copy."""
+    copy = path.with_name(path.name + _CHECKED)
+    if copy.exists():
+        try:
+            checked = json.loads(_read(copy))
+            if _check_of_text(checked["content"]) == checked["check"]:
+                return dict(json.loads(checked["content"]))
+            logger.error("%s: its checksum does not hold; using %s", copy, path.name)
+        except (ValueError, KeyError, TypeError, AttributeError, DamageError) as error:
+            logger.error("%s: cannot be read (%s); using %s", copy, error, path.name)
+    return dict(json.loads(_read(path)))
+
+
+def _check_of_text(text: str) -> str:
+    return xxhash.xxh3_64_hexdigest(text.encode())
 
 
 def _route_from_json(value: dict[str, Any]) -> Route:
@@ -308,14 +454,18 @@ def _route_from_json(value: dict[str, Any]) -> Route:
     return Route(**value)
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        unpack(_read(path))
-    except WireError:
-        return False
-    return True
-
-
 def _read(path: Path) -> bytes:
-    with store_errors(path, "read"):
+    with _damage_errors(path):
         return path.read_bytes()
+
+
+@contextmanager
+def _damage_errors(path: Path) -> Iterator[None]:
+    """A sector that the disk cannot read is damage; other errors stop the writer."""
+    with store_errors(path, "read"):
+        try:
+            yield
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise DamageError(f"{path}: the disk cannot read it ({error.strerror})") from None

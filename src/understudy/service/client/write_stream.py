@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from understudy.core import RefusedError, UnderstudyError, WireError
+from understudy.core import DamageError, RefusedError, UnderstudyError, WireError
 from understudy.service.client.connection import Connection
 from understudy.service.client.spool import SpoolLog
 from understudy.service.wire.protocol import VERSION, WRITE, from_json, to_json
@@ -125,7 +125,12 @@ class WriteStream:
         try:
             while self._wait():
                 assert self._next is not None
-                message = log.read(self._next)
+                try:
+                    message = log.read(self._next)
+                except DamageError as error:
+                    log.set_aside(self._next, error)
+                    self._outbox.notify()
+                    continue
                 if len(message) > self._max_bytes:
                     raise RefusedError(
                         f"chunk {self._next} has {len(message)} bytes, and the server takes {self._max_bytes}; lower "

@@ -11,6 +11,8 @@ from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import Reader, Store
 from understudy.replay.format.paths import segment_files
 from understudy.replay.format.segment import read_layout
+from understudy.service import connect
+from understudy.service.client.spool import Spool
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +82,25 @@ def test_info_lists_the_newest_episodes(store: Path, capsys: pytest.CaptureFixtu
 def test_info_says_when_a_store_is_being_written(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Store.open(store):
         assert "being written" in run(capsys, "info", store)[1]
+
+
+def test_info_of_a_spool_counts_what_waits_and_what_is_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with connect("127.0.0.1:9") as remote:
+        writer = remote.writer("arm", small_spec(), spool=tmp_path / "spool", commit_steps=2)
+        write_episode(writer, random_episode(small_spec(), 6, 0))
+        writer.flush()
+        writer.close(timeout_s=0.0)
+    last = sorted((tmp_path / "spool").glob("*/*.safetensors"))[-1]
+    last.write_bytes(last.read_bytes()[:-1])
+    Spool(tmp_path / "spool").close()
+    code, out = run(capsys, "info", tmp_path / "spool")
+    assert code == 0
+    assert "a spool, not being written 3 chunks wait for their server" in out
+    assert "1 chunks were damaged on this disk and set aside, in" in out
+    assert main(["info", str(tmp_path / "spool"), "--as-json"]) == 0
+    assert json.loads(capsys.readouterr().out)["num_damaged"] == 1
 
 
 def test_verify_and_repair_of_a_sound_store(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -60,6 +60,7 @@ def test_a_process_that_hangs_is_shown_with_the_place_where(tmp_path: Path) -> N
         ({"pid": 2**22 + 5}, "learner one is gone"),
         ({"host": "elsewhere", "beat_s": 1.0}, "learner one is silent"),
         ({"delivery": {"dropped": 7, "connected": True}}, "learner one dropped 7 steps"),
+        ({"delivery": {"damaged_chunks": 2, "connected": True}}, "learner one: the disk damaged 2 chunks"),
         ({"delivery": {"dropped": 0, "connected": False, "problem": "refused"}}, "learner one cannot reach the server"),
     ],
 )

@@ -527,24 +527,44 @@ def test_a_chunk_that_the_server_does_not_take_is_an_error_of_append(serve: Serv
     close_quietly(writer)
 
 
-def test_a_damaged_spool_is_named(serve: Serve, remote_to: To, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at", [-40, 30], ids=["rows", "header"])
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_damaged_chunk_of_a_spool_is_set_aside_and_the_others_arrive(
+    serve: Serve, remote_to: To, tmp_path: Path, number: int, at: int
+) -> None:
     address = free_address()
     writer = remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=4)
     writer.begin()
     live(writer, range(12))
     writer.close(timeout_s=0.05)
-    (path,) = (tmp_path / "spool").glob("*/00000001.safetensors")
+    (path,) = (tmp_path / "spool").glob(f"*/{number:08d}.safetensors")
     data = bytearray(path.read_bytes())
-    data[-40] ^= 4
+    data[at] ^= 4
     path.write_bytes(data)
     serve(port=port_of(address))
-    writer = remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=1)
+    with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=1) as writer:
+        writer.begin()
+        live(writer, range(3), life=9)
+        assert writer.wait_delivered(60)
+        assert (writer.delivery.delivered, writer.delivery.damaged_chunks, writer.delivery.recorded) == (11, 1, 0)
+    whole = [(0, index) for index in range(12) if index // 4 != number]
+    assert stored_rows(tmp_path / "store") == [*whole, *((9, index) for index in range(3))]
+    assert (tmp_path / "spool" / f"damaged-{path.parent.name}" / path.name).read_bytes() == data
+
+
+def test_a_chunk_of_its_own_that_is_damaged_is_an_error_of_waiting(serve: Serve, remote_to: To, tmp_path: Path) -> None:
+    address = free_address()
+    writer = remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=4)
     writer.begin()
-    error = error_of_append(writer, (step(9, index) for index in range(2000)))
-    assert isinstance(error, DamageError)
-    assert f"{path.parent}: chunk 1 is not as it was recorded" in str(error)
-    close_quietly(writer)
-    assert stored_rows(tmp_path / "store") == [(0, index) for index in range(4)]
+    live(writer, range(12))
+    writer.flush()
+    (path,) = (tmp_path / "spool").glob("*/00000001.safetensors")
+    path.write_bytes(path.read_bytes()[:-1])
+    serve(port=port_of(address))
+    with pytest.raises(DamageError, match=r"the disk damaged 1 recorded chunks before they were delivered; they are"):
+        writer.wait_delivered(60)
+    writer.close()
+    assert stored_rows(tmp_path / "store") == [(0, index) for index in (*range(4), *range(8, 12))]
 
 
 # ---- clocks and other stores

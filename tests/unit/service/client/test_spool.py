@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.writing import write_episode
 
-from understudy.core import DamageError, StepSpec, StoreFormatError, StoreLockedError
+from understudy.core import StepSpec, StoreFormatError, StoreLockedError
 from understudy.core.examples import CANONICAL, random_episode, small_spec, text_spec
 from understudy.replay import Reader, Store, Writer
 from understudy.replay.format.chunk import Chunk
@@ -101,6 +101,12 @@ def test_a_torn_last_file_is_as_if_it_had_never_been(tmp_path: Path, left: int) 
     spool = Spool(tmp_path / "spool")
     assert contents(spool.logs[0]) == kept
     assert not torn.exists()
+    assert spool.num_damaged == 1
+    spool.close()
+    set_aside = tmp_path / "spool" / f"damaged-{before.directory.name}"
+    assert {path.name for path in set_aside.iterdir()} == {"hello.json", "hello.json.check", torn.name}
+    spool = Spool(tmp_path / "spool")
+    assert spool.num_damaged == 1  # until somebody removes it
     spool.close()
 
 
@@ -240,34 +246,54 @@ def test_a_directory_of_something_else_is_refused_and_left_alone(tmp_path: Path,
         Spool(tmp_path).close()
 
 
-def test_a_damaged_chunk_is_named(tmp_path: Path) -> None:
+def test_a_damaged_chunk_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     log = new_spool(tmp_path / "spool")
+    kept = contents(log)
     assert log.directory is not None
-    for seq in range(4):
-        log.check(seq)
+    assert log.set_damaged_aside(4) == 0
     path = log.directory / "00000001.safetensors"
     data = bytearray(path.read_bytes())
     data[-30] ^= 1
     path.write_bytes(data)
-    with pytest.raises(
-        DamageError, match=r"ab: chunk 1 is not as it was recorded \(.*\); move its file away to deliver"
-    ):
-        log.check(1)
-    log.check(2)
-    spool = Spool(tmp_path / "spool")  # only what is in the middle; the last would be taken for torn
-    with pytest.raises(DamageError, match="chunk 1 is not as it was recorded"):
-        spool.logs[0].check(1)
+    spool = Spool(tmp_path / "spool")
+    (again,) = spool.logs
+    assert (again.set_damaged_aside(1), again.set_damaged_aside(2), again.set_damaged_aside(4)) == (0, 1, 0)
+    del kept[1]
+    assert {seq: again.read(seq) for seq in (0, 2, 3)} == kept
+    assert (again.num_rows, 1 in again, again.highest) == (7, False, 3)
+    moved = tmp_path / "spool" / f"damaged-{log.directory.name}" / path.name
+    assert moved.read_bytes() == data
+    assert "chunk 1 is not as it was recorded (the checksum of a message is wrong" in caplog.text
+    assert f"it is kept in {moved.parent}, and all others are delivered" in caplog.text
     spool.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"writer": "w", "incarnation": "i", "spec": {}}'])
+@pytest.mark.parametrize("name", ["hello.json", "hello.json.check", "route.json", "route.json.check"])
+def test_a_damaged_description_is_read_from_its_copy(tmp_path: Path, name: str, content: bytes) -> None:
+    before = new_spool(tmp_path / "spool")
+    before.reroute(writer="v", shard="there:1")
+    assert before.directory is not None
+    (before.directory / name).write_bytes(content)
+    spool = Spool(tmp_path / "spool")
+    (log,) = spool.logs
+    assert (log.spec, log.route, contents(log)) == (before.spec, before.route, contents(before))
+    spool.close()
+
+
 @pytest.mark.parametrize("name", ["hello.json", "route.json"])
-def test_a_damaged_description_is_named(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_log_without_a_description_is_set_aside_whole(tmp_path: Path, name: str) -> None:
+    """As in a spool of an older version, whose descriptions have no copies."""
     log = new_spool(tmp_path / "spool")
+    log.reroute(writer="v", shard="there:1")
     assert log.directory is not None
-    (log.directory / name).write_bytes(content)
-    with pytest.raises(DamageError, match=r"00000001-(ab)+: not a readable part of a spool \(.*\); move it away"):
-        Spool(tmp_path / "spool").close()
+    for copy in log.directory.glob("*.check"):
+        copy.unlink()
+    (log.directory / name).write_bytes(b"{")
+    spool = Spool(tmp_path / "spool")
+    assert (spool.logs, spool.num_damaged) == ([], 4)
+    spool.close()
+    assert len(list((tmp_path / "spool" / f"damaged-{log.directory.name}").glob("*.safetensors"))) == 4
 
 
 @pytest.mark.parametrize("name", CANONICAL)

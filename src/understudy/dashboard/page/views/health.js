@@ -67,7 +67,7 @@ const plain = (value) => (value !== null && typeof value === "object" ? JSON.str
 
 function delivery(data) {
   if (!data) return null;
-  return h("dl", { class: "facts" }, [["connected", data.connected ? "yes" : `no: ${data.problem}`, !data.connected], ["delivered", count(data.delivered)], ["in the spool", count(data.recorded)], ["dropped", count(data.dropped), data.dropped > 0]]
+  return h("dl", { class: "facts" }, [["connected", data.connected ? "yes" : `no: ${data.problem}`, !data.connected], ["delivered", count(data.delivered)], ["in the spool", count(data.recorded)], ["dropped", count(data.dropped), data.dropped > 0], ["damaged chunks", count(data.damaged_chunks ?? 0), data.damaged_chunks > 0]]
     .map(([name, value, bad]) => h("div", { class: bad ? "bad" : "" }, h("dt", {}, name), h("dd", {}, value))));
 }
 
