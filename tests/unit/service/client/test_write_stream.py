@@ -26,7 +26,9 @@ class Owner:
         self.acknowledged: list[int] = []
         self.failure: UnderstudyError | None = None
 
-    def on_hello(self, log: SpoolLog, connection: Any, last_seq: int, stores: Sequence[str]) -> bool:
+    def on_hello(
+        self, log: SpoolLog, connection: Any, last_seq: int, checks: Sequence[int], stores: Sequence[str]
+    ) -> bool:
         return True
 
     def on_acknowledged(self, log: SpoolLog, seq: int, commit: int) -> None:

@@ -329,9 +329,13 @@ def test_a_message_above_the_limit_is_refused_and_others_are_undisturbed(
             writer.append(step)
             if index % 10 == 0:
                 answers, code, _, _ = talk(server, hello(writer=f"bad-{index}"), bytes(60_000))
-                assert answers == [
-                    {"last_seq": -1, "max_message_bytes": 50_000, "stores": [server.store.catalog.store_id]}
-                ]
+                (reply,) = answers
+                assert reply == {
+                    "last_seq": -1,
+                    "checks": [],
+                    "max_message_bytes": 50_000,
+                    "stores": [server.store.catalog.store_id],
+                }
                 assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
         writer.end(episode.last_observation)
         assert writer.wait_delivered(10)
