@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
+import sys
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -84,4 +86,7 @@ def command(
         if server.failure is not None:
             raise server.failure
         console.print(f"stopped at commit {opened.last_commit}")
+    if server.is_reading:  # at its end, Python would wait for these threads; nothing of theirs has to be saved
+        sys.stdout.flush()
+        os._exit(0)
     return 0

@@ -22,7 +22,7 @@ import xxhash
 
 from understudy.core import DamageError, StepSpec, StoreClosedError, StoreError, StoreFailedError, StoreFormatError
 from understudy.replay.format.arrays import Array, Records
-from understudy.replay.format.conditions import SqlRow, SqlValue, check_condition, shown
+from understudy.replay.format.conditions import Guard, SqlRow, SqlValue, check_condition, guard_problem, shown
 from understudy.replay.format.layout import Layout
 from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE
 from understudy.replay.format.records import (
@@ -106,6 +106,7 @@ class Catalog:
         self._db = connection
         self._unchanged = unchanged  # the files as they must stay; None if SQLite notices changes by itself
         self._closed = False
+        self._guard: Guard | None = None
         self._specs: dict[int, StepSpec] = {}
 
     @staticmethod
@@ -296,8 +297,7 @@ class Catalog:
         sql = f"select {names} from episodes where ({where}\n) and id > ? order by id limit {PAGE_EPISODES}"
         last = 0
         while True:  # in pages, so that no read transaction stays open while the caller works
-            with self._translate_errors("read", given=f"condition {shown(where)}"):
-                page = self._db.execute(sql, (*values, last)).fetchall()
+            page = self._guarded_rows(sql, (*values, last), where, of_view=False)
             for row in page:
                 yield decode_episode(row, self.path, check=check)
             if len(page) < PAGE_EPISODES:
@@ -411,6 +411,20 @@ class Catalog:
         with self._translate_errors("read", given=f"query {shown(sql)}"):
             return self._db.execute(sql, values).fetchall()
 
+    def view_rows(self, sql: str, values: Sequence[SqlValue], condition: str) -> list[SqlRow]:
+        """The rows of a query of episodes that contains the condition of a view, which may be anyone's."""
+        return self._guarded_rows(sql, values, condition, of_view=True)
+
+    def _guarded_rows(self, sql: str, values: Sequence[SqlValue], condition: str, *, of_view: bool) -> list[SqlRow]:
+        num_episodes = self.last_episode_id() if of_view else 0
+        if self._guard is None:
+            self._guard = Guard(self._db)
+        with (
+            self._translate_errors("read", given=f"condition {shown(condition)}"),
+            self._guard.held(of_view=of_view, num_episodes=num_episodes),
+        ):
+            return self._db.execute(sql, values).fetchall()
+
     @contextmanager
     def _translate_errors(self, action: str, *, given: str | None = None) -> Iterator[None]:
         """As the function of this name; but if the tables are right, what fails is the SQL that the user gave."""
@@ -422,6 +436,8 @@ class Catalog:
                 raise StoreClosedError(f"{self.path}: {action} after close(); open the store again") from error
             self._refuse_changed()
             translated = _translated(error, self.path, action)
+            if given is not None and (problem := guard_problem(error)) is not None:
+                raise StoreError(f"{given}: {problem}") from error
             if _primary_code(error) in _STATEMENT_CODES and self._has_tables():
                 if given is not None:
                     translated = StoreError(f"{given}: {error}; change the {given.partition(' ')[0]}")

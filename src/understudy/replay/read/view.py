@@ -19,7 +19,7 @@ import numpy as np
 from understudy.core import Source, StoreError
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.catalog import Catalog
-from understudy.replay.format.conditions import SqlRow, check_condition
+from understudy.replay.format.conditions import Guard, SqlRow, check_condition, guard_problem, shown
 from understudy.replay.format.records import ATTRIBUTE_COLUMNS, attribute_values, info_from_json
 from understudy.replay.read.reader import Reader
 from understudy.replay.read.step_index import NONE, Column, StepIndex
@@ -51,14 +51,19 @@ class View:
     def __post_init__(self) -> None:
         for clause in self.clauses:
             try:
-                check_condition(clause.where, _ATTRIBUTE_SCHEMA)
+                check_condition(clause.where, _ATTRIBUTE_SCHEMA, of_view=True)
             except StoreError as error:
                 raise StoreError(f"view {self.name!r}: {error}") from None
 
     @property
     def mask_sql(self) -> str:
         """An SQL expression: for an episode, the sources whose steps are in the view, as bits."""
-        return " | ".join(f"(case when ({c.where}) then {c.mask} else 0 end)" for c in self.clauses) or "0"
+        return " | ".join(f"(case when ({c.where}\n) then {c.mask} else 0 end)" for c in self.clauses) or "0"
+
+    @property
+    def condition(self) -> str:
+        """The conditions of all clauses, for an error."""
+        return " or ".join(clause.where for clause in self.clauses)
 
 
 def _attribute_table() -> closing[sqlite3.Connection]:
@@ -267,15 +272,21 @@ def source_masks(catalog: Catalog, view: View, since: int, until: int, spec: int
     """Pairs of episode and source mask as of commit `until`, for the episodes that changed after `since`."""
     of_spec = "1" if spec is None else f"spec = {int(spec)}"
     mask = f"case when deleted is null and {of_spec} then {view.mask_sql} else 0 end"
-    rows = catalog.select(f"select id, {mask} from episodes where changed > ? and changed <= ?", (since, until))
+    sql = f"select id, {mask} from episodes where changed > ? and changed <= ?"
+    rows = catalog.view_rows(sql, (since, until), view.condition)
     later = _as_of(catalog, until, of_spec)
     if later:
         with _attribute_table() as db:
             marks = ", ".join("?" * (len(ATTRIBUTE_COLUMNS) + 2))
             db.executemany(f"insert into episodes values ({marks})", later)
-            rows += db.execute(
-                f"select id, case when deleted is null then {view.mask_sql} else 0 end from episodes"
-            ).fetchall()
+            sql = f"select id, case when deleted is null then {view.mask_sql} else 0 end from episodes"
+            try:
+                with Guard(db).held(of_view=True, num_episodes=len(later)):
+                    rows += db.execute(sql).fetchall()
+            except sqlite3.Error as error:
+                raise StoreError(
+                    f"condition {shown(view.condition)}: {guard_problem(error) or error}; change the view"
+                ) from None
     return np.array(rows, np.int64).reshape(-1, 2)
 
 

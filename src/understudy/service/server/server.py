@@ -129,6 +129,8 @@ class Server:
         self.failure: StoreFailedError | None = None
         self._committers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="commit")
         self._readers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read")  # so that no commit waits for a read
+        self._num_reading = 0
+        self._counting = threading.Lock()  # guards the number above
         self._loop = asyncio.new_event_loop()
         self.parameters = ParameterStore(
             store.path,
@@ -155,16 +157,27 @@ class Server:
         return self
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Let running commits finish, end all streams, and close the port. The store stays open."""
+        """Let running commits finish, end all streams, and close the port. The store stays open.
+
+        A read that takes longer than `grace_s` is left alone: `is_reading` tells that a thread of it is still there.
+        """
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._committers.shutdown()
-        self._readers.shutdown()
+        self._committers.shutdown(cancel_futures=True)
+        self._readers.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + grace_s
+        while self.is_reading and time.monotonic() < deadline:
+            time.sleep(0.01)
         self._loop.close()
         self.failed.set()
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether a thread still reads after `stop`; the process then waits for it at its end."""
+        return self._num_reading > 0
 
     def __enter__(self) -> Server:
         return self.start()
@@ -291,7 +304,16 @@ class Server:
         return await self._loop.run_in_executor(self._committers, partial(function, *args, **kwargs))
 
     async def _in_read_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._loop.run_in_executor(self._readers, partial(function, *args, **kwargs))
+        return await self._loop.run_in_executor(self._readers, partial(self._read, function, *args, **kwargs))
+
+    def _read(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        with self._counting:
+            self._num_reading += 1
+        try:
+            return function(*args, **kwargs)
+        finally:
+            with self._counting:
+                self._num_reading -= 1
 
     # ---- calls
 

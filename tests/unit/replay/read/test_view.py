@@ -23,6 +23,16 @@ def test_a_typo_in_a_view_names_the_attribute() -> None:
         View(name="x", clauses=(Clause(), Clause(where="sucess = 1")))
 
 
+def test_a_comment_in_a_clause_ends_with_it(reader: Reader) -> None:
+    """The three clauses would read the whole catalog if the comments took what follows them."""
+    hidden = "'\n and ((select count(*) from sqlite_master) > 5) and --'"
+    view = View(name="x", clauses=tuple(Clause(where=where) for where in ("0 --", hidden, "0 or\n 0")))
+    assert count_views(reader, [view]) == [(0, 0)]
+    for where in ("1) or (1", "1 /*", "(select 1 from writers)"):
+        with pytest.raises(StoreError, match="view 'x': condition"):
+            View(name="x", clauses=(Clause(where=where),))
+
+
 def test_a_view_is_counted_now_and_as_of_a_commit(reader: Reader) -> None:
     everything, demo, online = count_views(reader, [ALL, DEMO, ONLINE])
     assert everything == (60, 6)

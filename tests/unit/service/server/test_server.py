@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +52,36 @@ def talk(
             trailer = dict(error.trailing_metadata() or ())
             return answers, error.code(), error.details() or "", str(trailer.get(ERROR_KEY))
         return answers, grpc.StatusCode.OK, "", ""
+
+
+def test_endless_queries_are_refused_and_the_process_ends_when_told(tmp_path: Path) -> None:
+    """A client's views would keep every reading thread busy for ever; then SIGTERM comes."""
+    with Store.open(tmp_path / "store") as store:
+        write_episode(store.writer("w", SPEC), random_episode(SPEC, 5, 1))
+    command = [sys.executable, "-m", "understudy", "serve", str(tmp_path / "store"), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().strip().rpartition(" at ")[2]
+            endless = "(with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c)"
+            hidden = [{"where": text, "sources": [0]} for text in ("1 --", f"'\n and {endless} and --'", "1 or\n 1")]
+            plain = [{"where": endless, "sources": [0]}]
+            with grpc.insecure_channel(address) as channel:
+                status = channel.unary_unary(method(STATUS))
+                for clauses, wanted in ((hidden, grpc.StatusCode.OK), (plain, grpc.StatusCode.INVALID_ARGUMENT)):
+                    calls = [
+                        status.future(to_json({"views": [{"name": "x", "clauses": clauses}]}), timeout=120)
+                        for _ in range(32)
+                    ]
+                    assert {call.code() for call in calls} == {wanted}
+                waiting = [
+                    status.future(to_json({"views": [{"name": "x", "clauses": hidden}] * 16})) for _ in range(300)
+                ]
+                process.terminate()
+                assert process.wait(60) == 0
+                assert any(call.code() is not grpc.StatusCode.OK for call in waiting)
+        finally:
+            process.kill()
 
 
 def deliver_episode(remote: Remote, name: str, seed: int = 1) -> None:
