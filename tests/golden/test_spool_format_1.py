@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 from tests.golden.make_spool_format_1 import ARCHIVE, make
+from tests.golden.make_store_format_1 import ARCHIVE as STORE_ARCHIVE
+from tests.writing import write_episode
 
 from understudy.core import tree as trees
-from understudy.core.examples import CANONICAL, small_spec
+from understudy.core.examples import CANONICAL, random_episode, small_spec
 from understudy.replay import Reader, Store, verify
 from understudy.service import Server, ServerConfig, connect
 
@@ -49,6 +51,29 @@ def test_the_golden_spool_is_delivered_whole(golden: Path, tmp_path: Path) -> No
     report = verify(tmp_path / "store")
     assert report.ok, report.problems
     assert report.num_rows == NUM_ROWS
+
+
+def test_the_golden_spool_goes_on_into_the_golden_store(golden: Path, tmp_path: Path) -> None:
+    """What an old client recorded, and more from the new one, to a new server over an old store."""
+    with tarfile.open(STORE_ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    path = tmp_path / "store_format_1"
+    episode = random_episode(small_spec(), 6, 5)
+    with (
+        Store.open(path) as store,
+        Server(store, ServerConfig(port=0)) as server,
+        connect(f"shard-0={server.address}") as remote,
+        remote.writer("arm", small_spec(), spool=golden) as writer,
+    ):
+        write_episode(writer, episode)
+        assert writer.wait_delivered(30.0)
+        assert writer.delivery.delivered == NUM_ROWS + len(episode) + 1
+    with Reader(path) as reader:
+        found = list(reader.episodes("1"))
+        assert reader.read(found[-1].id).equals(episode)
+        assert reader.read(found[-4].id).equals(CANONICAL["images"]()[1])
+    report = verify(path)
+    assert report.ok, report.problems
 
 
 def test_the_same_recording_gives_the_same_spool(golden: Path, tmp_path: Path) -> None:

@@ -5,13 +5,17 @@ import tarfile
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.golden.make_store_format_1 import ARCHIVE, TRUTH, describe, make
+from tests.writing import write_episode
 
 from understudy.core import StoreError
+from understudy.core import tree as trees
 from understudy.core.examples import random_episode, small_spec
-from understudy.replay import Reader, Store, verify
+from understudy.replay import EVERYTHING, Reader, Store, compact, verify
 from understudy.replay.format.paths import segment_files
+from understudy.service import Server, ServerConfig, connect
 
 
 @pytest.fixture
@@ -53,6 +57,34 @@ def test_the_golden_store_keeps_its_writers_and_gets_the_new_column(golden: Path
             store.catalog.put_last_seq(before[0].id, before[0].last_seq, (3,))
     with Reader(golden) as reader:
         assert reader.catalog.writers() == [replace(before[0], checks=(3,)), *before[1:]]
+
+
+def test_the_golden_store_is_served_sampled_and_compacted(golden: Path, tmp_path: Path) -> None:
+    """As a lab would go on with it: a server over it, a writer with an old name, a learner, retention, compaction."""
+    episode = random_episode(small_spec(), 4, 77)
+    with Reader(golden) as reader:
+        before = {record.id: reader.rows(record.id)[1] for record in reader.episodes("id > 1 and deleted is null")}
+    with Store.open(golden) as store, Server(store, ServerConfig(port=0)) as server:
+        old_name = store.catalog.writers()[0].name
+        with connect(server.address) as remote:
+            with remote.writer(old_name, small_spec(), spool=tmp_path / "spool") as writer:
+                write_episode(writer, episode)
+                assert writer.wait_delivered(30.0)
+            spec = store.catalog.put_spec(small_spec())
+            with remote.sampler(EVERYTHING, batch_size=8, spec=spec, depth=0) as sampler:
+                assert len(sampler.sample().reward) == 8
+            assert remote.publish({"w": np.zeros(3, np.float32)}) == 1
+        store.delete([11])
+        store.restore([11])
+        store.delete([1])
+        compact(store, min_dead=0.0)
+    with Reader(golden) as reader:
+        assert reader.read(11).equals(episode)
+        assert reader.record(1).purged
+        for number, columns in before.items():
+            _, found = reader.rows(number)
+            assert all(trees.equal_leaf(list(found[path]), list(columns[path])) for path in columns), number
+    assert verify(golden).ok
 
 
 def test_the_same_writing_gives_the_same_segments(golden: Path, tmp_path: Path) -> None:

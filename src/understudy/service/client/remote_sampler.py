@@ -16,6 +16,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields
 from typing import Any, Generic, TypeVar, cast
 
 from understudy.core import StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
@@ -28,7 +29,7 @@ from understudy.replay.sample.selectors import Selector, Uniform
 from understudy.service.client.connection import Connection
 from understudy.service.wire.batches import MAX_MESSAGE_BYTES, fill_batch, selector_to_json, shape_to_json, view_to_json
 from understudy.service.wire.message import Assembly
-from understudy.service.wire.protocol import SAMPLE, VERSION, from_json, to_json
+from understudy.service.wire.protocol import SAMPLE, VERSION, check_version, from_json, to_json
 
 T = TypeVar("T")
 
@@ -186,7 +187,8 @@ class RemoteSampler(Closeable, Generic[Batch]):
         self._requested.pop(0)
         self._update(answer)
         if answer["record"] is not None:
-            self.last_record = BatchRecord(**answer["record"])
+            known = {item.name for item in fields(BatchRecord)}  # a newer server may send more
+            self.last_record = BatchRecord(**{name: answer["record"][name] for name in known & answer["record"].keys()})
         return assembly
 
     def _retry(self, call: Callable[[], T]) -> T:
@@ -215,7 +217,9 @@ class RemoteSampler(Closeable, Generic[Batch]):
         if self._stream is None:
             known = {} if self.store_id is None else {"store": self.store_id}
             self._stream = _Stream(self._connection, {**self._hello, "state": self.last_state, **known})
-            self._update(self._stream.take(self._timeout_s)[0])
+            hello_reply, _ = self._stream.take(self._timeout_s)
+            check_version(hello_reply, other="server")
+            self._update(hello_reply)
             for size, part in self._requested:
                 self._stream.request(size, part)
         return self._stream

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from understudy.core import DamageError, RefusedError, UnderstudyError, WireError
 from understudy.service.client.connection import Connection
 from understudy.service.client.spool import SpoolLog
-from understudy.service.wire.protocol import VERSION, WRITE, from_json, to_json
+from understudy.service.wire.protocol import VERSION, WRITE, check_version, from_json, to_json
 
 WINDOW_CHUNKS = 4  # sent and not yet acknowledged
 ANSWER_TIMEOUT_S = 30.0  # plus the time that the unacknowledged bytes take on the slowest link
@@ -92,6 +92,7 @@ class WriteStream:
     def _take(self, answer: dict[str, Any]) -> None:
         log = self._log
         if self._next is None:
+            check_version(answer, other="server")
             last_seq, self._max_bytes = _numbers(answer, "last_seq", "max_message_bytes")
             last_seq += log.route.base
             if not self._outbox.on_hello(log, self._connection, last_seq, _checks(answer), _stores(answer)):

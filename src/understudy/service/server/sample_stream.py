@@ -24,21 +24,7 @@ from understudy.service.wire.batches import (
     view_from_json,
 )
 from understudy.service.wire.message import pieces
-from understudy.service.wire.protocol import ReplacedError, check_version, from_json, refuse_unknown, to_json
-
-_HELLO = {
-    "version",
-    "view",
-    "shape",
-    "selector",
-    "batch_size",
-    "seed",
-    "spec",
-    "rank",
-    "world_size",
-    "state",
-    "store",
-}
+from understudy.service.wire.protocol import VERSION, ReplacedError, check_version, from_json, to_json
 
 
 class SampleStream:
@@ -48,8 +34,7 @@ class SampleStream:
     """
 
     def __init__(self, store: Path, hello: dict[str, Any]):
-        refuse_unknown(hello, _HELLO)
-        check_version(hello)
+        check_version(hello, other="client")
         options: dict[str, Any] = {name: hello.get(name) for name in ("batch_size", "seed", "rank", "world_size")}
         for name, number in options.items():
             if type(number) is not int or not 0 <= number < (2**64 if name == "seed" else 2**63):
@@ -92,7 +77,7 @@ class SampleStream:
             self._sampler.close()
 
     def hello_reply(self) -> bytes:
-        return to_json(self._status())
+        return to_json({"version": VERSION, **self._status()})
 
     def _status(self) -> dict[str, Any]:
         """What a client gets with every answer."""
@@ -112,7 +97,6 @@ class SampleStream:
 
     def _answer(self, message: bytes) -> list[bytes]:
         request = from_json(message)
-        refuse_unknown(request, {"size", "part"})
         size = request.get("size")
         if type(size) is not int or size < 0:
             raise WireError(f"size: expected a whole number from 0, got {str(size)[:40]}")

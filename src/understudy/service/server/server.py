@@ -60,7 +60,6 @@ from understudy.service.wire.protocol import (
     WRITE,
     check_version,
     from_json,
-    refuse_unknown,
     status_of,
     to_json,
 )
@@ -325,7 +324,6 @@ class Server:
 
     def _count(self, request: dict[str, Any]) -> dict[str, Any]:
         """What the store holds, and how many steps and episodes each requested view has."""
-        refuse_unknown(request, {"views"})
         given = request.get("views", [])
         if not isinstance(given, list):
             raise WireError(f"views: expected a list of views, got {str(given)[:40]}")
@@ -375,7 +373,6 @@ class Server:
 
     async def _publish(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
         hello = from_json(await _first(requests))
-        refuse_unknown(hello, {"version", "have", "store"})
         version = hello.get("version")
         if version is not None and not _is_version(version):
             raise WireError(f"version: expected a whole number from 1, got {str(version)[:40]}")
@@ -419,6 +416,7 @@ class Server:
             self.writer_stats.writer(writer, incarnation, context.peer(), last_seq) as entry,
         ):
             hello_reply = {
+                "version": VERSION,
                 "last_seq": last_seq,
                 "checks": checks,
                 "max_message_bytes": self.config.max_message_bytes,
@@ -442,8 +440,7 @@ class Server:
                 ahead.cancel()
 
     def _parse_hello(self, hello: dict[str, Any]) -> tuple[str, str, StepSpec]:
-        refuse_unknown(hello, {"version", "writer", "incarnation", "spec"})
-        check_version(hello)
+        check_version(hello, other="client")
         names = hello.get("writer"), hello.get("incarnation")
         for name in names:
             if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():

@@ -26,7 +26,7 @@ from understudy.core import (
 )
 from understudy.service.wire.message import parse_json
 
-VERSION = 1
+VERSION = 1  # raised when neighbours could no longer work together without knowing each other's version
 SERVICE = "understudy.Delivery"
 WRITE, SAMPLE, PUBLISH, SUBSCRIBE, STATUS, REQUEST = "Write", "Sample", "Publish", "Subscribe", "Status", "Request"
 DEFAULT_PORT = 7447
@@ -126,14 +126,17 @@ def _shorten(code: grpc.StatusCode, text: str) -> str:
     return f"{code.name.lower().replace('_', ' ')}: {text.rpartition('errors: ')[2][:200]}".rstrip(": ")
 
 
-def check_version(hello: dict[str, Any]) -> None:
-    if hello.get("version") != VERSION:
-        raise WireError(
-            f"version: expected {VERSION}, got {hello.get('version')!r}; install the same version of understudy on both"
+def check_version(message: dict[str, Any], *, other: str) -> None:
+    """Refuse a client or a server (`other`) that is more than one version away; one without a number has version 1.
+
+    Versions that are neighbours understand each other: fields that one side does not know are ignored.
+    """
+    found = message.get("version", 1)
+    if type(found) is not int:
+        raise WireError(f"version: expected a whole number, got {str(found)[:40]}; is it an understudy {other}?")
+    if not max(VERSION - 1, 1) <= found <= VERSION + 1:
+        older = other if found < VERSION else "server" if other == "client" else "client"
+        raise RefusedError(
+            f"the {other} speaks version {found} of the protocol, and this side version {VERSION}; that is more than "
+            f"one apart: update the {older} with `pip install --upgrade understudy-robotics`"
         )
-
-
-def refuse_unknown(hello: dict[str, Any], known: set[str]) -> None:
-    odd = sorted(hello.keys() - known)
-    if odd:
-        raise WireError(f"{odd[0][:80]}: expected no such field in this message; is the client newer than the server?")

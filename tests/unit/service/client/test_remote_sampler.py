@@ -10,7 +10,7 @@ import pytest
 from tests.waiting import wait_for
 from tests.writing import write_episode
 
-from understudy.core import Source, StepSpec, StoreError, UnavailableError, WireError
+from understudy.core import RefusedError, Source, StepSpec, StoreError, UnavailableError, WireError
 from understudy.core import tree as trees
 from understudy.core.examples import nested_spec, random_episode, robot_spec, small_spec, text_spec
 from understudy.replay import (
@@ -33,7 +33,7 @@ from understudy.replay import (
 )
 from understudy.service import Remote, RemoteSampler, Server, ServerConfig, connect
 from understudy.service.wire.batches import view_from_json, view_to_json
-from understudy.service.wire.protocol import SAMPLE, to_json
+from understudy.service.wire.protocol import SAMPLE, from_json, to_json
 
 
 def fill(store: Store, spec: StepSpec, *, episodes: int = 5, steps: int = 20, name: str = "a") -> None:
@@ -325,7 +325,8 @@ HELLO = {
         {"state": {"commit": "x"}},
         {"state": [1]},
         {"seed": -1},
-        {"surprise": 1},
+        {"version": 3},
+        {"version": "1"},
     ],
 )
 def test_a_hello_that_makes_no_sense_is_refused(store: Store, remote: Remote, hello: dict[str, Any]) -> None:
@@ -333,8 +334,18 @@ def test_a_hello_that_makes_no_sense_is_refused(store: Store, remote: Remote, he
     connection = next(iter(remote._connections.values()))
     sent = {} if not hello else {**HELLO, **hello}
     stream = connection.exchange(SAMPLE, iter([to_json(sent)]))
-    with pytest.raises((WireError, StoreError)):
+    with pytest.raises((WireError, StoreError, RefusedError)):
         list(stream)
+
+
+def test_fields_of_a_newer_client_are_ignored(store: Store, remote: Remote) -> None:
+    fill(store, small_spec(), episodes=1)
+    connection = next(iter(remote._connections.values()))
+    hello = {**HELLO, "version": 2, "tomorrow": {"a": 1}}
+    stream = connection.exchange(SAMPLE, iter([to_json(hello), to_json({"size": 4, "part": None, "tomorrow": 1})]))
+    assert from_json(next(stream))["version"] == 1
+    assert from_json(next(stream))["record"] is not None
+    stream.cancel()
 
 
 def test_a_request_that_makes_no_sense_is_refused(store: Store, remote: Remote) -> None:

@@ -266,9 +266,8 @@ WRONG_HELLOS: dict[str, tuple[bytes, str]] = {
     "a list": (b"[]", "expected a JSON object, got b'[]'"),
     "deep": (b"[" * 100_000, "expected JSON, got b'[[["),
     "too long": (b" " * (2**20 + 1), "expected at most 1048576 bytes of JSON, got 1048577"),
-    "nothing in it": (b"{}", "version: expected 1, got None; install the same"),
-    "another version": (hello(version=99), "version: expected 1, got 99; install the same"),
-    "unknown field": (hello(colour="red"), "colour: expected no such field in this message; is the client newer than"),
+    "nothing in it": (b"{}", "writer: expected a name of up to 200 characters, got 'None'"),
+    "no version": (hello(version="one"), "version: expected a whole number, got one; is it an understudy client?"),
     "no name": (hello(writer=""), "writer: expected a name of up to 200 characters, got ''"),
     "a long name": (hello(writer="x" * 201), "writer: expected a name of up to 200 characters, got 'xxx"),
     "a name of control characters": (hello(writer="a\0b"), "writer: expected a name"),
@@ -348,6 +347,21 @@ def test_too_many_specs_are_refused(serve: Serve, monkeypatch: pytest.MonkeyPatc
 # ---- messages
 
 
+@pytest.mark.parametrize(("version", "update"), [(99, "server"), (0, "client")])
+def test_a_version_too_far_away_is_refused(serve: Serve, version: int, update: str) -> None:
+    server = serve()
+    answers, _, text, name = talk(server, hello(version=version))
+    assert (answers, name) == ([], "RefusedError")
+    assert f"update the {update} with `pip install" in text
+    assert server.store.state.writers == {}
+
+
+def test_a_newer_client_is_served_and_its_new_fields_are_ignored(serve: Serve) -> None:
+    (answer,), code, _, _ = talk(serve(), hello(version=2, colour="red"))
+    assert code is grpc.StatusCode.OK
+    assert answer["version"] == 1
+
+
 def test_a_message_above_the_limit_is_refused_and_others_are_undisturbed(
     serve: Serve, remote_to: To, tmp_path: Path
 ) -> None:
@@ -362,6 +376,7 @@ def test_a_message_above_the_limit_is_refused_and_others_are_undisturbed(
                 answers, code, _, _ = talk(server, hello(writer=f"bad-{index}"), bytes(60_000))
                 (reply,) = answers
                 assert reply == {
+                    "version": 1,
                     "last_seq": -1,
                     "checks": [],
                     "max_message_bytes": 50_000,
@@ -396,7 +411,7 @@ def test_a_stream_that_says_nothing_is_refused(serve: Serve) -> None:
 
 def test_what_goes_wrong_is_counted(serve: Serve, remote_to: To) -> None:
     server = serve()
-    talk(server, hello(version=0))
+    talk(server, hello(writer=""))
     deliver_episode(remote_to(server), "w")
     text = server.metrics.text()
     assert 'understudy_errors_total{kind="WireError"} 1.0' in text

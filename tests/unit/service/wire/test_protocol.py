@@ -20,10 +20,11 @@ from understudy.core import (
 )
 from understudy.service.wire.protocol import (
     MAX_JSON_BYTES,
+    VERSION,
     ReplacedError,
+    check_version,
     error_of,
     from_json,
-    refuse_unknown,
     status_of,
     to_json,
 )
@@ -77,8 +78,36 @@ def test_what_is_no_json_object_is_a_wire_error(message: bytes) -> None:
         from_json(message)
 
 
-def test_a_small_message_comes_back_and_an_unknown_field_is_named() -> None:
+def test_a_small_message_comes_back() -> None:
     value: dict[str, Any] = {"version": 1, "name": "ä"}
     assert from_json(to_json(value)) == value
-    with pytest.raises(WireError, match="name: expected no such field in this message"):
-        refuse_unknown(value, {"version"})
+
+
+def test_neighbours_are_accepted() -> None:
+    for version in (max(VERSION - 1, 1), VERSION, VERSION + 1):
+        check_version({"version": version, "a field of tomorrow": 1}, other="client")
+    check_version({}, other="server")  # of the first version, which did not tell it
+
+
+@pytest.mark.parametrize(
+    ("other", "version", "update"),
+    [
+        ("client", VERSION + 2, "server"),
+        ("client", VERSION - 2, "client"),
+        ("server", VERSION + 2, "client"),
+        ("server", VERSION - 2, "server"),
+    ],
+)
+def test_a_version_too_far_away_says_which_side_to_update(other: str, version: int, update: str) -> None:
+    with pytest.raises(RefusedError) as caught:
+        check_version({"version": version}, other=other)
+    assert str(caught.value) == (
+        f"the {other} speaks version {version} of the protocol, and this side version {VERSION}; that is more than "
+        f"one apart: update the {update} with `pip install --upgrade understudy-robotics`"
+    )
+
+
+@pytest.mark.parametrize("version", [True, "1", 1.0, None, [1]])
+def test_a_version_that_is_no_number_is_a_wire_error(version: Any) -> None:
+    with pytest.raises(WireError, match="version: expected a whole number"):
+        check_version({"version": version}, other="client")
