@@ -2,10 +2,14 @@
 
 One flat tensor makes a step one kernel, however many parameters there are: for the small networks of RLPD on a CPU,
 Adam over single tensors costs a tenth of an update.
+
+torch wraps the methods of its optimizers for `torch.compile`. The wrappers import the compiler at the first call, which
+is two seconds of CPU in every process that learns. Nothing is compiled here, so the methods are used without them.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -16,6 +20,8 @@ from torch.optim.adam import adam
 
 class FlatAdam(torch.optim.Adam):
     """Adam over one flat parameter. The parameters of the modules become views of it, and stay what modules hold."""
+
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
 
     def __init__(self, parameters: Iterable[Tensor], *, learning_rate: float):
         """Takes all parameters that require gradients. Move modules to their device before, not after."""
@@ -55,6 +61,14 @@ class FlatAdam(torch.optim.Adam):
         assert self.flat.grad is not None
         norm: Tensor = torch.linalg.vector_norm(self.flat.grad)
         return norm
+
+
+class AdamW(torch.optim.AdamW):
+    """torch's AdamW, to the same bits."""
+
+    add_param_group = inspect.unwrap(Optimizer.add_param_group)
+    zero_grad = inspect.unwrap(Optimizer.zero_grad)
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
 
 
 def flatten_parameters(parameters: Sequence[Tensor]) -> Tensor:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from torch import nn
 
-from understudy.algorithms.optimizers import FlatAdam
+from understudy.algorithms.optimizers import AdamW, FlatAdam
 
 
 def network() -> nn.Sequential:
@@ -54,3 +57,33 @@ def test_a_parameter_that_the_loss_does_not_depend_on_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="not have been used"):
         adam.descend(first(torch.ones(1, 2)).sum())
     assert torch.equal(first.weight, before)
+
+
+def test_adamw_is_that_of_torch() -> None:
+    ours, theirs = network(), network()
+    mine, plain = AdamW(ours.parameters(), lr=0.01), torch.optim.AdamW(theirs.parameters(), lr=0.01)
+    for step in range(5):
+        images = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(step))
+        for model, optimizer in ((ours, mine), (theirs, plain)):
+            optimizer.zero_grad()
+            torch.autograd.backward(model(images).square().sum())
+            optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+
+
+def test_a_process_that_learns_does_not_import_the_compiler() -> None:
+    code = """
+import sys, torch
+from understudy.algorithms.optimizers import AdamW, FlatAdam
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
+from understudy.training.distributed.ranks import single_rank
+net = torch.nn.Linear(2, 2)
+FlatAdam(net.parameters(), learning_rate=0.1).descend(net(torch.ones(1, 2)).sum())
+engine = Engine(torch.nn.Linear(2, 2), EngineConfig(), single_rank())
+engine.backward(engine.forward(torch.ones(1, 2)).sum(), last=True)
+engine.step()
+print([name for name in ("torch._dynamo", "torch.distributed.tensor") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

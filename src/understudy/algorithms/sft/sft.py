@@ -16,7 +16,7 @@ from torch import Tensor
 from understudy.algorithms.algorithm import AlgorithmError
 from understudy.algorithms.offpolicy.augment import shifted
 from understudy.algorithms.offpolicy.transitions import numbers
-from understudy.algorithms.optimizers import init_moments
+from understudy.algorithms.optimizers import AdamW, init_moments
 from understudy.algorithms.sft.blocks import Blocks
 from understudy.algorithms.sft.config import SFTUpdateConfig
 from understudy.algorithms.state_dict import Resumable, StateParts
@@ -91,7 +91,7 @@ class SFT(Resumable):
         matrices = [weight for weight in self._named.values() if weight.ndim > 1]
         others = [weight for weight in self._named.values() if weight.ndim <= 1]
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
-        self._adam = torch.optim.AdamW(groups, config.learning_rate, weight_decay=config.weight_decay, fused=True)
+        self._adam = AdamW(groups, config.learning_rate, weight_decay=config.weight_decay, fused=True)
         init_moments(self._adam)
         self._generator = torch.Generator(self.device).manual_seed(seed)
 

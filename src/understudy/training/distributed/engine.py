@@ -18,15 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
+from understudy.algorithms.optimizers import AdamW
 from understudy.training.distributed.config import EngineConfig
-from understudy.training.distributed.ddp import DDPReplicated
 from understudy.training.distributed.errors import RanksError
-from understudy.training.distributed.fsdp import FSDPSharded, local_shard
 from understudy.training.distributed.module_blocks import checkpoint_activations, find_blocks
 from understudy.training.distributed.ranks import Ranks
-from understudy.training.distributed.sharded_checkpoint import load_tensors, save_tensors
 from understudy.training.distributed.single_process import SingleProcess
 
 Array = np.ndarray[Any, Any]
@@ -44,7 +41,7 @@ class Engine:
         self._in_unsharded = False
         self._parallel = self._wrap()
         named = {name: value for name, value in module.named_parameters() if value.requires_grad}
-        self._optimizer = torch.optim.AdamW(
+        self._optimizer = AdamW(
             named.values(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
         )
         self._trainable = named
@@ -173,10 +170,14 @@ class Engine:
 
     def save(self, directory: Path) -> Path:
         """Save the state of any number of ranks in a directory that all see; see sharded_checkpoint.py."""
+        from understudy.training.distributed.sharded_checkpoint import save_tensors  # imports two seconds of torch
+
         return save_tensors(self.ranks, directory, self.tensors(), self._random(), self.num_updates)
 
     def load(self, directory: Path) -> None:
         """Load what any number of ranks saved; with the same number, dropout continues too. May raise as `restore`."""
+        from understudy.training.distributed.sharded_checkpoint import load_tensors
+
         random = self._random()
         num_updates = load_tensors(self.ranks, directory, self.tensors(), random)
         self._restored(num_updates, random)
@@ -224,8 +225,12 @@ class Engine:
             checkpoint_activations(blocks)
         with ranks.collective(f"making {config.parallel}"):
             if config.parallel == "fsdp":
+                from understudy.training.distributed.fsdp import FSDPSharded
+
                 return FSDPSharded(module, ranks, config.precision, blocks=blocks, offload=config.offload_parameters)
             if config.parallel == "ddp" and ranks.size > 1:
+                from understudy.training.distributed.ddp import DDPReplicated
+
                 return DDPReplicated(module, ranks, config.precision)
             return SingleProcess(module, ranks, config.precision)
 
@@ -261,9 +266,21 @@ class Engine:
         return dict(self.module.state_dict(keep_vars=True))
 
 
+def _is_sharded(value: Tensor) -> bool:
+    """Whether it is a DTensor; asked like this, only FSDP imports what DTensors need."""
+    return hasattr(value, "to_local")
+
+
+def local_shard(value: Tensor) -> Tensor:
+    """The shard of a tensor that this rank holds."""
+    shard: Tensor = value.to_local() if _is_sharded(value) else value  # type: ignore[attr-defined]
+    return shard
+
+
 def _full(value: Tensor) -> Tensor:
     value = value.detach()
-    return value.full_tensor() if isinstance(value, DTensor) else value
+    full: Tensor = value.full_tensor() if _is_sharded(value) else value  # type: ignore[attr-defined]
+    return full
 
 
 def _to_array(value: Tensor) -> Array:
@@ -275,7 +292,10 @@ def _to_array(value: Tensor) -> Array:
 @torch.no_grad()
 def _set(value: Tensor, array: Array) -> None:
     whole = torch.from_numpy(np.array(array))
-    if isinstance(value, DTensor):
+    if _is_sharded(value):
+        from torch.distributed.tensor import DTensor, distribute_tensor
+
+        assert isinstance(value, DTensor)
         whole = whole.to(value.to_local().device, value.dtype)
         value.copy_(distribute_tensor(whole, value.device_mesh, value.placements, src_data_rank=None))
     else:

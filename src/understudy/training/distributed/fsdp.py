@@ -1,6 +1,6 @@
 """FSDP: a module of which every rank holds a shard (FSDP2).
 
-A file of its own because its imports take a second of CPU, and a process that only acts does not need them.
+A file of its own because its imports take two seconds of CPU, and a process without FSDP does not need them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 
 from understudy.training.distributed.config import Precision
 from understudy.training.distributed.ranks import Ranks
@@ -75,8 +74,3 @@ class FSDPSharded(SingleProcess):
 
     def _wrapped(self) -> Iterator[FSDPModule]:
         return (module for module in self.module.modules() if isinstance(module, FSDPModule))
-
-
-def local_shard(tensor: Tensor) -> Tensor:
-    """The shard of a tensor that this rank holds."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

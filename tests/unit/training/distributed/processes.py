@@ -16,9 +16,8 @@ import torch
 from tests.unit.training.distributed.small import Net, Sometimes, lora, rows, train
 
 from understudy.training.distributed.config import EngineConfig
-from understudy.training.distributed.engine import Engine
+from understudy.training.distributed.engine import Engine, local_shard
 from understudy.training.distributed.errors import RanksError
-from understudy.training.distributed.fsdp import local_shard
 from understudy.training.distributed.ranks import Ranks, join, single_rank
 from understudy.training.distributed.row_exchange import exchange_rows
 
