@@ -10,15 +10,16 @@ from tests.faults import hostile
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process's memory is read from /proc")
-def test_ten_thousand_hostile_frames(tmp_path: Path) -> None:
-    report = hostile.run(tmp_path, 10_000, seed=1)
+@pytest.mark.parametrize("frames", [2000, pytest.param(10_000, marks=pytest.mark.nightly)])
+def test_thousands_of_hostile_frames(frames: int, tmp_path: Path) -> None:
+    report = hostile.run(tmp_path, frames, seed=1)
     assert report.problems == {}
-    assert report.frames >= 10_000
+    assert report.frames >= frames
     assert report.refused + report.duplicates == report.frames
     assert report.kinds.keys() >= hostile.REFUSED.keys() | hostile.REPLAYED.keys() | hostile.HELLOS.keys()
     assert report.server_alive
     assert report.server_peak_bytes < 400 * 2**20
-    assert report.good_steps_stored == report.good_steps_sent > 100
+    assert report.good_steps_stored == report.good_steps_sent > frames / 100
     assert report.good_worst_append_s < 1.0
     assert report.good_worst_delivery_s < 10.0
 

@@ -347,7 +347,10 @@ def fault(directory: Path, mode: int, k: int, ending: str, trace: Path | None = 
 
 
 def chosen(calls: list[str], amount: str, mode: int) -> list[tuple[int, str]]:
-    """Which calls fail and how the run ends: all in both ways, or the first and last of a kind and some between."""
+    """Which calls fail and how the run ends: all in both ways, or the first and last of a kind and some between.
+
+    Of an I/O error there are the most kinds: the first of each fails once, the last for good.
+    """
     if amount == "none":
         return []
     if amount == "all":
@@ -357,7 +360,10 @@ def chosen(calls: list[str], amount: str, mode: int) -> list[tuple[int, str]]:
         kinds = [kind.split(" ", 1)[1] for kind in kinds]  # what can fail is the same: a few on each file will do
     first = {kind: k for k, kind in reversed(list(enumerate(kinds, 1)))}
     last = {kind: k for k, kind in enumerate(kinds, 1)}
-    some = sorted({*first.values(), *last.values(), *range(STRIDE, len(calls) + 1, STRIDE)})
+    ends = {*first.values(), *last.values()}
+    if mode % STICKY == MODES["eio"]:
+        ends = {*(last if mode >= STICKY else first).values()}
+    some = sorted({*ends, *range(STRIDE, len(calls) + 1, STRIDE)})
     return [(k, ENDINGS[(i + mode // STICKY) % 2]) for i, k in enumerate(some)]
 
 

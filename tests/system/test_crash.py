@@ -30,12 +30,13 @@ for seed in range(10_000):
 """
 
 
-def test_fifty_kills_lose_nothing(tmp_path: Path) -> None:
-    report = run_crash_test(tmp_path / "store", kills=50, seed=1)
-    assert report.kills == 50
+@pytest.mark.parametrize("kills", [12, pytest.param(50, marks=pytest.mark.nightly)])
+def test_kills_lose_nothing(kills: int, tmp_path: Path) -> None:
+    report = run_crash_test(tmp_path / "store", kills=kills, seed=1)
+    assert report.kills == kills
     assert report.ok, report
-    assert report.found == report.acknowledged > 1000
-    assert len(report.killed_while) >= 6  # phases
+    assert report.found == report.acknowledged > 20 * kills
+    assert len(report.killed_while) >= min(6, kills // 4)  # phases
 
 
 @pytest.mark.nightly

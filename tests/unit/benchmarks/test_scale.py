@@ -47,13 +47,16 @@ def test_a_small_study_loses_nothing_and_leaves_its_figures(tmp_path: Path) -> N
     assert list(work.iterdir()) == []
 
 
-def test_environments_are_spread_over_the_shards_and_keep_the_pace_of_all_together(tmp_path: Path) -> None:
-    found = measure(Study(shards=3, work=tmp_path, **STUDY), 12)  # type: ignore[arg-type]
+@pytest.mark.parametrize("num_envs", [6, pytest.param(12, marks=pytest.mark.nightly)])
+def test_environments_are_spread_over_the_shards_and_keep_the_pace_of_all_together(
+    num_envs: int, tmp_path: Path
+) -> None:
+    found = measure(Study(shards=3, work=tmp_path, **STUDY), num_envs)  # type: ignore[arg-type]
     assert found.problems == []
     assert len(found.shard_steps) == 3
     assert sum(1 for rows in found.shard_steps if rows) >= 2
     assert sum(found.shard_steps) >= found.steps  # the last row of an episode is no step
-    assert found.paced_hz == pytest.approx(50 / 12)
+    assert found.paced_hz == pytest.approx(50 / num_envs)
 
 
 def test_the_pictures_are_those_of_the_published_figures(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_a_late_reader_has_the_latest_within_a_second(remote: Remote) -> None:
 
 def test_readers_see_whole_versions_in_rising_order(remote: Remote, server: Server) -> None:
     seen: dict[int, list[int]] = {number: [] for number in range(3)}
-    last = 30
+    last = 10
 
     def read(number: int) -> None:
         with connect(server.address) as own, own.parameters() as subscription:
