@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tests.unit.training.onpolicy.killed import PLACES
 from tests.unit.training.onpolicy.making import make_config, save_policy
 
@@ -66,9 +67,18 @@ def begin(path: Path, place: Path) -> Path:
 @pytest.fixture(scope="module")
 def undisturbed(place: Path) -> Path:
     path = begin(place / "undisturbed", place)
-    done = python("-m", "understudy", "resume", path, cwd=place)
-    assert done.returncode == 0, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(ROOT))  # its workers import tests
+        resume(path)
     return path
+
+
+def resume(path: Path) -> None:
+    """In this process, because another one takes seconds to start."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as there: sums in another order would be other bits
+    assert main(["resume", str(path)]) == 0
+    torch.set_num_threads(threads)
 
 
 QUICK = [("update", 5)]
@@ -89,13 +99,13 @@ SLOW = [
     ("where", "number"), [*QUICK, *(pytest.param(*place, marks=pytest.mark.nightly) for place in SLOW)]
 )
 def test_a_run_that_is_killed_anywhere_comes_to_the_same(
-    where: str, number: int, tmp_path: Path, place: Path, undisturbed: Path
+    where: str, number: int, tmp_path: Path, place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # its workers import tests
     path = begin(tmp_path / "run", place)
     killed = python("-m", "tests.unit.training.onpolicy.killed", path, where, number, cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL, f"it never came to {PLACES[where]}: {killed.stderr}"
-    done = python("-m", "understudy", "resume", path, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    resume(path)
     assert weights(path) == weights(undisturbed)
     assert lines(path) == lines(undisturbed)
     with Reader(path / "store") as one, Reader(undisturbed / "store") as other:
@@ -147,7 +157,12 @@ def test_the_whole_way_on_the_command_line(
     assert not (tmp_path / "new" / "config.json").exists()
 
 
-def test_ranks_on_the_command_line(tmp_path: Path) -> None:
+def test_ranks_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # ranks and workers import tests
+    monkeypatch.setenv("COLUMNS", "200")
     save_policy(tmp_path / "policy.safetensors")
     small = (
         "--policy",
@@ -164,17 +179,12 @@ def test_ranks_on_the_command_line(tmp_path: Path) -> None:
         "1",
         "--filters.no-filter-accuracy",
     )
-    done = python("-m", "understudy", "train", "grpo", "two", *small, "--ranks", 2, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "engine.parallel: 'none' is for 1 process, got 2 ranks" in done.stderr
-    nonsense = ("--ranks", 2, "--engine.parallel", "ddp", "--env", "toyy")
-    done = python("-m", "understudy", "train", "grpo", "two", *small, *nonsense, cwd=tmp_path)
-    assert done.returncode == 1
-    assert "did you mean 'toy'?" in done.stderr
+    words = ["train", "grpo", "two", *small, "--ranks", "2"]
+    assert main(words) == 1
+    assert "engine.parallel: 'none' is for 1 process, got 2 ranks" in capfd.readouterr().err
+    assert main([*words, "--engine.parallel", "ddp", "--env", "toyy"]) == 1
+    assert "did you mean 'toy'?" in capfd.readouterr().err
     assert not (tmp_path / "two" / "config.json").exists()
-    done = python(
-        "-m", "understudy", "train", "grpo", "two", *small, "--ranks", 2, "--engine.parallel", "ddp", cwd=tmp_path
-    )
-    assert done.returncode == 0, done.stderr
+    assert main([*words, "--engine.parallel", "ddp"]) == 0
     assert (tmp_path / "two" / "stores" / "rank-1").is_dir()
-    assert done.stdout.count("of held-out episodes succeed") == 1
+    assert capfd.readouterr().out.count("of held-out episodes succeed") == 1
