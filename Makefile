@@ -2,7 +2,7 @@
 
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 PYTHON ?= python3
-JOBS ?= auto
+JOBS ?= $(shell expr $$(env -u OMP_NUM_THREADS nproc) + 1)
 PYTEST := $(VENV)/bin/pytest
 
 .DEFAULT_GOAL := check
@@ -26,18 +26,20 @@ types:
 layers:
 	$(VENV)/bin/lint-imports
 
-# Tests that measure time run alone. pytest answers 5 if there are none, which is no failure.
+# Tests that measure time run alone; only their files are collected. pytest answers 5 if there are none, which is no
+# failure.
 serial:
-	$(PYTEST) -m "serial and not nightly" || test $$? -eq 5
+	$(PYTEST) -m "serial and not nightly" $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || test $$? -eq 5
 
-# As many at a time as there are cores, so each has one thread: with more, torch's threads wait for each other.
+# One more at a time than there are cores, because some wait for processes and timeouts; each has one thread: with more,
+# torch's threads wait for each other.
 tests: export OMP_NUM_THREADS := 1
 tests:
 	$(PYTEST) -m "not serial and not nightly" -n $(JOBS) --dist loadgroup --durations 20
 
-# Long fault runs, limits on time and learning runs: hours, not minutes.
+# Long fault runs, limits on time and learning runs, and twenty times as many examples of hypothesis: hours, not minutes.
 nightly:
-	$(PYTEST) -m nightly
+	HYPOTHESIS_PROFILE=long $(PYTEST) -m "nightly or hypothesis"
 
 fix:
 	$(VENV)/bin/ruff check --fix .

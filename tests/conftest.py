@@ -16,7 +16,7 @@ from tests.quarantine import skip_quarantined
 
 os.environ.setdefault("MUJOCO_GL", "egl")  # before anyone imports mujoco: pictures need no screen then
 
-settings.register_profile("ci", max_examples=200, deadline=None, derandomize=bool(os.environ.get("CI")))
+settings.register_profile("ci", max_examples=100, deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.register_profile("long", max_examples=2000, deadline=None, derandomize=False)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
