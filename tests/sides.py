@@ -17,6 +17,8 @@ class SidesWorld(World):
     """Task number i is to go left if i is even, else right; the first of an action's `numbers` moves. The dot is seen
     in a picture of 16 x 16 pixels."""
 
+    simulated = True
+
     def __init__(self, *, tasks: int = 2, num_starts: int = 10, max_steps: int = 6, numbers: int = 1):
         self.step_spec = StepSpec(
             observation=Spec({"camera": ArraySpec(shape=(SIZE, SIZE, 3), dtype="uint8")}),

@@ -1,18 +1,20 @@
-"""A world that is nothing but numbers, for tests."""
+"""Worlds for tests: one that is nothing but numbers, and one that counts as a robot."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.core.tree import Tree
-from understudy.envs import Suite, Task, World
+from understudy.envs import Suite, Task, ToyTable, World
 
 
 class CountingWorld(World):
     """Sees the episode's seed and the number of the step; succeeds when the last action was above 0.5."""
+
+    simulated = True
 
     def __init__(self, max_steps: int = 10):
         self.step_spec = StepSpec(
@@ -48,3 +50,14 @@ class RealTimeWorld(CountingWorld):
 
     deterministic = False
     hz = 25.0
+
+
+class RealTable(ToyTable):
+    """The toy table as a robot would be: it does not say that it is simulated."""
+
+    simulated = False
+    executed: ClassVar[list[Tree]] = []  # actions of all tables of this process
+
+    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        self.executed.append(action)
+        return super().advance(action)

@@ -249,7 +249,7 @@ def test_its_own_process_changes_nothing() -> None:
 
 
 def assert_same_description(one: World, two: World) -> None:
-    for name in ("step_spec", "suite", "deterministic", "hz", "has_expert"):
+    for name in ("step_spec", "suite", "deterministic", "simulated", "hz", "has_expert"):
         assert getattr(one, name) == getattr(two, name), name
     assert one.versions() == two.versions()
 

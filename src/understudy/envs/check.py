@@ -71,17 +71,30 @@ class _Broken(UnderstudyError):
     """One problem: what was expected, what was got, and what to do next."""
 
 
-def check_env(world: World | Callable[[], World], *, episodes: int = 3) -> Report:
+def check_env(world: World | Callable[[], World], *, episodes: int = 3, random_actions: bool = False) -> Report:
     """Run a world and compare it with its contract; a factory is called twice, and its worlds are closed.
 
-    `episodes` is the number of starts that are run several times; all starts are reset in addition.
+    `episodes` is the number of starts that are run several times; all starts are reset in addition. The actions are
+    extreme and random ones. A world that is not simulated gets them only with `random_actions=True`.
     """
     if episodes < 1:
         raise WorldError(f"episodes: expected at least 1, got {episodes}; 3 is usual")
     if isinstance(world, World):
+        _check_permission(world, random_actions)
         return _check(world, None, episodes)
-    with world() as first, world() as second:
-        return _check(first, second, episodes)
+    with world() as first:
+        _check_permission(first, random_actions)
+        with world() as second:
+            return _check(first, second, episodes)
+
+
+def _check_permission(world: World, random_actions: bool) -> None:
+    if not (world.simulated or random_actions):
+        raise WorldError(
+            f"{type(world).__name__}: the check sends extreme and random actions, and this world does not say that it "
+            f"is simulated; if nothing real moves, set simulated = True in its class (or gym:ID?simulated=true), else "
+            f"make sure that it is safe and ask for them (random_actions=True, --random-actions)"
+        )
 
 
 def _check(world: World, second: World | None, episodes: int) -> Report:

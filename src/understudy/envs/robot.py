@@ -83,6 +83,7 @@ class RobotEnv(World):
         token = None if token_file is None else read_token(Path(token_file))
         self._arm = RobotHttpClient(url, token=token, client=f"RobotEnv {uuid.uuid4().hex[:12]}")
         self.limits = self._arm.post_json("/limits")
+        self.simulated = self.limits.get("simulated") is True  # a server that does not say so has a real arm
         scene = scene or self.limits["scene"]
         self._scene = None if scene is None else RobotHttpClient(scene, token=token)
         self._cameras = self._open_cameras(cameras, scene, token)

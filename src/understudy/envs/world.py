@@ -53,6 +53,7 @@ class World(Closeable):
     suite: Suite
     version_packages: tuple[str, ...] = ("numpy",)  # packages whose versions affect its behaviour
     deterministic: bool = True  # same start, seed and actions give the same bits; False for real-time worlds
+    simulated: bool = False  # whether nothing real moves; only then random actions need nobody's permission
     hz: float | None = None  # control rate that `step` keeps; None: as fast as possible
 
     _task: Task | None = None

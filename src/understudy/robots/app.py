@@ -90,7 +90,9 @@ def _add_readings(app: FastAPI, control: Control, scene: str | None) -> None:
 
     @app.post("/limits")
     async def limits() -> JSONResponse:
-        return JSONResponse({**asdict(control.arm.limits), "home": control.arm.home.tolist(), "scene": scene})
+        arm = control.arm
+        facts = {"home": arm.home.tolist(), "scene": scene, "simulated": arm.simulated}
+        return JSONResponse({**asdict(arm.limits), **facts})
 
     @app.post("/health")
     async def health() -> JSONResponse:

@@ -61,6 +61,7 @@ class Arm(abc.ABC):
 
     limits: ArmLimits
     home: Array  # [7] a pose inside the box; allowed orientations are measured from it
+    simulated: bool = False  # whether nothing real moves
 
     @abc.abstractmethod
     def state(self) -> ArmState:

@@ -41,6 +41,8 @@ FORCE_RATE = 60.0  # rad/s: of the low-pass filter on measured forces
 class SimulatedFranka(Arm):
     """Seven joints under torque control, two fingers, a table and a cube."""
 
+    simulated = True
+
     def __init__(self, limits: ArmLimits = LIMITS):
         os.environ.setdefault("MUJOCO_GL", "egl")  # before the import: renders without a screen
         self._mujoco: Any = importlib.import_module("mujoco")

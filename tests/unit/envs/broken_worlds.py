@@ -45,6 +45,8 @@ def break_down(how: str, faults: Iterable[str]) -> np.ndarray[Any, Any]:
 class Numbers(World):
     """A good one: counts, draws and remembers; an action of 1 succeeds."""
 
+    simulated = True
+
     step_spec = StepSpec(
         observation=Spec(
             {

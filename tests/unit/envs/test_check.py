@@ -16,6 +16,8 @@ from understudy.envs.world import World, WorldError
 class Good(World):
     """A point in the plane that drifts, and terminates far to the right."""
 
+    simulated = True
+
     def __init__(self) -> None:
         self.step_spec = StepSpec(
             observation=Spec(
@@ -326,3 +328,20 @@ def test_what_lives_in_real_time_is_not_asked_to_repeat_itself() -> None:
     report = check_env(Clock())
     assert "determinism" not in report.passed
     assert str(report).endswith("; 3 skipped, because it is not deterministic")
+
+
+class Arm(Good):
+    """A world that does not say that nothing real moves."""
+
+    simulated = World.simulated
+
+    def advance(self, action: Any) -> Any:
+        raise AssertionError("a real arm moved")
+
+
+def test_a_world_that_is_not_simulated_gets_random_actions_only_on_request() -> None:
+    for world in (Arm, Arm()):
+        with pytest.raises(WorldError, match=r"Arm: .* random actions, .* ask for them \(random_actions=True"):
+            check_env(world)
+    with pytest.raises(AssertionError, match="a real arm moved"):
+        check_env(Arm, random_actions=True)

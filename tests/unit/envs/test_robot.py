@@ -16,9 +16,11 @@ pytest.importorskip("uvicorn")
 from tests.unit.robots.point_arm import PointArm
 
 from understudy.core.rotation import between, turned
+from understudy.envs.check import check_env
 from understudy.envs.robot import STATE_NAMES, RobotEnv, start_of
 from understudy.envs.robot_client import HttpCamera
 from understudy.envs.world import WorldError
+from understudy.robots.franka import SimulatedFranka
 from understudy.robots.server import ArmServer
 from understudy.web.errors import AccessError
 
@@ -225,3 +227,14 @@ def test_a_box_without_space_for_the_task_is_refused(high: tuple[float, float, f
     with pytest.raises(WorldError, match=r"limits: expected a box with space for the task 'reach', got \[0.45, -0.05"):
         start_of("reach", 0, limits)
     start_of("reach", 0, {"low": (0.45, -0.05, 0.25), "high": (0.65, 0.15, 0.45)})
+
+
+def test_an_arm_is_real_unless_its_server_says_otherwise(server: ArmServer, arm: PointArm) -> None:
+    with RobotEnv(server.url) as world:
+        assert not world.simulated
+        with pytest.raises(WorldError, match="RobotEnv: the check sends extreme and random actions"):
+            check_env(world)
+    arm.simulated = True
+    with RobotEnv(server.url) as world:
+        assert world.simulated
+    assert SimulatedFranka.simulated

@@ -215,6 +215,7 @@ def test_limits_and_health(post: Client) -> None:
     _, limits = post("/limits")
     assert limits["low"] == [0.2, -0.3, 0.0]
     assert (limits["heartbeat_s"], limits["scene"]) == (0.12, None)
+    assert limits["simulated"] is False  # PointArm does not say that it is
     wait_for(lambda: post("/health")[1]["num_ticks"] > 20)
     _, health = post("/health")
     assert health["rate_hz"] == 200.0

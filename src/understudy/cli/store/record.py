@@ -20,6 +20,8 @@ from understudy.training import EpisodeResult, RecordConfig, RecordReport, open_
 from understudy.training.data.record import record
 from understudy.training.data.run_episode import Show
 
+SIMULATED_NOISE = 0.1  # of the script's actions in a simulated world
+
 
 def command(
     target: Annotated[str, tyro.conf.Positional],
@@ -27,7 +29,7 @@ def command(
     env: str = "toy:pick_red",
     human: Literal["script", "browser", "spacemouse"] = "script",
     successes: int = 20,
-    noise: float = 0.1,
+    noise: float | None = None,
     operator: str | None = None,
     max_episodes: int | None = None,
     seed: int = 0,
@@ -47,7 +49,8 @@ def command(
         env: Name of the world and its task, such as metaworld:push-v3; `understudy env list` lists the worlds.
         human: Who demonstrates: the world's script, or a human at a browser page or a SpaceMouse.
         successes: Number of successful demonstrations that the store should have in the end.
-        noise: Standard deviation of the noise on the script's actions, so that demonstrations differ.
+        noise: Standard deviation of the noise on the script's actions, so that demonstrations differ; by default 0.1
+            in a simulated world, and 0 on a real robot.
         operator: Name of the human operator, which is stored with each episode.
         max_episodes: Number of episodes after which to give up; by default three times the successes.
         seed: Seed of the starts and of the noise.
@@ -97,11 +100,12 @@ def command(
     return 0 if reached else 1
 
 
-def _script(world: World, noise: float, seed: int) -> Device:
+def _script(world: World, noise: float | None, seed: int) -> Device:
     if not world.has_expert:
         raise UnderstudyError(f"human: {world.suite.name} has no scripted expert; demonstrate with --human browser")
     rng = np.random.default_rng(seed)
-    return AlwaysScript(lambda: world.expert_action(noise=noise, rng=rng).action)
+    chosen = SIMULATED_NOISE * world.simulated if noise is None else noise
+    return AlwaysScript(lambda: world.expert_action(noise=chosen, rng=rng).action)
 
 
 def _bar(console: Console, task: str) -> Progress:

@@ -66,16 +66,17 @@ def setup(name: Annotated[str, tyro.conf.Positional], *, again: bool = False) ->
     return 0
 
 
-def check(name: Annotated[str, tyro.conf.Positional], *, episodes: int = 3) -> int:
-    """Run episodes of a world and check that it keeps its contract.
+def check(name: Annotated[str, tyro.conf.Positional], *, episodes: int = 3, random_actions: bool = False) -> int:
+    """Run episodes of a world with extreme and random actions, and check that it keeps its contract.
 
     Args:
         name: Name of a world, such as toy:pick_red, gym:CartPole-v1, or your own as module:factory.
         episodes: Number of starts, each of which is run several times.
+        random_actions: Send them even if the world is not simulated: a real robot moves.
     """
     console = Console(highlight=False)
     with console.status(f"{name}: running episodes"):
-        report = check_env(lambda: open_world(name), episodes=episodes)
+        report = check_env(lambda: open_world(name), episodes=episodes, random_actions=random_actions)
     console.print(str(report), style="green", soft_wrap=True, markup=False)
     return 0
 

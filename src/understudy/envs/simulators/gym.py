@@ -22,6 +22,7 @@ from understudy.envs.world import World, WorldError
 
 SUCCESS_KEYS = ("success", "is_success", "succeed")
 MAX_SIZE = 1024
+OWN_MODULES = ("gymnasium.", "gymnasium_robotics.")  # their environments are simulations
 
 
 class GymWorld(World):
@@ -39,9 +40,11 @@ class GymWorld(World):
         max_steps: int | None = None,
         success_return: float | None = None,
         size: int = 0,
+        simulated: bool | None = None,
     ):
         """`options` are passed to gymnasium.make. `max_steps` and `success_return`, the return from which an episode
-        counts as a success, default to those of the id. `size` is the side of an "image" in pixels, 0 for none."""
+        counts as a success, default to those of the id. `size` is the side of an "image" in pixels, 0 for none.
+        `simulated` says that nothing real moves; by default only gymnasium's own environments count as simulated."""
         if type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise WorldError(f"size: expected 0 (no image) to {MAX_SIZE} pixels, got {describe(size)}")
         gymnasium = _import_gymnasium()
@@ -54,6 +57,8 @@ class GymWorld(World):
                 raise WorldError(f"{id}: has no step limit; pass max_steps, such as 200")
             task = Task(name=id, instruction=instruction or id, num_starts=num_starts, max_steps=limit)
             self.suite = Suite(name="gym", tasks=(task,))
+            own = str(registered.entry_point).startswith(OWN_MODULES)
+            self.simulated = own if simulated is None else simulated
             self._seen_spec = _spec(gymnasium.spaces, self._env.observation_space, "observation", bounds=False)
             action = _spec(gymnasium.spaces, self._env.action_space, "action", bounds=True)
         except BaseException:

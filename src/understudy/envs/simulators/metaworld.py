@@ -113,6 +113,7 @@ class MetaworldWorld(World):
     """Metaworld 3, its tasks as one suite. Needs metaworld; MUJOCO_GL=egl and LP_NUM_THREADS=1 for images."""
 
     version_packages = ("numpy", "mujoco", "metaworld")
+    simulated = True
     state_names: tuple[str, ...]  # metres; quaternions w first; opening is 0 to 1; zero where there is no second object
     camera_names: tuple[str, ...]
 

@@ -28,6 +28,7 @@ class ToyTable(World):
     """A gripper over a table with three blocks, a plate, a zone and a button."""
 
     suite = SUITE
+    simulated = True
     state_names = STATE_NAMES  # of the numbers in observation["state"]: metres; opening and held are 0 to 1
     camera_names = ("front", "wrist")
 

@@ -53,6 +53,7 @@ def serve(channel: Channel, memory_fd: int) -> None:
             "suite": world.suite.to_json(),
             "has_expert": world.has_expert,
             "deterministic": world.deterministic,
+            "simulated": world.simulated,
             "hz": world.hz,
             "versions": world.versions(),
         }

@@ -28,6 +28,7 @@ class IsolatedWorld(World):
         self.step_spec = self.worker.step_spec
         self.suite = self.worker.suite
         self.deterministic = self.worker.deterministic
+        self.simulated = self.worker.simulated
         self.hz = self.worker.hz
 
     def choose(self, task: str) -> None:

@@ -29,6 +29,7 @@ class WorkerProtocol:
     suite: Suite
     has_expert: bool  # whether it answers AskExpert
     deterministic: bool
+    simulated: bool
     hz: float | None
     versions: Mapping[str, str]  # of the world's `version_packages`
     block_steps: int
@@ -42,6 +43,7 @@ class WorkerProtocol:
             suite=Suite.from_json(hello["suite"]),
             has_expert=bool(hello["has_expert"]),
             deterministic=bool(hello["deterministic"]),
+            simulated=hello["simulated"] is True,
             hz=None if hello["hz"] is None else float(hello["hz"]),
             versions=dict(hello["versions"]),
             block_steps=block_steps,

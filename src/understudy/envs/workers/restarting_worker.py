@@ -123,6 +123,10 @@ class Worker(Closeable):
         return self._started_protocol.deterministic
 
     @property
+    def simulated(self) -> bool:
+        return self._started_protocol.simulated
+
+    @property
     def hz(self) -> float | None:
         return self._started_protocol.hz
 

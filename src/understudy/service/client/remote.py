@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from understudy.core import RefusedError, StepSpec
+from understudy.core import RefusedError, StepSpec, UnavailableError
 from understudy.core.closeable import Closeable
 from understudy.core.tree import Tree
 from understudy.replay.read.view import View
@@ -259,6 +259,20 @@ class Remote(Closeable):
     def unpublished(self) -> frozenset[str]:
         """The shards that missed the last published version because they could not be reached."""
         return self._publisher.unpublished
+
+    def newest_version(self, *, timeout_s: float = PROBE_TIMEOUT_S) -> int | None:
+        """The highest version that the servers have given out, 0 before the first; None if one that does not answer
+        may have given out a first version.
+        """
+        versions = []
+        for shard in self._connections.values():
+            try:
+                status = shard.call(STATUS, {"views": []}, timeout_s=timeout_s, wait=False)
+            except UnavailableError:
+                continue
+            versions.append(int(status["parameters_version"]))
+        newest = max(versions, default=0)
+        return newest if newest or len(versions) == len(self._connections) else None
 
     def parameters(self, *, max_bytes: int = 4 * 2**30) -> Subscription:
         """A subscription to the newest weights; larger ones than `max_bytes` are refused.

@@ -1,11 +1,13 @@
-"""Actor: runs episodes and records them, with the newest policy, or with random actions until there is one.
+"""Actor: runs episodes and records them, with the newest policy. Until one was published, it acts at random in a
+simulated world, and waits on a real robot unless the config asks for random actions.
 
-`Actor` is the role; `run_actor` is its process. The actor does not wait for the learner unless the config sets
+`Actor` is the role; `run_actor` is its process. Once a policy was published, the actor never acts at random again: one
+that starts waits for the newest policy to arrive. After that it does not wait for the learner unless the config sets
 `max_pending_updates`.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
-| main | the world | the world; a learner with too many pending updates | the world; the next policy |
+| main | the world | the world; the first policy; a learner with too many pending updates | the world; the next policy |
 | parameters (service) | the server | the next version | the server |
 | recording, sending (service) | the queue | disk, network | the main loop |
 """
@@ -17,13 +19,13 @@ import logging
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from understudy.core import Source, Tree, UnavailableError
+from understudy.core import Source, Tree, UnavailableError, UnderstudyError
 from understudy.envs.pace import Pace
 from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import Takeover
@@ -34,7 +36,14 @@ from understudy.replay import View
 from understudy.replay.read.view import Clause
 from understudy.replay.write.writer import Writer
 from understudy.training.data.run_episode import EpisodeResult, Show, run_episode
-from understudy.training.offpolicy.rlpd import RLPDConfig, make_takeover, policy_act, random_act
+from understudy.training.offpolicy.rlpd import (
+    RLPDConfig,
+    allow_random_actions,
+    make_takeover,
+    policy_act,
+    random_act,
+)
+from understudy.training.runs.config import ConfigError
 from understudy.training.runs.health import Health
 
 if TYPE_CHECKING:
@@ -67,6 +76,7 @@ class Actor:
         self.config = config
         self.world = world
         self.health = health or Health(None, role="actor", name=name)
+        self.may_act_randomly = allow_random_actions(config, world)
         self._writer = writer
         self._key = zlib.crc32(name.encode())
         self._takeover = takeover
@@ -74,7 +84,8 @@ class Actor:
         self._show = show
 
     def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
-        """Run episode `number` from a start of the training split; without a policy, with random actions.
+        """Run episode `number` from a start of the training split; without a policy, with random actions if they are
+        allowed.
 
         If the world's process fails, the steps so far are stored as a cut episode, and the episode is run again, up to
         MAX_ATTEMPTS times in all.
@@ -90,6 +101,11 @@ class Actor:
 
     def _attempt(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
         rng = np.random.default_rng([self.config.seed, 1, self._key, number])
+        if policy is None and not self.may_act_randomly:
+            raise ConfigError(
+                f"{self.config.env}: there is no policy yet, and random actions are not allowed, because it is not "
+                f"simulated; record demonstrations first, or ask for random actions with --random-actions"
+            )
         if policy is None:
             act, source = random_act(self.world.step_spec.action, rng), Source.RANDOM
         else:
@@ -158,21 +174,35 @@ def run_actor(
         takeover, pace, show = teleop(world) if teleop is not None else (make_takeover(config, world), None, None)
         actor = Actor(config, world, writer, name=name, takeover=takeover, pace=pace, show=show, health=health)
         health.add(lambda: _delivery(writer))
+        health.add(
+            lambda: {"parameters_problem": subscription.problem, "parameters_unusable": subscription.num_unusable}
+        )
         num_steps = 0
         writer.wait_delivered(DELIVER_S)  # what an earlier process recorded counts too
         number = first = _num_episodes_begun(remote, name, health.progress)
-        policy: ActorPolicy | None = None
+        newest: PublishedPolicy | None = None
         seen: Parameters | None = None
         num_since = 0  # steps since the newest policy arrived
+        waiting = ""  # why there is no policy to act with; said once
         while not stop():
             latest = subscription.latest
             if latest is not None and latest is not seen:
-                seen, policy, num_since = latest, _policy_of(latest), 0
-            if seen is not None and seen.metadata["finished"] == "1":
+                seen = latest
+                if (found := _published_policy(latest)) is not None:
+                    newest, num_since = found, 0
+            if newest is not None and newest.finished:
                 return number - first
+            policy = None if newest is None else newest.policy
+            if policy is None and (reason := _why_wait(actor, remote)):
+                health.progress(reason)
+                if reason != waiting:
+                    logger.warning("%s: %s; %s", name, reason, subscription.problem or "nothing is sent to the world")
+                waiting = reason
+                subscription.wait(seen, WAIT_S)
+                continue
             if config.max_pending_updates is not None:
-                num_free = 0 if seen is not None else config.start_steps
-                pending = int(seen.metadata["pending_updates"]) if seen is not None else 0
+                num_free = 0 if newest is not None else config.start_steps
+                pending = newest.pending_updates if newest is not None else 0
                 # The learner cannot count steps that an unreachable shard does not have yet.
                 num_open = max(num_since, writer.delivery.queued + writer.delivery.recorded)
                 pending += (num_open * num_actors() - num_free) * config.updates_per_step
@@ -196,9 +226,42 @@ def _delivery(writer: RemoteWriter) -> dict[str, Any]:
     return {"queue": delivery.queued, "spool_bytes": delivery.spool_bytes, "delivery": asdict(delivery)}
 
 
-def _policy_of(parameters: Parameters) -> ActorPolicy:
-    description = json.loads(parameters.metadata["policy"])
-    return ActorPolicy.of(parameters.tree, {**description, "version": parameters.version})
+def _why_wait(actor: Actor, remote: Remote) -> str:
+    """Why an actor without a policy must not act at random now; empty if it may."""
+    if not actor.may_act_randomly:
+        return "waiting for the first policy: the world is not simulated, and random actions were not asked for"
+    version = remote.newest_version()
+    if version is None:
+        return "waiting for the server: it may have a policy"
+    if version > 0:
+        return f"waiting for a policy: version {version} was published and has not arrived"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedPolicy:
+    """A version that an RLPD learner published."""
+
+    policy: ActorPolicy
+    pending_updates: int
+    finished: bool
+
+
+def _published_policy(parameters: Parameters) -> PublishedPolicy | None:
+    """The policy in a version; None, and an error in the log, if another program published something else."""
+    try:
+        description = {**json.loads(parameters.metadata["policy"]), "version": parameters.version}
+        return PublishedPolicy(
+            policy=ActorPolicy.of(parameters.tree, description),
+            pending_updates=int(parameters.metadata["pending_updates"]),
+            finished=parameters.metadata["finished"] == "1",
+        )
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, UnderstudyError) as error:
+        logger.error(
+            "version %d is no policy of an RLPD learner (%s: %s); the actor does not use it",
+            *(parameters.version, type(error).__name__, error),
+        )
+        return None
 
 
 def _num_episodes_begun(remote: Remote, name: str, waiting: Callable[[str], None]) -> int:

@@ -70,6 +70,8 @@ class RLPDConfig:
     """Number of environment steps of the whole run."""
     start_steps: int = 0
     """Number of environment steps with random actions before the first update."""
+    random_actions: bool = False
+    """Allow random actions, and those of an untrained policy, in a world that is not simulated: a real robot moves."""
     updates_per_step: int = 2
     """Number of updates per environment step (the update-to-data ratio)."""
     batch_size: int = 128
@@ -223,6 +225,24 @@ def evaluator_for(world: World, progress: Callable[[str], None] | None = None) -
 def random_act(action: Spec, rng: np.random.Generator) -> Act:
     """Uniformly random actions within the bounds."""
     return lambda _: (random_tree(action, rng), NO_VERSION)
+
+
+def allow_random_actions(config: RLPDConfig, world: World) -> bool:
+    """Whether random actions may be executed; raises if the run must begin with some and they are not allowed."""
+    if world.simulated or config.random_actions:
+        return True
+    if config.start_steps:
+        raise ConfigError(
+            f"start_steps: expected 0, because {config.env} is not simulated, got {config.start_steps} steps with "
+            f"random actions; set it to 0, or ask for random actions with --random-actions"
+        )
+    if not config.cloning_updates:
+        raise ConfigError(
+            f"cloning_updates: expected at least 1, because {config.env} is not simulated, got 0: the first policy "
+            f"would be untrained, and its actions random; begin from demonstrations with --cloning-updates 1000, or "
+            f"ask for random actions with --random-actions"
+        )
+    return False
 
 
 def make_takeover(config: RLPDConfig, world: World) -> Takeover | None:

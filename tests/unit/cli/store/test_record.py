@@ -37,6 +37,18 @@ def test_noise_and_seed_change_what_is_recorded(tmp_path: Path) -> None:
     assert len(set(actions)) == 3
 
 
+def test_by_default_only_a_simulated_world_gets_noise(tmp_path: Path) -> None:
+    actions = {}
+    for env in ("toy:pick_red", "tests.worlds:RealTable?task=pick_red"):
+        for options in ([], ["--noise", "0"]):
+            store = str(tmp_path / f"{len(actions)}")
+            assert main(["record", store, "--env", env, "--successes", "1", *options]) == 0
+            with Reader(store) as reader:
+                actions[env.partition(":")[0], bool(options)] = reader.read(1).action.tobytes()
+    assert actions["toy", False] != actions["toy", True]
+    assert actions["tests.worlds", False] == actions["tests.worlds", True] == actions["toy", True]
+
+
 def test_it_records_to_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")

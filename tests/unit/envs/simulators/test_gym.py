@@ -107,7 +107,7 @@ def play(world: GymWorld, action: Any, **options: Any) -> list[tuple[Any, ...]]:
         ("Pendulum-v1", {"success_return": -300.0, "max_steps": 30}),
         ("Taxi-v4", {"max_steps": 30}),
         ("Blackjack-v1", {"max_steps": 9, "success_return": 1.0}),
-        ("Rooms-v0", {"size": 16}),
+        ("Rooms-v0", {"size": 16, "simulated": True}),
     ],
 )
 def test_worlds_keep_their_contract(id: str, options: dict[str, Any]) -> None:
@@ -345,3 +345,11 @@ def test_the_code_of_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "15 True"
     assert printed[1].startswith("GymWorld: 11 checks passed")
+
+
+def test_only_environments_of_gymnasium_itself_count_as_simulated() -> None:
+    with GymWorld("CartPole-v1") as world:
+        assert world.simulated
+    for simulated, wanted in ((None, False), (True, True), (False, False)):
+        with GymWorld("Rooms-v0", simulated=simulated) as world:
+            assert world.simulated is wanted
