@@ -1,7 +1,8 @@
 """Backup: a second store with the same content, made quickly while the first is open and written to.
 
 Sealed segments never change, so the two stores share their files by hard links; what is deleted or compacted in one
-stays in the other. The catalog is copied. A crash meanwhile leaves a directory without a catalog, which is no store.
+stays in the other. So it is with the newest published parameters. The catalog is copied last: a crash meanwhile leaves
+a directory without a catalog, which is no store.
 """
 
 from __future__ import annotations
@@ -12,10 +13,16 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
-from understudy.core import StoreError
+from understudy.core import StoreError, StoreFailedError
 from understudy.durable import files
 from understudy.durable.errors import store_errors
-from understudy.replay.format.paths import CATALOG_FILE, SEGMENTS_DIRECTORY, segment_path
+from understudy.replay.format.paths import (
+    CATALOG_FILE,
+    SEGMENTS_DIRECTORY,
+    parameter_files,
+    parameters_path,
+    segment_path,
+)
 from understudy.replay.format.seal import write_seal
 from understudy.replay.write.store import Store
 
@@ -35,11 +42,32 @@ def backup(store: Store, path: Path) -> None:
                 _copy(source, copy)
         with store_errors(path, "fsync"):
             files.sync_directory(path / SEGMENTS_DIRECTORY)
+        _copy_parameters(store.path, path)
         _copy_catalog(store.path / CATALOG_FILE, path / CATALOG_FILE)
     write_seal(path)
     with store_errors(path, "fsync"):
         files.sync_directory(path)
         files.sync_directory(path.parent)
+
+
+def _copy_parameters(store: Path, path: Path) -> None:
+    """Copy the newest version. A server may replace it meanwhile; then the next one is taken."""
+    while found := parameter_files(store):
+        source = found[-1]
+        copy = parameters_path(path, int(source.stem))
+        with store_errors(copy, "create"):
+            copy.parent.mkdir(exist_ok=True)
+        try:
+            if not _link(source, copy):
+                _copy(source, copy)
+        except StoreFailedError:
+            if source.exists():
+                raise
+            copy.unlink(missing_ok=True)
+            continue
+        with store_errors(path, "fsync"):
+            files.sync_directory(copy.parent)
+        return
 
 
 def _link(source: Path, copy: Path) -> bool:

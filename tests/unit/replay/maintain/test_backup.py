@@ -9,6 +9,7 @@ from tests.writing import write_episode
 from understudy.core import StoreError
 from understudy.core.examples import CANONICAL
 from understudy.replay import Reader, Store, compact, verify
+from understudy.replay.format.paths import parameters_path
 from understudy.replay.maintain.backup import backup
 
 
@@ -42,3 +43,37 @@ def test_a_backup_is_a_store_of_its_own(name: str, linked: bool, tmp_path: Path,
     with Reader(tmp_path / "store") as reader:
         assert [record.id for record in reader.episodes()] == [3]
     assert verify(tmp_path / "store").ok
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_the_newest_parameters_are_part_of_it(linked: bool, tmp_path: Path, monkeypatch) -> None:
+    if not linked:
+        monkeypatch.setattr(sys.modules["understudy.replay.maintain.backup"], "_link", lambda source, copy: False)
+    with Store.open(tmp_path / "store") as store:
+        for version in (7, 8):
+            file = parameters_path(store.path, version)
+            file.parent.mkdir(exist_ok=True)
+            file.write_bytes(b"weights %d" % version)
+        (file.parent / f"{file.name}.new").write_bytes(b"unfinished")
+        backup(store, tmp_path / "copy")
+    (found,) = (tmp_path / "copy" / "parameters").iterdir()
+    assert found == parameters_path(tmp_path / "copy", 8)
+    assert found.read_bytes() == b"weights 8"
+
+
+def test_a_version_that_is_replaced_meanwhile_is_not_missed(tmp_path: Path, monkeypatch) -> None:
+    module = sys.modules["understudy.replay.maintain.backup"]
+    with Store.open(tmp_path / "store") as store:
+        old, new = (parameters_path(store.path, version) for version in (1, 2))
+        old.parent.mkdir()
+        old.write_bytes(b"old")
+
+        def replaced_meanwhile(source: Path, copy: Path) -> bool:
+            if source == old:
+                new.write_bytes(b"new")
+                old.unlink()
+            return False
+
+        monkeypatch.setattr(module, "_link", replaced_meanwhile)
+        backup(store, tmp_path / "copy")
+    assert [file.read_bytes() for file in (tmp_path / "copy" / "parameters").iterdir()] == [b"new"]

@@ -7,15 +7,17 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import xxhash
+from tests.waiting import wait_for
 
 from understudy.core import StoreError, UnavailableError, WireError
-from understudy.replay import Store
+from understudy.replay import Store, backup
 from understudy.replay.format.paths import parameters_path
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.client.publish import publish
@@ -272,3 +274,53 @@ def test_a_number_that_a_client_has_is_not_used_again(store: Store, caplog: pyte
         assert "a client has version 10 of the parameters, and this store knows versions up to 0" in caplog.text
         hello = {"version": None, "have": 100, "store": "another"}
         assert connection.upload(PUBLISH, [to_json(hello), *parts], timeout_s=30)["version"] == 12
+
+
+@contextmanager
+def restored(store: Store, path: Path, port: int) -> Iterator[Server]:
+    """The store's machine is gone: its backup is served at the same address."""
+    store.close()
+    with Store.open(path) as copy, Server(copy, ServerConfig(port=port)) as server:
+        yield server
+
+
+@pytest.mark.parametrize("learner", ["the same", "a new one"])
+def test_after_a_restore_versions_go_on_where_actors_and_learner_are(learner: str, tmp_path: Path) -> None:
+    store = Store.open(tmp_path / "store")
+    with ExitStack() as cleanup:
+        with Server(store, ServerConfig(port=0)) as server:
+            remote = cleanup.enter_context(connect(server.address))
+            subscription = cleanup.enter_context(remote.parameters())
+            for seed in range(5):
+                remote.publish(weights(seed))
+                if seed == 2:
+                    backup(store, tmp_path / "backup")
+            wait_for(lambda: subscription.latest is not None and subscription.latest.version == 5)
+            port = port_of(server)
+        with restored(store, tmp_path / "backup", port) as server:
+            with connect(server.address) as late, late.parameters() as found:
+                newest = found.wait(timeout_s=60)
+                assert newest is not None
+                assert (newest.version, int(newest.tree["step"])) == (3, 2)  # the last that the backup has
+            publisher = remote
+            if learner == "a new one":
+                publisher = cleanup.enter_context(connect(server.address))
+                wait_for(lambda: server.parameters.version == 5)  # the actor has connected again
+            assert publisher.publish(weights(100)) == 6
+            wait_for(lambda: subscription.latest is not None and subscription.latest.version == 6)
+            assert subscription.latest is not None
+            assert int(subscription.latest.tree["step"]) == 100
+
+
+def test_a_second_backup_continues_after_the_first(tmp_path: Path) -> None:
+    versions, path = [], tmp_path / "store"
+    for number in range(3):
+        with (
+            Store.open(path) as store,
+            Server(store, ServerConfig(port=0)) as server,
+            connect(server.address) as remote,
+        ):
+            versions += [remote.publish(weights(number)) for _ in range(2)]
+            path = tmp_path / f"backup-{number}"
+            backup(store, path)
+    assert versions == [1, 2, 3, 4, 5, 6]
