@@ -6,6 +6,7 @@
 | `write_atomically` | the same after a kill; after a power cut, maybe nothing: for a status that is written often |
 | `write_synced`, `create_durably` | a part of the new file, until the call returned |
 | `remove_durably`, `rename_durably` | the name before or after; once it returned, the one after |
+| `make_directory_durably` | once it returned, the directory and those above it |
 
 All of them raise OSError with the name of the file. Stores turn that into a StoreFailedError (`durable.errors`).
 """
@@ -115,6 +116,18 @@ def move_durably(path: Path, target: Path) -> None:
     for part in (*path.rglob("*"), path):
         sync_file(part)
     rename_durably(path, target)
+
+
+def make_directory_durably(path: Path) -> None:
+    """Make a directory, with those above it, if it is not there yet; when this returns, all of them are on the disk.
+
+    Its name is synced also if it was there: the process that made it may have been killed before it synced.
+    """
+    path = path.absolute()
+    new = [directory for directory in (path, *path.parents) if not directory.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for directory in dict.fromkeys([path.parent, *(made.parent for made in new)]):
+        sync_directory(directory)
 
 
 def remove_durably(path: Path) -> None:

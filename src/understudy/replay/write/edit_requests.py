@@ -103,7 +103,7 @@ def submit_edit(store: Path, request: EditRequest) -> Path:
     inbox = store / INBOX_DIRECTORY
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"
     with store_errors(inbox, "create"):
-        inbox.mkdir(exist_ok=True)
+        files.make_directory_durably(inbox)
         files.write_durably(inbox / name, json.dumps(asdict(request)).encode())
     return inbox / name
 

@@ -244,7 +244,7 @@ class Store(Closeable):
             try:
                 commit.add(queued.chunk)
                 taken.append(queued)
-            except StoreFailedError:
+            except (StoreFailedError, DamageError):  # not the chunk is wrong, but the store
                 raise
             except UnderstudyError as error:
                 queued.error, queued.finished = error, True
@@ -255,8 +255,9 @@ class Store(Closeable):
         return taken
 
     def _fail(self, group: list[_QueuedChunk], error: UnderstudyError) -> None:
-        if isinstance(error, StoreFailedError) and self._failure is None:
-            self._failure = error
+        """Stop after a commit that broke off: numbers that it took in memory must not be used again."""
+        if self._failure is None and not isinstance(error, StoreClosedError):
+            self._failure = error if isinstance(error, StoreFailedError) else StoreFailedError(str(error))
         for queued in group:
             if not queued.finished:
                 queued.error, queued.finished = error, True

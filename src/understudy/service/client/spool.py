@@ -33,7 +33,7 @@ import xxhash
 
 from understudy.core import DamageError, SpecError, StepSpec, StoreFormatError, WireError
 from understudy.durable.errors import store_errors
-from understudy.durable.files import create_durably, sync_directory, write_durably
+from understudy.durable.files import create_durably, make_directory_durably, sync_directory, write_durably
 from understudy.durable.lock import WriterLock, lock_is_held
 from understudy.replay.format.records import info_from_json, info_to_json
 from understudy.replay.write.writer import info_after_gap
@@ -222,7 +222,9 @@ class SpoolLog:
             self.num_rows -= num_rows
         if self.directory is not None:
             for number in acknowledged:
-                (self.directory / f"{number:08d}{_SUFFIX}").unlink(missing_ok=True)
+                path = self.directory / f"{number:08d}{_SUFFIX}"
+                with store_errors(path, "remove"):
+                    path.unlink(missing_ok=True)
         return num_rows
 
     def assign(self, shard: str) -> None:
@@ -265,7 +267,7 @@ class Spool:
         self._next_number = 1
         if directory is not None:
             with store_errors(directory, "create"):
-                directory.mkdir(parents=True, exist_ok=True)
+                make_directory_durably(directory)
             self._file_lock = WriterLock(directory / "lock")
             try:
                 self._load(directory)

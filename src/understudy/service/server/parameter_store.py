@@ -18,7 +18,7 @@ from typing import ParamSpec, Protocol, TypeVar
 
 from understudy.core import StoreError, UnavailableError, WireError
 from understudy.durable.errors import store_errors
-from understudy.durable.files import sync_directory, write_durably
+from understudy.durable.files import make_directory_durably, write_durably
 from understudy.replay.format.paths import parameter_files, parameters_path
 from understudy.service.wire.message import Assembly, pieces
 from understudy.service.wire.parameters import NO_PARAMETERS, check_flags, check_parameters
@@ -148,9 +148,7 @@ class ParameterStore:
     def _write(self, version: int, content: Sequence[bytes]) -> None:
         path = parameters_path(self._store, version)
         with store_errors(path, "write"):
-            if not path.parent.is_dir():
-                path.parent.mkdir()
-                sync_directory(self._store)
+            make_directory_durably(path.parent)
             write_durably(path, content)
         for older in path.parent.iterdir():  # files that a crash left unfinished, too
             if older != path:
