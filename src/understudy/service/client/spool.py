@@ -270,7 +270,8 @@ class Spool:
                 make_directory_durably(directory)
             self._file_lock = WriterLock(directory / "lock")
             try:
-                self._load(directory)
+                with store_errors(directory, "open"):
+                    self._load(directory)
             except BaseException:
                 self._file_lock.release()
                 raise
