@@ -331,7 +331,10 @@ class History:
             self._in(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
         for robot in self._robots:
             self._in(robot, partial(robot.subscriber.catch_up, 120.0), timeout_s=200.0)
-            if robot.failed or not robot.recorder.writer.wait_delivered(0):
+            if robot.has_damage:
+                for number in robot.recorder.numbers:
+                    self._model.episodes[number].promised.clear()
+            if not robot.has_delivered():
                 self.problems.append(f"{robot.name} has not delivered: {robot.recorder.writer.delivery}")
             if robot.subscriber.last_version < self._model.last_version:
                 self.problems.append(

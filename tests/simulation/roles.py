@@ -15,7 +15,7 @@ from tests.simulation import world as worlds
 from tests.simulation.model import SPECS, Model, digest, observation, step
 from tests.simulation.world import Actor, Lab, Machine
 
-from understudy.core import StoreError, UnavailableError, UnderstudyError
+from understudy.core import DamageError, StoreError, UnavailableError, UnderstudyError
 from understudy.replay import EVERYTHING, Budget, Reader, Retention, Sampler, Store, compact
 from understudy.replay.sample.batch_source import EmptyError
 from understudy.service.client.outbox import OutboxConfig
@@ -33,6 +33,7 @@ class Recorder(Actor):
         self.writer: Any = None
         self._number: int | None = None  # of the open episode
         self._mine: list[int] = []  # episodes of this writer
+        self.numbers: list[int] = []  # and of all before it
 
     def began(self, writer: Any) -> None:
         self.writer = writer
@@ -55,6 +56,7 @@ class Recorder(Actor):
         if self._number is None:
             self._number = self._model.begin(self.spec)
             self._mine.append(self._number)
+            self.numbers.append(self._number)
             writer.begin(self._model.info(self._number))
         episode = self._model.episodes[self._number]
         index = episode.num_given
@@ -165,6 +167,17 @@ class Robot(Machine):
                 config=config,
             )
         )
+
+    @property
+    def has_damage(self) -> bool:
+        """Whether chunks that could not be read were set aside; the product says so, and keeps them for people."""
+        return self.spool is not None and any(self.spool.glob("damaged-*"))
+
+    def has_delivered(self) -> bool:
+        try:
+            return not self.failed and bool(self.recorder.writer.wait_delivered(0))
+        except DamageError:
+            return self.has_damage
 
     @property
     def failed(self) -> bool:

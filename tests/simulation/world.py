@@ -46,14 +46,16 @@ def install() -> None:
     """Put the simulated parts under the product code of this process."""
     for name, module in sorted(sys.modules.items()):
         if name.startswith("understudy."):
-            if getattr(module, "threading", None) is threading:
-                module.threading = threads.THREADING
-            if getattr(module, "queue", None) is queue:
-                module.queue = threads.QUEUE
-            if getattr(module, "ThreadPoolExecutor", None) is ThreadPoolExecutor:
-                module.ThreadPoolExecutor = threads.Executor
-    gather.ThreadPoolExecutor = threads.InlineExecutor
-    server_module.asyncio = SimpleNamespace(**{**vars(asyncio), "new_event_loop": threads.EventLoop})
+            names = vars(module)
+            for attribute, real, simulated in (
+                ("threading", threading, threads.THREADING),
+                ("queue", queue, threads.QUEUE),
+                ("ThreadPoolExecutor", ThreadPoolExecutor, threads.Executor),
+            ):
+                if names.get(attribute) is real:
+                    names[attribute] = simulated
+    vars(gather)["ThreadPoolExecutor"] = threads.InlineExecutor
+    vars(server_module)["asyncio"] = SimpleNamespace(**{**vars(asyncio), "new_event_loop": threads.EventLoop})
     connection.Credentials.channel = lambda self, address: world.network.channel(address)
     time.sleep = lambda seconds: threads.scheduler.sleep(seconds)
     sqlite3.connect = _connect
