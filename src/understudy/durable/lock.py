@@ -14,6 +14,7 @@ from pathlib import Path
 
 from understudy.core import StoreLockedError, UnderstudyError
 from understudy.durable.errors import store_error
+from understudy.durable.file_identity import FileIdentity
 from understudy.durable.files import write_at
 
 
@@ -33,16 +34,12 @@ class FileLock:
 
     def __init__(self, path: Path):
         self.path = path
-        fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            _lock(fd)
-        except OSError as error:
-            owner = os.pread(fd, 4096, 0).decode(errors="replace")
+        fd = _open_locked(path)
+        while not FileIdentity(path, fd).is_in_place():  # it was removed before it was locked
             os.close(fd)
-            if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
-                raise
-            raise LockHeldError(path, _owner_text(owner)) from None
+            fd = _open_locked(path)
         self._fd: int | None = fd
+        self.identity = FileIdentity(path, fd)
         _held.add(self)
         content = {
             "pid": os.getpid(),
@@ -66,6 +63,19 @@ class FileLock:
             os.close(self._fd)
             self._fd = None
         _held.discard(self)
+
+
+def _open_locked(path: Path) -> int:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        _lock(fd)
+    except OSError as error:
+        owner = os.pread(fd, 4096, 0).decode(errors="replace")
+        os.close(fd)
+        if error.errno not in (errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES):
+            raise
+        raise LockHeldError(path, _owner_text(owner)) from None
+    return fd
 
 
 class WriterLock(FileLock):

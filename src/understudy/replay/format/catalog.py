@@ -8,6 +8,7 @@ connection.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
@@ -159,6 +160,12 @@ class Catalog:
             self._db.close()
         self._closed = True
 
+    def abandon(self) -> None:
+        """Never close the connection, because closing it removes the log by its name, which may be that of another
+        catalog: for one whose file was removed or replaced.
+        """
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._db))
+
     def close_as_one_file(self) -> None:
         """Close a catalog that is to be renamed: its write-ahead log, which keeps its name, must be empty."""
         with closing(self):
@@ -264,8 +271,12 @@ class Catalog:
 
     def last_segment_id(self) -> int:
         """The highest id that a segment ever had."""
-        found = self._rows("select seq from sqlite_sequence where name = 'segments'")
-        return int(found[0][0]) if found else 0
+        return self._highest_id("segments")
+
+    def last_row(self, segment_id: int) -> int:
+        """The row after the last one that a span of a segment covers."""
+        found = self._rows("select max(first_row + num_rows) from spans where segment = ?", (segment_id,))
+        return int(found[0][0] or 0)
 
     def layout(self, segment: SegmentRecord) -> Layout:
         return Layout(
@@ -279,8 +290,13 @@ class Catalog:
     # ---- episodes
 
     def last_episode_id(self) -> int:
-        found = self._rows("select seq from sqlite_sequence where name = 'episodes'")
-        return int(found[0][0]) if found else 0
+        """The highest id that an episode ever had."""
+        return self._highest_id("episodes")
+
+    def _highest_id(self, table: str) -> int:
+        ever = self._rows("select seq from sqlite_sequence where name = ?", (table,))
+        now = self._rows(f"select max(id) from {table}")  # nothing checks the other table, so do not rely on it alone
+        return max([0, *(int(row[0] or 0) for row in (*ever, *now))])
 
     def episodes(
         self, where: str = "1", values: Sequence[SqlValue] = (), *, check: bool = True
@@ -366,8 +382,7 @@ class Catalog:
 
     def last_span_id(self) -> int:
         """The highest id that a span ever had."""
-        found = self._rows("select seq from sqlite_sequence where name = 'spans'")
-        return int(found[0][0]) if found else 0
+        return self._highest_id("spans")
 
     def remove_spans(self, ids: Iterable[int]) -> None:
         self._db.executemany("delete from spans where id = ?", [(int(span),) for span in ids])

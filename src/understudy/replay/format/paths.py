@@ -6,6 +6,7 @@ from pathlib import Path
 
 CATALOG_FILE = "catalog.sqlite"
 SEAL_FILE = "catalog.seal"
+MARK_FILE = "catalog.mark"
 LOCK_FILE = "writer.lock"
 SEGMENTS_DIRECTORY = "segments"
 PARAMETERS_DIRECTORY = "parameters"

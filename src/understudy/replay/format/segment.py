@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,7 @@ from understudy.core.episode import Column
 from understudy.core.spec import ArraySpec
 from understudy.durable import files
 from understudy.durable.errors import store_error, store_errors
+from understudy.durable.file_identity import FileIdentity
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.layout import Layout, TensorColumn, checksum_of, parse_header
 
@@ -46,6 +47,7 @@ class Segment:
         self.layout = layout
         self.path = path
         self._fd = fd
+        self.identity = FileIdentity(path, fd)
 
     @staticmethod
     def create(layout: Layout, path: Path) -> Segment:
@@ -181,6 +183,19 @@ class Segment:
         if len(data) != num_rows * column.row_bytes:
             raise DamageError(f"{self.path}: {name} ends early; run `understudy verify`")
         return np.frombuffer(data, column.dtype).reshape(num_rows, *column.shape)
+
+    def data_rows(self, name: str, first_row: int, stop_row: int | None = None) -> Iterator[tuple[int, Array]]:
+        """The rows of one tensor that are not in holes of the file, unchecked: the first row of each part, the part."""
+        column = self.layout.columns[name]
+        stop_row = self.layout.capacity if stop_row is None else stop_row
+        with store_errors(self.path, "read"):
+            extents = list(files.data_extents(self._fd, column.at(first_row), column.at(stop_row)))
+        done = first_row
+        for begin, end in extents:
+            first = max((begin - column.offset) // column.row_bytes, done)
+            done = -((column.offset - end) // column.row_bytes)
+            if first < done:
+                yield first, self.read_column(name, first, done - first)
 
     def read_heap(self, entry: HeapEntry) -> bytes | None:
         """A value of the heap; None if its checksum does not hold."""

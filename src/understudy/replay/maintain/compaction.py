@@ -24,10 +24,10 @@ import numpy as np
 from understudy.core import DamageError, StoreError
 from understudy.durable import files
 from understudy.durable.errors import store_errors
+from understudy.replay.format.lost_commits import newest_commit
 from understudy.replay.format.records import SegmentRecord, SpanRecord
 from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, digest_of_checksums, to_bytes
 from understudy.replay.maintain.progress import ProgressCallback
-from understudy.replay.maintain.segment_scan import newest_commit
 from understudy.replay.write.store import Store
 
 
@@ -211,7 +211,7 @@ def _switch_catalog(store: Store, sparse: list[SegmentRecord], moves: list[_Move
         episodes = [record for e in sorted(purge) if (record := catalog.episode(e)) is not None]
         if any(episode.deleted is None for episode in episodes):
             raise StoreError("an episode was restored while compaction ran; nothing was changed, run it again")
-        with catalog.transaction(write=True):
+        with store.transaction(commit):
             for output in outputs:
                 catalog.put_segment(output)
             for move in moves:
@@ -222,8 +222,6 @@ def _switch_catalog(store: Store, sparse: list[SegmentRecord], moves: list[_Move
                 catalog.put_episode(replace(episode, purged=True, changed=commit))
             for segment in sparse:
                 catalog.remove_segment(segment.id)
-            catalog.add_commit(commit, store.clock(), 0)
-        store.state.commit = commit
     return len(episodes)
 
 

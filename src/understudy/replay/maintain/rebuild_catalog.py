@@ -37,6 +37,7 @@ class RecoveredCatalog:
     trusted: bool = True  # nothing in it is known to be wrong
     store_id: str | None = None
     last_commit: int = 0
+    marked_commit: int = 0  # the last one that was acknowledged, as far as the mark tells
     layouts: dict[int, Layout] = field(default_factory=dict)  # by segment
     episodes: dict[int, EpisodeRecord] = field(default_factory=dict)
     writers: list[WriterRecord] = field(default_factory=list)
@@ -95,7 +96,7 @@ def _fill(catalog: Catalog, known: RecoveredCatalog, found: dict[int, SegmentSca
         for record in content.records.values():
             commits[record["commit"]] = record["time"]
     writers = _writers(catalog, known, found)
-    last = max([known.last_commit, *commits], default=0)
+    last = max([known.last_commit, known.marked_commit, *commits])
     rows = _unique(np.concatenate([content.rows for content in found.values()] or [np.zeros(0, ROW_DTYPE)]))
     starts = np.flatnonzero(np.diff(rows["episode"], prepend=-1)) if len(rows) else np.zeros(0, np.int64)
     records = _records_by_episode(found)
@@ -166,7 +167,9 @@ def _add_episode(
         writer, number = writers[key].id, 0
     is_step = rows["is_step"]
     counts = np.bincount(rows["source"][is_step], minlength=len(Source))
-    info = old.info if old else info_from_json(with_info[-1]["info"]) if with_info else EpisodeInfo()
+    info = old.info if old else EpisodeInfo()
+    if with_info and (old is None or with_info[-1]["commit"] > old.changed):  # what the old catalog has lost
+        info = info_from_json(with_info[-1]["info"])
     num_rows = int(rows["index"][-1]) + 1
     times = [record["time"] for record in mine]
     catalog.put_episode(
@@ -189,7 +192,7 @@ def _add_episode(
             changed=commit,
             deleted=old.deleted if old else None,
             begun_at=old.begun_at if old else min(times, default=0.0),
-            ended_at=old.ended_at if old else max(times, default=None),
+            ended_at=old.ended_at if old and old.ended_at else max(times, default=None),
         )
     )
     for run in _runs(rows):

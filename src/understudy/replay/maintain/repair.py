@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,7 +27,9 @@ from understudy.durable.lock import WriterLock
 from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, EpisodeState, Part
+from understudy.replay.format.commit_mark import read_mark
 from understudy.replay.format.layout import Layout
+from understudy.replay.format.lost_commits import lost_commits
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, SEAL_FILE, segment_files, segment_path
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord
 from understudy.replay.format.seal import check_seal
@@ -89,8 +91,11 @@ def repair(path: str | Path, *, progress: ProgressCallback | None = None) -> Rep
 def _recover(path: Path) -> RecoveredCatalog:
     """The contents of the old catalog whose checksums hold."""
     known = RecoveredCatalog()
+    with suppress(DamageError):
+        known.marked_commit = read_mark(path)
+    sealed = False
     try:
-        check_seal(path)
+        sealed = check_seal(path)
     except DamageError:
         known.trusted = False
     try:
@@ -106,14 +111,15 @@ def _recover(path: Path) -> RecoveredCatalog:
     try:
         known.trusted = known.trusted and not catalog.integrity_problems()
         _collect(catalog, known)
-        known.trusted = known.trusted and not _lost_its_log(path, catalog)
+        known.trusted = known.trusted and not lost_commits(path, catalog, sealed=sealed)
+        known.trusted = known.trusted and not _has_unlisted_rows(path, catalog)
     finally:
         catalog.close()
     return known
 
 
-def _lost_its_log(path: Path, catalog: Catalog) -> bool:
-    """Whether whole rows lie after the last commit: the catalog may have listed them once."""
+def _has_unlisted_rows(path: Path, catalog: Catalog) -> bool:
+    """Whether whole rows lie after the last row of a segment: if no proof, a hint that the catalog listed them once."""
     for record in catalog.segments():
         file = segment_path(path, record.id)
         if record.sealed or not file.exists():
@@ -216,7 +222,7 @@ def _drop_damaged_rows(store: Store, report: RepairReport) -> None:
                 continue
             kept = sum(stop - start for start, stop in runs)
             report.rows_dropped += int(span["num_rows"]) - kept
-            with store.commit_lock() as commit, store.catalog.transaction(write=True):
+            with store.commit_lock() as commit, store.transaction(commit):
                 store.catalog.remove_spans([int(span["id"])])
                 for start, stop in runs:
                     run = SpanRecord(
@@ -228,8 +234,6 @@ def _drop_damaged_rows(store: Store, report: RepairReport) -> None:
                         row_check=_digest(segment, span, start, stop),
                     )
                     store.catalog.add_span(int(span["commit_id"]), run)
-                store.catalog.add_commit(commit, store.clock(), 0)
-                store.state.commit = commit
         segment.clear_tail(record.num_rows, record.heap_used)
         segment.close()
     for record in store.catalog.segments():  # files that are gone
@@ -360,12 +364,10 @@ def _trim(store: Store, episode: EpisodeRecord, head: Records | None, rest: list
                 changed=commit,
                 ended_at=episode.ended_at or store.clock(),
             )
-        with catalog.transaction(write=True):
+        with store.transaction(commit):
             for run in rest:
                 catalog.remove_spans(run["id"])
             catalog.put_episode(trimmed)
-            catalog.add_commit(commit, store.clock(), 0)
-        store.state.commit = commit
         store.state.episodes.pop((episode.writer, episode.number), None)
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-from understudy.core import DamageError
 from understudy.replay.format.arrays import Records
 from understudy.replay.format.records import RowRecord, decode_row_record
-from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, read_layout
+from understudy.replay.format.segment import HEAP_CHECKSUM, Segment
 
 BLOCK_BYTES = 64 * 2**20
 
@@ -87,18 +85,3 @@ def num_unrecorded(segment: Segment, num_rows: int) -> int:
         return 0
     _, good = segment.read_checked(num_rows, candidates)
     return candidates if good.all() else int(np.argmin(good))
-
-
-def newest_commit(path: Path) -> int:
-    """The highest commit number among the records of a segment file; 0 if it has none or is no segment."""
-    try:
-        segment = Segment.open(read_layout(path), path)
-    except DamageError:
-        return 0
-    try:
-        entries = segment.read_column("row/record", 0, segment.layout.capacity)
-        contents = (segment.read_heap(entries[row]) for row in np.flatnonzero(entries[:, 1]))
-        records = (decode_row_record(content) for content in contents if content is not None)
-        return max((record["commit"] for record in records if record is not None), default=0)
-    finally:
-        segment.close()

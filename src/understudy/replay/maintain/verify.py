@@ -12,6 +12,8 @@ from understudy.core import DamageError, StoreFailedError, StoreFormatError
 from understudy.durable.lock import lock_is_held
 from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import Catalog
+from understudy.replay.format.commit_mark import read_mark
+from understudy.replay.format.lost_commits import lost_commits
 from understudy.replay.format.open_to_read import open_to_read
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_files, segment_path
 from understudy.replay.format.records import SegmentRecord
@@ -77,6 +79,12 @@ class _Verification:
         report.problems += [f"{catalog.path}: {text}" for text in catalog.integrity_problems()]
         if report.problems:
             return
+        try:
+            read_mark(self._path)
+        except DamageError as error:
+            report.problems.append(str(error))
+        lost = lost_commits(self._path, catalog, sealed=self._clean, being_written=self._being_written)
+        report.problems += [lost] if lost else []
         with catalog.transaction(write=False):
             report.commit = catalog.last_commit()
             segments = catalog.segments()
@@ -135,7 +143,7 @@ class _Verification:
                     yield (
                         f"{path}: {unrecorded} whole rows are not in the catalog: a crash came before they were "
                         f"acknowledged, or the catalog has lost its log; `understudy repair` keeps them, opening the "
-                        f"store to write drops them"
+                        f"store to write drops them unless it is proved that they were acknowledged"
                     )
             if not self._being_written:
                 for start, stop in segment.dirty_tail(record.num_rows, record.heap_used):

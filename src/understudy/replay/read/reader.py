@@ -17,11 +17,13 @@ from understudy.core import DamageError, Episode, EpisodeError, StepSpec, StoreE
 from understudy.core.closeable import Closeable
 from understudy.core.episode import Column
 from understudy.durable.file_system import refuse_network_file_system
+from understudy.durable.lock import lock_is_held
 from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import SPAN_DTYPE, Catalog
 from understudy.replay.format.conditions import SqlValue
+from understudy.replay.format.lost_commits import check_commits
 from understudy.replay.format.open_to_read import open_to_read
-from understudy.replay.format.paths import CATALOG_FILE, segment_path
+from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_path
 from understudy.replay.format.records import EpisodeRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
@@ -185,6 +187,22 @@ def _open_catalog(path: Path) -> Catalog:
     if not path.is_dir():
         raise StoreFormatError(f"{path}: not an Understudy store (there is no such directory); check the path")
     refuse_network_file_system(path)
-    if (path / CATALOG_FILE).is_file():
-        check_seal(path)
-    return open_to_read(path)
+    sealed = (path / CATALOG_FILE).is_file() and check_seal(path)
+    catalog = open_to_read(path)
+    try:
+        _check_commits(path, catalog, sealed=sealed)
+    except BaseException:
+        catalog.close()
+        raise
+    return catalog
+
+
+def _check_commits(path: Path, catalog: Catalog, *, sealed: bool) -> None:
+    """A DamageError if the catalog has lost commits."""
+    being_written, last = lock_is_held(path / LOCK_FILE), catalog.last_commit()
+    try:
+        check_commits(path, catalog, sealed=sealed, being_written=being_written)
+    except DamageError:
+        # A process that began to write meanwhile has checked the store itself, and its rows are no proof.
+        if being_written or (not lock_is_held(path / LOCK_FILE) and catalog.last_commit() == last):
+            raise

@@ -346,6 +346,11 @@ class Commit:
                 written.sync()
 
     @property
+    def written(self) -> list[Segment]:
+        """The segments that rows were written to."""
+        return list(self._written.values())
+
+    @property
     def changes(self) -> bool:
         """Whether there is anything to make durable."""
         return bool(self._changed) or bool(_top(self._new.writers))

@@ -36,11 +36,14 @@ from understudy.core import (
 from understudy.core.closeable import Closeable
 from understudy.durable import files
 from understudy.durable.errors import store_errors
+from understudy.durable.file_identity import FileIdentity
 from understudy.durable.file_system import refuse_network_file_system
 from understudy.durable.lock import WriterLock
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk
+from understudy.replay.format.commit_mark import CommitMark
 from understudy.replay.format.layout import plan_capacity
+from understudy.replay.format.lost_commits import check_commits, newest_commit
 from understudy.replay.format.paths import (
     CATALOG_FILE,
     LOCK_FILE,
@@ -84,6 +87,8 @@ class Store(Closeable):
         self.path = path
         self.catalog = catalog
         self._lock_file = lock
+        self._catalog_file = FileIdentity(catalog.path)
+        self._log_files = [FileIdentity(path / f"{CATALOG_FILE}-{part}") for part in ("wal", "shm")]
         self.segment_bytes = segment_bytes
         self.clock = clock
         self._segments: dict[int, Segment] = {}
@@ -93,6 +98,7 @@ class Store(Closeable):
         self._queue_lock = threading.Lock()
         self._queue: list[_QueuedChunk] = []
         self.state = self._load_state()
+        self._mark = CommitMark(path, self.state.commit)
         self._inbox = EditInbox(path, self)
 
     # ---- opening and closing
@@ -117,11 +123,14 @@ class Store(Closeable):
         _make_directory(path)
         refuse_network_file_system(path)
         with ExitStack() as cleanup:
+            lock_was_there = (path / LOCK_FILE).exists()
             lock = WriterLock(path / LOCK_FILE)
             cleanup.callback(lock.release)
             if not (path / CATALOG_FILE).exists():
                 _create_catalog(path)
             clean = check_seal(path)
+            with closing(Catalog.open(path / CATALOG_FILE)) as old:  # for reading: this leaves the log as it is
+                check_commits(path, old, sealed=clean)
             with store_errors(path / SEAL_FILE, "remove"):
                 files.remove_durably(path / SEAL_FILE)
             log = path / f"{CATALOG_FILE}-wal"
@@ -133,9 +142,12 @@ class Store(Closeable):
             with store_errors(path, "fsync"):  # SQLite created its log and does not make the log's name durable
                 files.sync_directory(path)
             store = Store(path, catalog, lock, segment_bytes=segment_bytes, clock=clock)
-            cleanup.callback(store._close_segments)
+            cleanup.callback(store._close_files)
             if not clean:
                 store._clear_after_crash()
+            if not lock_was_there:  # a process may have had the lock that was removed: write to no segment of its own
+                for segment in list(store.state.filling.values()):
+                    store.seal(segment.id)
             store._inbox.poll()
             cleanup.pop_all()
         return store
@@ -146,10 +158,14 @@ class Store(Closeable):
             if not self._lock_file.held:
                 return
             try:
-                self._close_segments()
+                self._close_files()
+                if not self._catalog_file.is_in_place():
+                    self.catalog.abandon()
+                    return
                 with closing(self.catalog):
                     settled = self._failure is None and self.catalog.checkpoint()
-                if settled and not (self.path / f"{CATALOG_FILE}-wal").exists():
+                alone = self._lock_file.identity.is_in_place() and not (self.path / f"{CATALOG_FILE}-wal").exists()
+                if settled and alone:
                     write_seal(self.path)
             finally:
                 self._lock_file.release()
@@ -170,13 +186,11 @@ class Store(Closeable):
             if known is not None and known.incarnation == incarnation:
                 return known
             unfinished = [e for e in self.state.episodes.values() if known is not None and e.writer == known.id]
-            with self.catalog.transaction(write=True):
+            with self.transaction(commit):
                 record = self.catalog.add_writer(name, incarnation)
                 for episode in unfinished:
                     cut = replace(episode, state="cut", changed=commit, ended_at=self.clock())
                     self.catalog.put_episode(cut, before=episode)
-                self.catalog.add_commit(commit, self.clock(), 0)
-            self.state.commit = commit
             self.state.writers[name] = record
             for episode in unfinished:
                 del self.state.episodes[episode.writer, episode.number]
@@ -250,8 +264,12 @@ class Store(Closeable):
                 queued.error, queued.finished = error, True
         if commit.changes:
             commit.record()
-            for sealed in commit.publish():
-                self._close_segment(sealed)
+            for segment in commit.written:
+                segment.identity.check()
+            sealed = commit.publish()
+            self._acknowledge(commit.number)
+            for segment_id in sealed:
+                self._close_segment(segment_id)
         return taken
 
     def _fail(self, group: list[_QueuedChunk], error: UnderstudyError) -> None:
@@ -301,11 +319,9 @@ class Store(Closeable):
                 if new is not None:
                     edited.append((found, new))
             if edited:
-                with self.catalog.transaction(write=True):
+                with self.transaction(commit):
                     for before, episode in edited:
                         self.catalog.put_episode(episode, before)
-                    self.catalog.add_commit(commit, self.clock(), 0)
-                self.state.commit = commit
                 for _, episode in edited:
                     if episode.state == "open":
                         self.state.episodes[episode.writer, episode.number] = episode
@@ -371,6 +387,21 @@ class Store(Closeable):
                 self._failure = error
                 raise
 
+    @contextmanager
+    def transaction(self, commit: int) -> Iterator[None]:
+        """The transaction of a commit without rows, acknowledged at its end; the caller holds the commit lock."""
+        with self.catalog.transaction(write=True):
+            yield
+            self.catalog.add_commit(commit, self.clock(), 0)
+        self._acknowledge(commit)
+
+    def _acknowledge(self, commit: int) -> None:
+        """Mark a commit that is durable, if the files it was written to are still those of the store."""
+        for file in (self._lock_file.identity, self._catalog_file, *self._log_files):
+            file.check()
+        self._mark.write(commit)
+        self.state.commit = commit
+
     # ---- properties and paths
 
     @property
@@ -391,6 +422,7 @@ class Store(Closeable):
             raise StoreFailedError(f"the store stopped at an earlier error: {self._failure}")
         if not self._lock_file.held:
             raise StoreClosedError(f"{self.path}: the store is closed in this process; open it here to write to it")
+        self._lock_file.identity.check()  # before rows are written: without its lock, they may be those of another
 
     def _load_state(self) -> StoreState:
         catalog = self.catalog
@@ -417,7 +449,8 @@ class Store(Closeable):
             )
         return self._segments[record.id]
 
-    def _close_segments(self) -> None:
+    def _close_files(self) -> None:
+        self._mark.close()
         for segment_id in list(self._segments):
             self._close_segment(segment_id)
 
@@ -426,12 +459,17 @@ class Store(Closeable):
             self._segments.pop(segment_id).close()
 
     def _clear_after_crash(self) -> None:
-        """Zero the bytes that uncommitted writes left after the last rows."""
+        """Zero the bytes that uncommitted writes left after the last rows, and remove the files that they began."""
         for record in list(self.state.filling.values()):
             try:
                 self._open_segment(record, create=False).clear_tail(record.num_rows, record.heap_used)
             except DamageError:  # verify and repair report it; write no more rows to a damaged file
                 del self.state.filling[record.spec]
+        listed = {segment.id for segment in self.catalog.segments()}
+        for path in self.segment_files():
+            if int(path.stem) not in listed and newest_commit(path) > self.state.commit:
+                with store_errors(path, "remove"):
+                    files.remove_durably(path)
 
 
 def _make_directory(path: Path) -> None:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from understudy.core import Source
+from understudy.replay.format.lost_commits import newest_commit
 from understudy.replay.format.paths import segment_path
 from understudy.replay.format.segment import Segment, read_layout
-from understudy.replay.maintain.segment_scan import newest_commit, num_unrecorded, scan_segment
+from understudy.replay.maintain.segment_scan import num_unrecorded, scan_segment
 
 
 @pytest.fixture
@@ -53,8 +54,3 @@ def test_a_record_that_repair_has_blanked_is_none(segment: Segment) -> None:
 
 def test_whole_rows_after_the_last_one_that_is_listed(segment: Segment) -> None:
     assert [num_unrecorded(segment, num_rows) for num_rows in (24, 20, 0)] == [0, 4, 24]
-
-
-def test_a_file_that_is_no_segment_has_no_commits(tmp_path: Path) -> None:
-    (tmp_path / "x").write_bytes(b"nothing")
-    assert newest_commit(tmp_path / "x") == 0
