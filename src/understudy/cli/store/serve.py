@@ -33,6 +33,7 @@ def command(
     tls_key: Path | None = None,
     metrics_port: int | None = None,
     max_message_mb: int = 64,
+    max_batch_memory_mb: int = 4096,
     replaces: tuple[str, ...] = (),
     verbose: bool = False,
 ) -> int:
@@ -49,6 +50,7 @@ def command(
         tls_key: File with the private key of the certificate in PEM format.
         metrics_port: TCP port of Prometheus metrics, at http://127.0.0.1:PORT/metrics; by default none.
         max_message_mb: Size of the largest accepted message in MiB.
+        max_batch_memory_mb: Memory in MiB for all batches that are made or sent at once; a client beyond it waits.
         replaces: Ids of lost stores that this store replaces; their writers continue here instead of waiting.
         verbose: Log each refused request.
     """
@@ -64,6 +66,7 @@ def command(
         tls_cert=tls_cert,
         tls_key=tls_key,
         max_message_bytes=max_message_mb * 2**20,
+        max_batch_memory_bytes=max_batch_memory_mb * 2**20,
         replaces=replaces,
     )
     stop = threading.Event()

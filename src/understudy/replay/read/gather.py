@@ -14,7 +14,7 @@ frames one by one, the small fields of a segment together.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import NamedTuple
 
@@ -43,8 +43,17 @@ class ReadRequest(NamedTuple):
 class Gatherer:
     """Reads fields of rows, given by segment and row number, of one spec."""
 
-    def __init__(self, reader: Reader, spec: StepSpec, *, num_threads: int = 4):
+    def __init__(
+        self,
+        reader: Reader,
+        spec: StepSpec,
+        *,
+        num_threads: int = 4,
+        on_ragged: Callable[[int], None] | None = None,
+    ):
+        """`on_ragged` gets the number of bytes of text and ragged values before they are read, and may refuse them."""
         self._reader = reader
+        self._on_ragged = on_ragged if any(leaf.ragged for leaf in spec.columns.values()) else None
         self._spec = spec
         self._large = large_fields(spec)
         self._num_threads = num_threads
@@ -77,6 +86,8 @@ class Gatherer:
         try:  # while the disk reads the large fields
             for located in groups.values():
                 self._check_rows(located)
+            if self._on_ragged is not None:
+                self._on_ragged(self._num_ragged_bytes(requests, groups))
             for request in requests:
                 if request.path not in self._large:
                     self._copy_small(request, groups[id(request.segments), id(request.rows)])
@@ -86,6 +97,15 @@ class Gatherer:
             wait(reads)
         for future in reads:
             future.result()
+
+    def _num_ragged_bytes(self, requests: list[ReadRequest], groups: dict[tuple[int, int], RowAddresses]) -> int:
+        """The size of all text and ragged values; their rows are checked."""
+        num_bytes = 0
+        for request in requests:
+            if self._spec.columns[request.path].ragged:
+                entries = self._mapped.take(request.path, groups[id(request.segments), id(request.rows)])
+                num_bytes += int(entries.view(np.uint32)[:, 1].sum(dtype=np.int64))
+        return num_bytes
 
     def _copy_small(self, request: ReadRequest, located: RowAddresses) -> None:
         path, segments, _, out = request

@@ -11,7 +11,7 @@ one line of JSON, is enough to draw it again, in any process and after the store
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Generic, cast
@@ -65,8 +65,12 @@ class Sampler(Closeable, Generic[Batch]):
         rank: int = 0,
         world_size: int = 1,
         num_threads: int = 4,
+        on_ragged: Callable[[int], None] | None = None,
     ):
-        """`store` is a reader that the caller closes, or a directory for a reader that `close` closes."""
+        """`store` is a reader that the caller closes, or a directory for a reader that `close` closes.
+
+        `on_ragged` is called with the bytes of text and ragged values of a batch before they are read, and may raise.
+        """
         if batch_size < 1:
             raise StoreError(f"batch_size: expected a number from 1, got {batch_size}")
         if not 0 <= rank < world_size:
@@ -85,6 +89,7 @@ class Sampler(Closeable, Generic[Batch]):
         self.known_spec: StepSpec | None = spec if isinstance(spec, StepSpec) else None
         self._wanted_spec = spec
         self._num_threads = num_threads
+        self._on_ragged = on_ragged
         self._index: ViewIndex | None = None  # None until the store knows the spec
         self._gather: Gatherer | None = None
         self._reader = store if isinstance(store, Reader) else Reader(store)
@@ -108,7 +113,9 @@ class Sampler(Closeable, Generic[Batch]):
         if number is not None:
             self.known_spec = self._reader.spec(number)
             self._index = ViewIndex(self.step_index, self.view, spec=number, lookahead=self.shape.lookahead)
-            self._gather = Gatherer(self._reader, self.known_spec, num_threads=self._num_threads)
+            self._gather = Gatherer(
+                self._reader, self.known_spec, num_threads=self._num_threads, on_ragged=self._on_ragged
+            )
 
     # ---- what there is
 

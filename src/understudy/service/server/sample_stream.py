@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from understudy.core import StoreError, WireError
+from understudy.core import StoreError, UnavailableError, WireError
 from understudy.replay.sample.sampler import Sampler
+from understudy.service.server.batch_memory import BatchMemory
 from understudy.service.wire.batches import (
     MAX_BATCH_BYTES,
     encode_batch,
@@ -26,6 +28,10 @@ from understudy.service.wire.batches import (
 from understudy.service.wire.message import pieces
 from understudy.service.wire.protocol import VERSION, ReplacedError, check_version, from_json, to_json
 
+RAGGED_COPIES = 4  # of text and ragged values, at once: as values, as bytes, joined, and in pieces
+STALLED_S = 60.0  # until a client that does not read loses its stream, plus the time of the batch on a slow link
+SLOWEST_READER_BYTES_PER_S = 1_000_000
+
 
 class SampleStream:
     """The sampler of one client. Its methods run in the server's reading threads.
@@ -33,7 +39,7 @@ class SampleStream:
     A client that disconnects cancels its stream but not the thread that samples for it, so `close` waits for that.
     """
 
-    def __init__(self, store: Path, hello: dict[str, Any]):
+    def __init__(self, store: Path, hello: dict[str, Any], memory: BatchMemory):
         check_version(hello, other="client")
         options: dict[str, Any] = {name: hello.get(name) for name in ("batch_size", "seed", "rank", "world_size")}
         for name, number in options.items():
@@ -51,7 +57,10 @@ class SampleStream:
         self._sampling = threading.Lock()
         self._closed = False
         self._batch: Any = None
-        self._sampler: Sampler[Any] = Sampler(store, **options)
+        self._memory = memory
+        self._batch_bytes = 0  # taken for `_batch`
+        self._taken: deque[list[int]] = deque()  # for each answer that is not sent yet
+        self._sampler: Sampler[Any] = Sampler(store, **options, on_ragged=self._take_ragged)
         try:
             self._start(hello.get("store"), hello.get("state"))
         except BaseException:
@@ -75,6 +84,31 @@ class SampleStream:
         with self._sampling:
             self._closed = True
             self._sampler.close()
+            while self._taken:
+                self.sent()
+            self._memory.give_back(self._batch_bytes)
+            self._batch, self._batch_bytes = None, 0
+
+    def sent(self) -> None:
+        """The oldest answer with a batch is sent."""
+        self._give_back(self._taken.popleft())
+
+    def _give_back(self, taken: list[int]) -> None:
+        for num_bytes in taken:
+            self._memory.give_back(num_bytes)
+
+    def _take(self, num_bytes: int) -> None:
+        self._memory.take(num_bytes)
+        self._taken[-1].append(num_bytes)
+
+    def _take_ragged(self, num_bytes: int) -> None:
+        """Refuse a batch with too much text before it is read."""
+        if num_bytes * RAGGED_COPIES > MAX_BATCH_BYTES:
+            raise StoreError(
+                f"batch_size: {num_bytes} bytes of text and ragged values in one batch, and "
+                f"{MAX_BATCH_BYTES // RAGGED_COPIES} is the most; request fewer"
+            )
+        self._take(num_bytes * RAGGED_COPIES)
 
     def hello_reply(self) -> bytes:
         return to_json({"version": VERSION, **self._status()})
@@ -107,11 +141,28 @@ class SampleStream:
         _check_size(sampler, size)
         part = _part(request.get("part"), size)
         num_items = sampler.part(size).stop - sampler.part(size).start if part is None else part.stop - part.start
-        if self._batch is None or len(self._batch) != num_items:
-            self._batch = sampler.shape.make(sampler.spec, num_items)  # reused: what is sent is a copy
-        batch = sampler.sample(self._batch, size=size, part=part)
-        record = asdict(sampler.last_record) if sampler.last_record else None
-        return [to_json({**self._status(), "record": record}), *pieces(encode_batch(batch, {}))]
+        self._taken.append([])
+        try:
+            if self._batch is None or len(self._batch) != num_items:
+                self._make_batch(num_items)
+            self._take(self._batch_bytes)  # what is sent is a copy
+            batch = sampler.sample(self._batch, size=size, part=part)
+            record = asdict(sampler.last_record) if sampler.last_record else None
+            return [to_json({**self._status(), "record": record}), *pieces(encode_batch(batch, {}))]
+        except BaseException:
+            self._give_back(self._taken.pop())
+            raise
+
+    def _make_batch(self, num_items: int) -> None:
+        """The batch that is filled for each answer."""
+        shape, spec = self._sampler.shape, self._sampler.spec
+        self._batch = None
+        self._memory.give_back(self._batch_bytes)
+        self._batch_bytes = 0
+        num_bytes = num_items * num_bytes_of(shape.make(spec, 1))
+        self._memory.take(num_bytes)
+        self._batch_bytes = num_bytes
+        self._batch = shape.make(spec, num_items)
 
 
 def _restore(sampler: Sampler[Any], state: Any) -> None:
@@ -162,9 +213,15 @@ async def serve_batches(
         while (messages := await ready.get()) is not None:
             if isinstance(messages, Exception):
                 raise messages
-            for message in messages:
-                await write(message)
+            num_bytes = sum(len(message) for message in messages)
+            try:
+                async with asyncio.timeout(STALLED_S + num_bytes / SLOWEST_READER_BYTES_PER_S):
+                    for message in messages:
+                        await write(message)
+            except TimeoutError:
+                raise UnavailableError("the client did not read its batch; the stream is over") from None
             if len(messages) > 1:
+                stream.sent()
                 on_batch_sent()
     finally:
         sampling.cancel()

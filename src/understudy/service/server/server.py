@@ -40,6 +40,7 @@ from understudy.replay import Reader, Store
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.layout import row_bytes_of
 from understudy.replay.read.view import count_views
+from understudy.service.server.batch_memory import BatchMemory
 from understudy.service.server.metrics import Metrics
 from understudy.service.server.parameter_store import ParameterStore
 from understudy.service.server.sample_stream import SampleStream, serve_batches
@@ -89,6 +90,7 @@ class ServerConfig:
     max_message_bytes: int = 64 * 2**20
     max_parameters_bytes: int = 4 * 2**30
     publish_timeout_s: float = 30.0  # without a further piece, after which a publication is ended
+    max_batch_memory_bytes: int = 4 * 2**30  # of all batches that are made or sent at once
     max_streams: int = 4096
     replaces: tuple[str, ...] = ()  # ids of stores that are lost for good; their writers continue with this store
 
@@ -128,6 +130,7 @@ class Server:
         self.failure: StoreFailedError | None = None
         self._committers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="commit")
         self._readers = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="read")  # so that no commit waits for a read
+        self._batch_memory = BatchMemory(self.config.max_batch_memory_bytes)
         self._num_reading = 0
         self._counting = threading.Lock()  # guards the number above
         self._loop = asyncio.new_event_loop()
@@ -363,7 +366,9 @@ class Server:
             raise StoreError(f"the server's answer to {asked.get('type')!r} failed: {error!r}") from None
 
     async def _sample(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
-        stream = await self._in_read_thread(SampleStream, self.store.path, from_json(await _first(requests)))
+        stream = await self._in_read_thread(
+            SampleStream, self.store.path, from_json(await _first(requests)), self._batch_memory
+        )
         try:
             with self.metrics.stream("sample"):
                 await context.write(stream.hello_reply())

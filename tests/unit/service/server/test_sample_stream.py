@@ -5,16 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.writing import write_episode
 
-from understudy.core import StoreError, WireError
+from understudy.core import ArraySpec, Spec, Step, StepSpec, StoreError, UnavailableError, WireError, text
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import EVERYTHING, Store
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.sample.selectors import Uniform
-from understudy.service.server.sample_stream import SampleStream
-from understudy.service.wire.batches import selector_to_json, shape_to_json, view_to_json
+from understudy.service.server import sample_stream
+from understudy.service.server.batch_memory import BatchMemory
+from understudy.service.server.sample_stream import RAGGED_COPIES, SampleStream
+from understudy.service.wire.batches import num_bytes_of, selector_to_json, shape_to_json, view_to_json
 from understudy.service.wire.protocol import VERSION, ReplacedError, from_json, to_json
 
 
@@ -33,8 +36,12 @@ def hello(**changes: Any) -> dict[str, Any]:
     }
 
 
+def stream_of(store: Store, /, *, memory_bytes: int = 2**30, **changes: Any) -> SampleStream:
+    return SampleStream(store.path, hello(**changes), BatchMemory(memory_bytes))
+
+
 def test_an_empty_store_has_nothing_to_draw_until_it_has(store: Store) -> None:
-    stream = SampleStream(store.path, hello())
+    stream = stream_of(store)
     assert from_json(stream.hello_reply())["available"] == 0
     with pytest.raises(StoreError, match="there is nothing to draw: the store is empty"):
         stream.answer(to_json({"size": 4}))
@@ -50,7 +57,7 @@ def test_an_empty_store_has_nothing_to_draw_until_it_has(store: Store) -> None:
 
 def test_another_store_than_before_is_refused(store: Store) -> None:
     with pytest.raises(ReplacedError, match="this server has another store than the one that the sampler began with"):
-        SampleStream(store.path, hello(store="another"))
+        stream_of(store, store="another")
 
 
 @pytest.mark.parametrize(
@@ -58,13 +65,51 @@ def test_another_store_than_before_is_refused(store: Store) -> None:
 )
 def test_a_hello_that_cannot_be_is_a_wire_error(store: Store, changes: dict[str, Any]) -> None:
     with pytest.raises(WireError):
-        SampleStream(store.path, hello(**changes))
+        stream_of(store, **changes)
 
 
 @pytest.mark.parametrize("request_", [{"size": -1}, {"size": 4, "part": [3, 2]}, {"size": 4, "part": "x"}, {"x": 1}])
 def test_a_request_that_cannot_be_is_a_wire_error(tmp_path: Path, store: Store, request_: dict[str, Any]) -> None:
     write_episode(store.writer("w", small_spec()), random_episode(small_spec(), 12, 1))
-    stream = SampleStream(store.path, hello())
+    stream = stream_of(store)
     with pytest.raises(WireError):
         stream.answer(to_json(request_))
     stream.close()
+
+
+def test_text_is_counted_before_a_batch_is_made(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = StepSpec(observation=Spec({"said": text()}), action=Spec(ArraySpec(shape=(1,), dtype="float32")))
+    writer = store.writer("w", spec)
+    writer.begin()
+    writer.append(Step(observation={"said": "x" * 10_000}, action=np.zeros(1, np.float32), reward=0.0, terminated=True))
+    writer.end({"said": "y"})
+    stream = stream_of(store, batch_size=64)
+    stream.answer(to_json({"size": 64}))
+    (taken,) = stream._taken
+    fixed, ragged = taken
+    assert fixed == num_bytes_of(stream._batch)
+    assert ragged == 64 * 10_001 * RAGGED_COPIES  # observation and next observation
+    assert stream._memory.num_bytes == 2 * fixed + ragged  # the batch that is filled again, and what is sent
+    monkeypatch.setattr(sample_stream, "MAX_BATCH_BYTES", ragged - 1)
+    with pytest.raises(StoreError, match=r"\d+ bytes of text and ragged values in one batch, and \d+ is the most"):
+        stream.answer(to_json({"size": 64}))
+    stream.sent()
+    assert stream._memory.num_bytes == fixed
+    stream.close()
+    assert stream._memory.num_bytes == 0
+
+
+def test_a_batch_that_has_no_room_is_refused_for_now(store: Store) -> None:
+    write_episode(store.writer("w", small_spec()), random_episode(small_spec(), 12, 1))
+    stream = stream_of(store, memory_bytes=100_000)
+    request = to_json({"size": 8})
+    stream.answer(request)
+    num_bytes = stream._memory.num_bytes
+    while stream._memory.num_bytes + num_bytes // 2 <= 100_000:
+        stream.answer(request)
+    with pytest.raises(UnavailableError, match=r"no room for a batch that takes \d+ bytes: .* of the 100000 for batch"):
+        stream.answer(request)
+    stream.sent()
+    stream.answer(to_json({"size": 8}))
+    stream.close()
+    assert stream._memory.num_bytes == 0
