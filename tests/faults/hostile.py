@@ -348,6 +348,15 @@ REFUSED: dict[str, Maker] = {
     "ragged nonsense": _ragged_nonsense,
     "a pickle": _pickled,
     "nothing": lambda a, r: b"",
+    # Another chunk under a number that is stored: a copy of the writer would send it.
+    "an old number": lambda a, r: a.next_chunk({"seq": str(r.choice([0, 1, 2, -1, -5, -(10**30)]))}),
+    "an old number and other rows": lambda a, r: a.next_chunk(
+        {"seq": str(r.randrange(NUM_STORED))}, {"policy_version": np.array([r.randrange(2**60) for _ in range(4)])}
+    ),
+    "an old number and another part": lambda a, r: a.next_chunk(
+        {"seq": str(r.randrange(NUM_STORED)), **a.part((0, r.randrange(99)), (1, r.randrange(99)))}
+    ),
+    "a chunk of somebody else, old": lambda a, r: a.strange[r.randrange(NUM_STORED)],
 }
 
 
@@ -366,14 +375,6 @@ def sealed_flags(attacker: Attacker, rng: random.Random) -> bytes:
 # Each is answered as a chunk that is there already, and changes nothing.
 REPLAYED: dict[str, Maker] = {
     "an old chunk": lambda a, r: a.chunks[r.randrange(NUM_STORED)],
-    "an old number": lambda a, r: a.next_chunk({"seq": str(r.choice([0, 1, 2, -1, -5, -(10**30)]))}),
-    "an old number and other rows": lambda a, r: a.next_chunk(
-        {"seq": str(r.randrange(NUM_STORED))}, {"policy_version": np.array([r.randrange(2**60) for _ in range(4)])}
-    ),
-    "an old number and another part": lambda a, r: a.next_chunk(
-        {"seq": str(r.randrange(NUM_STORED)), **a.part((0, r.randrange(99)), (1, r.randrange(99)))}
-    ),
-    "a chunk of somebody else, old": lambda a, r: a.strange[r.randrange(NUM_STORED)],
 }
 
 
