@@ -66,8 +66,8 @@ TEXT_SPEC = StepSpec(observation=Spec({"said": text()}), action=Spec(ArraySpec(s
 BATCH_SIZE = 64
 UNREAD_STEPS = 300  # in a batch that nobody reads; 16 streams of them want three times the memory that there is
 MEMORY_MB = 256  # that the server may use for batches
-PAUSE_S = 0.2  # between two attacks of a kind, at least
-PAUSE_SHARE = 4.0  # and this many times as long as the last one took, so that a busy machine is not attacked more
+PAUSE_S = 0.5  # between two attacks of a kind, at least
+PAUSE_SHARE = 8.0  # and this many times as long as the last one took, so that a busy machine is not attacked more
 TIMEOUT_S = 300.0  # the machine may be busy
 ENDLESS = "(with recursive c(x) as (select 1 union all select x + 1 from c) select count(*) from c)"
 LONG = " or ".join(["task like '%a%b%c%d%e%'"] * 70)  # allowed, and as costly as a condition can be
@@ -259,7 +259,7 @@ class Attacks:
         size = self.rng.choice([150, 10**9])
         found = [
             self._sample(view_to_json(EVERYTHING), to_json({"size": size}), spec=number, batch_size=size)
-            for number in (1, 2, 3)  # it does not know which spec is that of the text
+            for number in (2, 3)  # it does not know which spec is that of the text
         ]
         return "StoreError" if "StoreError" in found else found[0]
 
