@@ -53,6 +53,31 @@ def test_the_command_prints_its_verdict(tmp_path: Path, capsys: pytest.CaptureFi
     assert not list(tmp_path.iterdir())
 
 
+def test_kills_and_damage_lose_nothing_else(tmp_path: Path) -> None:
+    report = run_crash_test(tmp_path / "store", kills=6, seed=1, damage=True)
+    assert report.damage is not None
+    assert report.ok, report.damage
+    assert report.damage.damaged.total() == 6
+
+
+@pytest.mark.nightly
+def test_three_hundred_kills_with_damage(tmp_path: Path) -> None:
+    report = run_crash_test(tmp_path / "store", kills=300, seed=5, damage=True)
+    assert report.damage is not None
+    assert report.ok, report.damage
+    assert report.damage.num_repaired > 30
+    assert len(report.damage.damaged) >= 8  # kinds of files, flipped and cut
+
+
+def test_the_command_prints_what_was_damaged(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crash-test", "--kills", "1", "--damage", "--directory", str(tmp_path), "--seed", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "1 damaged copies" in out
+    assert "of all others lost 0" in " ".join(out.split())
+    assert main(["crash-test", "--damage", "--chain"]) == 1
+    assert "expected one of --chain and --damage" in capsys.readouterr().err
+
+
 def test_a_test_that_finds_a_loss_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The crash test can fail: with a store that acknowledges before the transaction, it counts what is lost."""
     monkeypatch.setattr(Commit, "record", lambda self: None)

@@ -18,14 +18,15 @@ import json
 import mmap
 import os
 import random
+import shutil
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -41,6 +42,7 @@ from understudy.replay.read.reader import Reader
 from understudy.replay.write.commit import Commit
 from understudy.replay.write.retention import Budget, Retention
 from understudy.replay.write.store import Store
+from understudy.selftest.damage import DamageReport, damage_copy
 
 SEGMENT_BYTES = 400_000
 KEEP_PRACTICE_STEPS = 1500
@@ -80,18 +82,25 @@ class CrashReport:
     undeleted: int = 0  # episodes whose deletion was acknowledged and that are not deleted
     killed_while: Counter[str] = field(default_factory=Counter)  # threads, by phase
     problems: list[str] = field(default_factory=list)  # what verify found at the end
+    damage: DamageReport | None = None  # with damage between the kills
 
     @property
     def ok(self) -> bool:
-        return not (self.lost or self.duplicated or self.different or self.undeleted or self.problems)
+        damage = self.damage is not None and (self.damage.lost or self.damage.different or self.damage.problems)
+        return not (self.lost or self.duplicated or self.different or self.undeleted or self.problems or damage)
 
 
 def run_crash_test(
-    directory: Path, *, kills: int, seed: int = 0, progress: Callable[[CrashReport], None] | None = None
+    directory: Path,
+    *,
+    kills: int,
+    seed: int = 0,
+    damage: bool = False,
+    progress: Callable[[CrashReport], None] | None = None,
 ) -> CrashReport:
-    """Kill a writer `kills` times on a store in `directory` and check after each."""
+    """Kill a writer `kills` times on a store in `directory` and check after each, with `damage` a damaged copy too."""
     rng = random.Random(seed)
-    report = CrashReport()
+    report = CrashReport(damage=DamageReport() if damage else None)
     ledger = _Ledger()
     phase_table = _PhaseTable()
     checked = 0
@@ -99,7 +108,15 @@ def run_crash_test(
         _run_until_killed(directory, rng, ledger, phase_table)
         report.kills += 1
         report.killed_while.update(phase_table.phases())
+        killed = directory.with_name(f"{directory.name}-damaged")
+        if report.damage is not None:
+            shutil.rmtree(killed, ignore_errors=True)
+            shutil.copytree(directory, killed)
         checked = _check_new(directory, ledger, report, checked)
+        if report.damage is not None:
+            damage_copy(killed, directory, rng, report.damage, _rows_match, partial(_write_one, seed=report.kills))
+            if not report.ok:
+                break
         if progress:
             progress(report)
         if report.lost or report.duplicated or report.different:
@@ -253,6 +270,21 @@ def _check_all(directory: Path, ledger: _Ledger, report: CrashReport) -> None:
     report.lost += sum(rows for seed, rows in ledger.rows.items() if not seen[seed])
 
 
+def _rows_match(columns: Mapping[str, Any], seed: int, first: int) -> bool:
+    num_rows = len(columns["is_step"])
+    return all(
+        row_equals(columns, row, seed, last=not columns["is_step"][row], index=first + row) for row in range(num_rows)
+    )
+
+
+def _write_one(store: Store, seed: int) -> None:
+    """One more episode, as an operator goes on."""
+    writer = store.writer("after-the-damage", SPEC)
+    writer.begin(EpisodeInfo(seed=seed))
+    writer.append(step_of(seed, 0, last=True))
+    writer.end(observation_of(seed, 1))
+
+
 # ---- the child
 
 
@@ -379,15 +411,16 @@ def observation_of(seed: int, index: int) -> dict[str, Any]:
     return {"camera": rng.integers(0, 256, (24, 24, 3), np.uint8), "note": f"episode {seed}, row {index}"[: 5 + index]}
 
 
-def row_equals(columns: dict[str, Any], index: int, seed: int, *, last: bool) -> bool:
-    """Whether a stored row is what the child wrote."""
+def row_equals(columns: Mapping[str, Any], row: int, seed: int, *, last: bool, index: int | None = None) -> bool:
+    """Whether a stored row is what the child wrote; `index` is its number in the episode, by default `row`."""
+    index = row if index is None else index
     wanted = trees.flatten(observation_of(seed, index), "observation")
     if not last:
-        step = step_of(seed, index, last=bool(columns["terminated"][index]))
+        step = step_of(seed, index, last=bool(columns["terminated"][row]))
         wanted |= {
             "action": step.action,
             "reward": np.float32(step.reward),
             "source": np.uint8(step.source),
             "policy_version": np.int64(step.policy_version),
         }
-    return all(trees.equal_leaf(value, columns[path][index]) for path, value in wanted.items())
+    return all(trees.equal_leaf(value, columns[path][row]) for path, value in wanted.items())

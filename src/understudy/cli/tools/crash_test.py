@@ -14,13 +14,16 @@ from rich.live import Live
 from rich.table import Table
 
 from understudy.cli.console import with_remote
+from understudy.core import UnderstudyError
 
 if TYPE_CHECKING:
     from understudy.selftest.chain_test import ChainReport
     from understudy.selftest.crash_test import CrashReport
 
 
-def command(*, kills: int = 100, chain: bool = False, directory: Path | None = None, seed: int = 0) -> int:
+def command(
+    *, kills: int = 100, chain: bool = False, damage: bool = False, directory: Path | None = None, seed: int = 0
+) -> int:
     """Kill a writing process with SIGKILL at random times and check that no acknowledged step is lost.
 
     The process appends, commits, seals, deletes, retains and compacts. After each kill the store is opened again and
@@ -30,10 +33,14 @@ def command(*, kills: int = 100, chain: bool = False, directory: Path | None = N
         kills: Number of kills, or of faults with --chain.
         chain: Test the whole path of a step instead: kill two actors, a server and a reader at random, and make the
             connection between them fail, slow, freeze, or lose or repeat bytes.
+        damage: After each kill, also flip bits in a file of a copy of the store or cut it short, then open, verify and
+            repair the copy and check that no wrong row is served and that all undamaged episodes are there.
         directory: Directory for the store, which is removed after success; by default a new one in the working
             directory.
         seed: Seed of the times of the kills and of the data.
     """
+    if chain and damage:
+        raise UnderstudyError("expected one of --chain and --damage, got both; run them one after the other")
     console = Console()
     path = Path(tempfile.mkdtemp(prefix="understudy-crash-test-", dir=directory or Path.cwd()))
     started = time.monotonic()
@@ -43,7 +50,10 @@ def command(*, kills: int = 100, chain: bool = False, directory: Path | None = N
             name = "event" if chain else "kill"
             live.update(f"{name} {number} of {kills}, {time.monotonic() - started:.0f} s", refresh=True)
 
-        ok = (_chain if chain else _store)(console, path, kills, seed, show)
+        if chain:
+            ok = _chain(console, path, kills, seed, show)
+        else:
+            ok = _store(console, path, kills, seed, show, damage=damage)
     if ok:
         shutil.rmtree(path)
         return 0
@@ -51,14 +61,25 @@ def command(*, kills: int = 100, chain: bool = False, directory: Path | None = N
     return 1
 
 
-def _store(console: Console, path: Path, kills: int, seed: int, show: Callable[[int], None]) -> bool:
+def _store(console: Console, path: Path, kills: int, seed: int, show: Callable[[int], None], *, damage: bool) -> bool:
     from understudy.selftest.crash_test import run_crash_test
 
     def progress(report: CrashReport) -> None:
         show(report.kills)
 
-    report = run_crash_test(path / "store", kills=kills, seed=seed, progress=progress)
+    report = run_crash_test(path / "store", kills=kills, seed=seed, damage=damage, progress=progress)
     console.print(_table(f"{report.kills} kills", "killed during", report.killed_while))
+    if report.damage is not None:
+        found = report.damage
+        console.print(_table(f"{found.damaged.total()} damaged copies", "file", found.damaged))
+        _print_result(
+            console,
+            found.problems,
+            f"plain open refused {found.num_refused}, repaired {found.num_repaired}; of {found.hit} rows in episodes "
+            f"with a damaged segment found {found.hit_found}; of all others lost {found.lost}; "
+            f"different {found.different}",
+            ok=not (found.lost or found.different or found.problems),
+        )
     _print_result(
         console,
         [f"verify: {problem}" for problem in report.problems],

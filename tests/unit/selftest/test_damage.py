@@ -1,0 +1,83 @@
+"""Damage: what the crash test does to a copy of a store, and that its check can fail."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+
+from understudy.core import EpisodeInfo
+from understudy.replay import Store, compact
+from understudy.replay.format.paths import segment_files
+from understudy.selftest import damage
+from understudy.selftest.crash_test import SPEC, _rows_match, observation_of, step_of
+from understudy.selftest.damage import DamageReport
+
+
+@pytest.fixture
+def stores(tmp_path: Path) -> tuple[Path, Path]:
+    """A store of three episodes in several segments, and a copy of it."""
+    with Store.open(tmp_path / "store", segment_bytes=20_000) as store:
+        writer = store.writer("w", SPEC)
+        for seed in (11, 12, 13):
+            writer.begin(EpisodeInfo(seed=seed))
+            for index in range(5):
+                writer.append(step_of(seed, index, last=index == 4))
+            writer.end(observation_of(seed, 5))
+    return tmp_path / "store", Path(shutil.copytree(tmp_path / "store", tmp_path / "copy"))
+
+
+def check(stores: tuple[Path, Path], damaged: str = "catalog.sqlite") -> DamageReport:
+    report = DamageReport()
+    damage._check(stores[1], damage._expected(stores[0]), Path(damaged), report, _rows_match)
+    return report
+
+
+def test_what_is_sound_passes(stores: tuple[Path, Path]) -> None:
+    report = check(stores)
+    assert (report.lost, report.different, report.hit) == (0, 0, 0)
+
+
+def test_an_episode_that_is_gone_is_lost(stores: tuple[Path, Path]) -> None:
+    with Store.open(stores[1]) as store:
+        store.delete([2])
+        compact(store, min_dead=0.0)
+    assert check(stores).lost == 6
+
+
+def test_an_episode_that_was_hit_is_counted_apart(stores: tuple[Path, Path]) -> None:
+    last = segment_files(stores[0])[-1].relative_to(stores[0])
+    with Store.open(stores[1]) as store:
+        store.delete([3])
+        compact(store, min_dead=0.0)
+    report = check(stores, str(last))
+    assert report.lost == 0
+    assert report.hit - report.hit_found == 6
+
+
+def test_rows_of_another_episode_are_different(stores: tuple[Path, Path]) -> None:
+    with Store.open(stores[1]) as store:
+        writer = store.writer("w", SPEC)
+        writer.begin(EpisodeInfo(seed=14))
+        writer.append(step_of(99, 0, last=True))
+        writer.end(observation_of(99, 1))
+    assert check(stores).different == 2
+
+
+def test_a_seed_does_the_same_damage_again_and_all_kinds_of_files_are_damaged(
+    stores: tuple[Path, Path], tmp_path: Path
+) -> None:
+    found = set()
+    for seed in range(30):
+        again = []
+        for name in ("a", "b"):
+            copy = Path(shutil.copytree(stores[0], tmp_path / f"{name}{seed}"))
+            file, what = damage._damage(copy, random.Random(seed))
+            again.append((file, what, (copy / file).read_bytes()))
+            assert (copy / file).read_bytes() != (stores[0] / file).read_bytes()
+        assert again[0] == again[1]
+        found.add((damage._kind(file), what))
+    assert {"catalog.sqlite", "catalog.seal", "a segment"} <= {kind for kind, _ in found}
+    assert {what for _, what in found} == {"cut short", "bits flipped"}
