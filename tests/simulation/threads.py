@@ -11,6 +11,7 @@ import asyncio
 import heapq
 import queue
 import random
+import threading
 import time
 import traceback
 from collections import deque
@@ -363,8 +364,17 @@ class Queue:
         return len(self._items)
 
 
-THREADING = SimpleNamespace(Thread=Thread, Lock=Lock, RLock=RLock, Condition=Condition, Event=Event)
-QUEUE = SimpleNamespace(Queue=Queue, SimpleQueue=Queue, Empty=queue.Empty, Full=queue.Full)
+def get_ident() -> int:
+    return id(scheduler.current)
+
+
+THREADING = SimpleNamespace(
+    **{
+        **vars(threading),
+        **{made.__name__: made for made in (Thread, Lock, RLock, Condition, Event, get_ident)},
+    }
+)
+QUEUE = SimpleNamespace(**{**vars(queue), "Queue": Queue, "SimpleQueue": Queue})
 
 
 # ---- executors and the event loop
