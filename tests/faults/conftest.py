@@ -17,8 +17,8 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
-def run_child(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[dict[str, Any]]]:
-    """Runs a script of this directory with the shim loaded and returns the JSON lines it prints."""
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library to preload."""
     if sys.platform != "linux":
         pytest.skip("the shim interposes the calls of Linux's libc")
     compiler = shutil.which("cc")
@@ -27,6 +27,12 @@ def run_child(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[di
     shim = tmp_path_factory.mktemp("shim") / "shim.so"
     warnings = ("-Wall", "-Wextra", "-Werror")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", *warnings, "-o", shim, HERE / "shim.c", "-ldl"], check=True)
+    return shim
+
+
+@pytest.fixture(scope="session")
+def run_child(shim: Path) -> Callable[..., list[dict[str, Any]]]:
+    """Runs a script of this directory with the shim loaded and returns the JSON lines it prints."""
 
     def run(script: str, *arguments: str | Path) -> list[dict[str, Any]]:
         done = subprocess.run(

@@ -1,17 +1,22 @@
 /*
  * Makes the disk fail on purpose. Loaded with LD_PRELOAD, this stands between a process (Python's os.* and libsqlite3
- * alike) and libc, counts the calls that change files below one directory, and lets the k-th of them fail.
+ * alike) and libc, counts the calls that change or read files below one directory, and lets the k-th of them fail.
  *
  *   fault_arm(directory, k, mode)  begin to count; mode is one of `enum mode`, with STICKY if all later calls fail too
  *   fault_count()                  how many calls of the kinds that the mode counts there were since
  *   fault_disarm()                 let everything pass again
+ *   fault_sector(path, at)         from now on, every read of the byte `at` of files whose path ends so fails; NULL ends it
  *   fault_trace(fd)                from now on tell fd of each call below the directory, whether counted or not, as
  *                                  "<name> <counted> <failed> <inode> <offset> <size> <path>\n" and `size` bytes: what
  *                                  was written, or the new name
  *   fault_mark(text)               put a line of that form into the trace, of a call named "mark"
  *
- * Only absolute paths are looked at. Not for several threads at once. Writes to mapped memory are not seen. Syncs that
- * pass are not handed on: nobody cuts the power here, and some ten thousand runs would wait for the disk.
+ * UNDERSTUDY_BAD_SECTOR="<at> <end of a path>" in the environment does the same as fault_sector, for a process that is
+ * started with it.
+ *
+ * Only absolute paths are looked at. Not for several threads at once, reads excepted. Reads and writes of mapped memory
+ * are not seen. Syncs that pass are not handed on: nobody cuts the power here, and some ten thousand runs would wait for
+ * the disk.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -20,12 +25,14 @@
 #include <limits.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
-enum kind { WRITE = 1, RESIZE = 2, SYNC = 4, CREATE = 8, RENAME = 16, REMOVE = 32 };
-enum mode { FAIL_EIO, FAIL_ENOSPC, FAIL_SYNC, SHORT, SHORT_THEN_ENOSPC, STICKY = 16 };
+enum kind { WRITE = 1, RESIZE = 2, SYNC = 4, CREATE = 8, RENAME = 16, REMOVE = 32, READ = 64 };
+enum mode { FAIL_EIO, FAIL_ENOSPC, FAIL_SYNC, SHORT, SHORT_THEN_ENOSPC, FAIL_READ, SHORT_READ, FAIL_EINTR, STICKY = 16 };
 
 /* Which calls a mode counts: those that can fail in this way. */
 static const int counted_kinds[] = {
@@ -34,6 +41,9 @@ static const int counted_kinds[] = {
     [FAIL_SYNC] = SYNC,
     [SHORT] = WRITE,
     [SHORT_THEN_ENOSPC] = WRITE,
+    [FAIL_READ] = READ,
+    [SHORT_READ] = READ,
+    [FAIL_EINTR] = READ,
 };
 
 static char directory[PATH_MAX];
@@ -72,12 +82,14 @@ struct call {
 
 static int fault_of_this_call(void)
 {
-    long late = ++count - fail_at;
+    long late = __sync_add_and_fetch(&count, 1) - fail_at;
     if (late < 0 || (!sticky && late > (mode == SHORT_THEN_ENOSPC)))
         return 0;
     switch (mode) {
     case FAIL_ENOSPC: return ENOSPC;
-    case SHORT: return -1;
+    case SHORT:
+    case SHORT_READ: return -1;
+    case FAIL_EINTR: return EINTR;
     case SHORT_THEN_ENOSPC: return late ? ENOSPC : -1;
     default: return EIO;
     }
@@ -88,7 +100,7 @@ static struct call begin(enum kind kind, const char *name, int fd, const char *p
 {
     struct call call = {.name = name};
     size_t n = directory_length;
-    if (!n)
+    if (!n || (kind == READ && !(counted_kinds[mode] & READ)))
         return call;
     if (path)
         snprintf(call.path, sizeof call.path, "%s", path);
@@ -139,6 +151,72 @@ static long end(const struct call *call, long result, int fd, long offset, const
 INTERPOSE_WRITE(write, (int fd, const void *data, size_t size), lseek(fd, 0, SEEK_CUR), fd, data, size)
 INTERPOSE_WRITE(pwrite, (int fd, const void *data, size_t size, off_t offset), offset, fd, data, size, offset)
 INTERPOSE_WRITE(pwrite64, (int fd, const void *data, size_t size, off64_t offset), offset, fd, data, size, offset)
+
+static char sector_path[PATH_MAX];
+static off_t sector_at;
+
+void fault_sector(const char *path, long at)
+{
+    snprintf(sector_path, sizeof sector_path, "%s", path ? path : "");
+    sector_at = at;
+}
+
+__attribute__((constructor)) static void sector_of_environment(void)
+{
+    const char *text = getenv("UNDERSTUDY_BAD_SECTOR");
+    const char *path = text ? strchr(text, ' ') : NULL;
+    if (path)
+        fault_sector(path + 1, atol(text));
+}
+
+static int is_in_bad_sector(int fd, off_t offset, size_t size)
+{
+    char link[32], path[PATH_MAX];
+    size_t length = strlen(sector_path);
+    if (!length)
+        return 0;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t n = readlink(link, path, sizeof path - 1);
+    if (n < (ssize_t)length || strncmp(path + n - length, sector_path, length))
+        return 0;
+    return offset / 512 <= sector_at / 512 && sector_at / 512 <= (off_t)(offset + size - 1) / 512;
+}
+
+#define INTERPOSE_READ(name, parameters, where, ...)                                   \
+    ssize_t name parameters                                                            \
+    {                                                                                  \
+        struct call call = begin(READ, #name, fd, NULL);                               \
+        if (!call.fault && size && is_in_bad_sector(fd, where, size))                  \
+            call.fault = EIO;                                                          \
+        if (call.fault < 0 && size > 1)                                                \
+            size /= 2;                                                                 \
+        ssize_t found = RESULT(REAL(name)(__VA_ARGS__));                               \
+        return call.counted ? end(&call, found, fd, 0, NULL, 0) : found;               \
+    }
+INTERPOSE_READ(read, (int fd, void *data, size_t size), lseek(fd, 0, SEEK_CUR), fd, data, size)
+INTERPOSE_READ(pread, (int fd, void *data, size_t size, off_t offset), offset, fd, data, size, offset)
+INTERPOSE_READ(pread64, (int fd, void *data, size_t size, off64_t offset), offset, fd, data, size, offset)
+
+/* A read into several buffers that is to be short fills only the first. */
+#define INTERPOSE_READV(name, parameters, ...)                                         \
+    ssize_t name parameters                                                            \
+    {                                                                                  \
+        struct call call = begin(READ, #name, fd, NULL);                               \
+        size_t size = 0;                                                               \
+        for (int i = 0; i < n; i++)                                                    \
+            size += parts[i].iov_len;                                                  \
+        if (!call.fault && size && is_in_bad_sector(fd, offset, size))                 \
+            call.fault = EIO;                                                          \
+        struct iovec half = {parts[0].iov_base, (parts[0].iov_len + 1) / 2};           \
+        if (call.fault < 0)                                                            \
+            parts = &half, n = 1;                                                      \
+        ssize_t found = RESULT(REAL(name)(__VA_ARGS__));                               \
+        return call.counted ? end(&call, found, fd, 0, NULL, 0) : found;               \
+    }
+INTERPOSE_READV(preadv, (int fd, const struct iovec *parts, int n, off_t offset), fd, parts, n, offset)
+INTERPOSE_READV(preadv64, (int fd, const struct iovec *parts, int n, off64_t offset), fd, parts, n, offset)
+INTERPOSE_READV(preadv2, (int fd, const struct iovec *parts, int n, off_t offset, int flags), fd, parts, n, offset, flags)
+INTERPOSE_READV(preadv64v2, (int fd, const struct iovec *parts, int n, off64_t offset, int flags), fd, parts, n, offset, flags)
 
 #define INTERPOSE_FD(kind, name, parameters, where, real)                              \
     int name parameters                                                                \

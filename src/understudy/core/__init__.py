@@ -17,8 +17,10 @@ from understudy.core.errors import (
     StoreFailedError,
     StoreFormatError,
     StoreLockedError,
+    TooManyFilesError,
     UnavailableError,
     UnderstudyError,
+    UnreadableError,
     WireError,
 )
 from understudy.core.spec import ArraySpec, Spec, text
@@ -56,10 +58,12 @@ __all__ = [
     "StoreFailedError",
     "StoreFormatError",
     "StoreLockedError",
+    "TooManyFilesError",
     "TransitionBatch",
     "Tree",
     "UnavailableError",
     "UnderstudyError",
+    "UnreadableError",
     "WireError",
     "text",
 ]

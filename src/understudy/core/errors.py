@@ -37,8 +37,16 @@ class StoreClosedError(StoreError):
     """The store was closed, or belongs to the process this one was forked from."""
 
 
+class TooManyFilesError(StoreError):
+    """The process may not open more files now; nothing is wrong with the store, and trying again may help."""
+
+
 class DamageError(StoreError):
-    """Bytes on disk are not the bytes that were written."""
+    """Bytes on disk are not the bytes that were written, or the disk does not give them back."""
+
+
+class UnreadableError(DamageError):
+    """The disk does not give bytes back."""
 
 
 class SequenceError(StoreError):

@@ -28,6 +28,14 @@ Content: TypeAlias = "Buffer | Sequence[Buffer]"  # whole, or in pieces that fol
 
 PIECE_BYTES = 1 << 20  # of a large write; aligned, so that no page is in two pieces
 LARGE_WRITE_BYTES = 1 << 17
+PAGE_BYTES = 4096  # what a disk cannot read, it cannot read in pieces of this size
+
+# What a read fails with if the disk cannot give a sector back, or its file system knows that it is not what was written
+UNREADABLE = frozenset(
+    getattr(errno, name)
+    for name in ("EIO", "EBADMSG", "EUCLEAN", "ENODATA", "EREMOTEIO", "EILSEQ")
+    if hasattr(errno, name)
+)
 
 _SYNC_FILE_RANGE_WRITE = 2
 _sync_file_range = getattr(ctypes.CDLL(None), "sync_file_range", None)  # Linux only
@@ -187,6 +195,36 @@ def read_at(fd: int, size: int, offset: int) -> bytes:
         size -= len(part)
         offset += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, list[tuple[int, int]]]:
+    """Read `size` bytes at `offset`, and those ranges of them, from 0, that the disk does not give or that lie after
+    the end of the file: they are zero in the result. What cannot be read at once is read again page by page.
+    """
+    try:
+        data = read_at(fd, size, offset)
+        if len(data) == size:
+            return data, []
+    except OSError as error:
+        if error.errno not in UNREADABLE:
+            raise
+    found = bytearray(size)
+    lost: list[tuple[int, int]] = []
+    start = 0
+    while start < size:
+        stop = min(size, start + PAGE_BYTES - (offset + start) % PAGE_BYTES)
+        try:
+            piece = read_at(fd, stop - start, offset + start)
+        except OSError as error:
+            if error.errno not in UNREADABLE:
+                raise
+            piece = b""
+        found[start : start + len(piece)] = piece
+        if start + len(piece) < stop:
+            begin = lost.pop()[0] if lost and lost[-1][1] == start + len(piece) else start + len(piece)
+            lost.append((begin, stop))
+        start = stop
+    return bytes(found), lost
 
 
 def sync_data(fd: int) -> None:

@@ -261,6 +261,9 @@ class Catalog:
     def segment(self, segment_id: int) -> SegmentRecord | None:
         return next(iter(self.segments("id = ?", (segment_id,))), None)
 
+    def segment_ids(self) -> set[int]:
+        return {row[0] for row in self._rows("select id from segments")}
+
     def put_segment(self, segment: SegmentRecord) -> None:
         values = [getattr(segment, name) for name in SEGMENT_FIELDS]
         marks = ", ".join("?" * len(values))

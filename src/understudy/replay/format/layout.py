@@ -11,9 +11,10 @@ from __future__ import annotations
 import json
 import math
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
 import numpy as np
 
@@ -41,6 +42,7 @@ SAFETENSORS_DTYPES = {
     "float32": "F32",
     "float64": "F64",
 }
+_KINDS = {np.dtype(name): kind for name, kind in SAFETENSORS_DTYPES.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +122,7 @@ class Layout:
         tensors = {name: (dtype, (self.capacity, *shape)) for name, (dtype, shape) in tensors_of(self.spec).items()}
         for name, (dtype, shape) in {**tensors, "heap": (np.dtype("uint8"), (self.heap_bytes,))}.items():
             stop = start + _size(dtype, shape)
-            kind = SAFETENSORS_DTYPES[str(dtype)]
+            kind = _KINDS[dtype]
             content[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [start, stop]}
             start = stop
         body = json.dumps(content, separators=(",", ":")).encode()
@@ -130,6 +132,10 @@ class Layout:
 
 def tensors_of(spec: StepSpec) -> dict[str, tuple[DType, tuple[int, ...]]]:
     """Name, dtype and row shape of each tensor but the heap, in the order of the file: wide dtypes first."""
+    return _cached(_tensors_cache, spec.json_text, lambda: _tensors(spec))
+
+
+def _tensors(spec: StepSpec) -> dict[str, tuple[DType, tuple[int, ...]]]:
     tensors: dict[str, tuple[DType, tuple[int, ...]]] = {}
     for path, leaf in spec.columns.items():
         tensors[path] = (np.dtype("uint32"), (2,)) if leaf.ragged else (np.dtype(leaf.dtype), leaf.fixed_shape)
@@ -153,19 +159,25 @@ def checksum_of(path: str) -> str:
 
 def row_bytes_of(spec: StepSpec) -> int:
     """Bytes of one row in all tensors, without the heap."""
-    return _row_bytes(spec.json_text, spec)
+    return _cached(
+        _row_bytes_cache, spec.json_text, lambda: sum(_size(dtype, shape) for dtype, shape in tensors_of(spec).values())
+    )
 
 
 MAX_CACHED_SPECS = 100  # any client may send a server new specs
+_T = TypeVar("_T")
 _row_bytes_cache: dict[str, int] = {}
+_tensors_cache: dict[str, dict[str, tuple[DType, tuple[int, ...]]]] = {}
 
 
-def _row_bytes(key: str, spec: StepSpec) -> int:
-    if key not in _row_bytes_cache:
-        if len(_row_bytes_cache) >= MAX_CACHED_SPECS:
-            _row_bytes_cache.clear()
-        _row_bytes_cache[key] = sum(_size(dtype, shape) for dtype, shape in tensors_of(spec).values())
-    return _row_bytes_cache[key]
+def _cached(cache: dict[str, _T], key: str, make: Callable[[], _T]) -> _T:
+    found = cache.get(key)
+    if found is None:
+        found = make()
+        if len(cache) >= MAX_CACHED_SPECS:
+            cache.clear()
+        cache[key] = found
+    return found
 
 
 def plan_capacity(spec: StepSpec, segment_bytes: int, min_rows: int = 1, min_heap_bytes: int = 0) -> tuple[int, int]:

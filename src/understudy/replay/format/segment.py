@@ -1,7 +1,7 @@
 """Segment: one file of rows of one Spec, written in place and read while it grows.
 
 A Segment knows nothing of commits: `write` puts columns at a row that the caller chooses, and `read_checked` says for
-each row whether its checksums hold.
+each row whether its checksums hold. Rows that the disk does not give back are damaged rows: the others are read.
 """
 
 from __future__ import annotations
@@ -9,21 +9,22 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import xxhash
 
-from understudy.core import DamageError, StepSpec
+from understudy.core import DamageError, StepSpec, StoreError, UnreadableError
 from understudy.core.episode import Column
 from understudy.core.spec import ArraySpec
 from understudy.durable import files
 from understudy.durable.errors import store_error, store_errors
 from understudy.durable.file_identity import FileIdentity
+from understudy.durable.open_files import OpenFile
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.layout import Layout, TensorColumn, checksum_of, parse_header
 
@@ -43,79 +44,92 @@ class WrittenRows:
 class Segment:
     """An open segment file."""
 
-    def __init__(self, layout: Layout, path: Path, fd: int):
+    def __init__(self, layout: Layout, file: OpenFile):
         self.layout = layout
-        self.path = path
-        self._fd = fd
-        self.identity = FileIdentity(path, fd)
+        self.path = file.path
+        self._file = file
+        with file as fd:
+            self.identity = FileIdentity(self.path, fd)
 
     @staticmethod
     def create(layout: Layout, path: Path) -> Segment:
         """Make the file with its header, durable under its name; never overwrites a file."""
         with store_errors(path, "create"):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            file = OpenFile(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
-            with store_errors(path, "resize"):
-                os.ftruncate(fd, layout.file_bytes)
-            with store_errors(path, "write"):
-                files.write_at(fd, layout.header, 0)
-            with store_errors(path, "fsync"):
-                os.fsync(fd)
+            with file as fd:
+                with store_errors(path, "resize"):
+                    os.ftruncate(fd, layout.file_bytes)
+                with store_errors(path, "write"):
+                    files.write_at(fd, layout.header, 0)
+                with store_errors(path, "fsync"):
+                    os.fsync(fd)
             with store_errors(path.parent, "fsync"):
                 files.sync_directory(path.parent)
         except BaseException:
-            os.close(fd)
+            file.close()
             with suppress(OSError):  # a file that stays is never used: segment numbers are not given twice
                 path.unlink(missing_ok=True)
             raise
-        return Segment(layout, path, fd)
+        return Segment(layout, file)
 
     @staticmethod
     def open(layout: Layout, path: Path, *, write: bool = False) -> Segment:
         """Open a file that should have this layout; a DamageError if it is missing, short or has another header."""
         try:
-            fd = os.open(path, os.O_RDWR if write else os.O_RDONLY)
-        except FileNotFoundError:
-            raise DamageError(
-                f"{path}: the file is gone; restore it from a backup, or run `understudy repair`"
-            ) from None
+            file = OpenFile(path, os.O_RDWR if write else os.O_RDONLY)
         except OSError as error:
-            raise store_error(error, path, "open") from error
-        segment = Segment(layout, path, fd)
-        problem = segment.file_problem()
-        if problem:
+            raise _read_error(error, path, "open") from error
+        segment = Segment(layout, file)
+        try:
+            problem = segment.file_problem()
+            if problem:
+                raise DamageError(f"{path}: {problem}; run `understudy verify`, then `understudy repair`")
+        except BaseException:
             segment.close()
-            raise DamageError(f"{path}: {problem}; run `understudy verify`, then `understudy repair`")
+            raise
         return segment
 
     def file_problem(self) -> str | None:
         """What is wrong with the size or the header; None if nothing is."""
-        size = os.fstat(self._fd).st_size
+        with self._file as fd:
+            size = os.fstat(fd).st_size
         if size != self.layout.file_bytes:
             return f"expected {self.layout.file_bytes} bytes, got {size}"
-        if self._read_at(len(self.layout.header), 0) != self.layout.header:
+        header, lost = self._read_at(len(self.layout.header), 0)
+        if lost:
+            return "the disk does not give the header back"
+        if header != self.layout.header:
             return "the header is not the one that was written"
         return None
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
-    def fileno(self) -> int:
-        return self._fd
+    def expect_random_reads(self) -> None:
+        """Let the system read single frames without their neighbours, but now the small fields of all rows at once."""
+        self._file.expect_random_reads()
+        if self.layout.large:
+            with self._file as fd:
+                for column in self.layout.small:
+                    size = column.row_bytes * self.layout.capacity
+                    os.posix_fadvise(fd, column.offset, size, os.POSIX_FADV_WILLNEED)
 
     def sync(self) -> None:
-        with store_errors(self.path, "fdatasync"):
-            files.sync_data(self._fd)
+        with store_errors(self.path, "fdatasync"), self._file as fd:
+            files.sync_data(fd)
 
     def _write_at(self, data: bytes | bytearray | Array, offset: int) -> None:
-        with store_errors(self.path, "write"):
-            files.write_at(self._fd, data, offset)
+        with store_errors(self.path, "write"), self._file as fd:
+            files.write_at(fd, data, offset)
 
-    def _read_at(self, size: int, offset: int) -> bytes:
-        with store_errors(self.path, "read"):
-            return files.read_at(self._fd, size, offset)
+    def _read_at(self, size: int, offset: int) -> tuple[bytes, list[tuple[int, int]]]:
+        """Bytes of the file, and which ranges of them the disk does not give back."""
+        try:
+            with self._file as fd:
+                return files.read_readable(fd, size, offset)
+        except OSError as error:
+            raise _read_error(error, self.path, "read") from error
 
     # ---- writing
 
@@ -176,44 +190,84 @@ class Segment:
 
     # ---- reading
 
-    def read_column(self, name: str, first_row: int, num_rows: int) -> Array:
-        """One tensor's rows as they are on disk, unchecked."""
+    def read_rows(self, name: str, first_row: int, num_rows: int) -> tuple[Array, Array]:
+        """One tensor's rows as they are on disk, unchecked, and which of them the disk gives back; the others are 0."""
         column = self.layout.columns[name]
-        data = self._read_at(num_rows * column.row_bytes, column.at(first_row))
-        if len(data) != num_rows * column.row_bytes:
-            raise DamageError(f"{self.path}: {name} ends early; run `understudy verify`")
-        return np.frombuffer(data, column.dtype).reshape(num_rows, *column.shape)
+        size = column.row_bytes
+        data, lost = self._read_at(num_rows * size, column.at(first_row))
+        readable = np.ones(num_rows, bool)
+        for start, stop in lost:
+            readable[start // size : -(-stop // size)] = False
+        return np.frombuffer(data, column.dtype).reshape(num_rows, *column.shape), readable
+
+    def read_column(self, name: str, first_row: int, num_rows: int) -> Array:
+        """One tensor's rows as they are on disk, unchecked; an UnreadableError if the disk does not give all back."""
+        rows, readable = self.read_rows(name, first_row, num_rows)
+        if not readable.all():
+            row = first_row + int(np.argmin(readable))
+            raise UnreadableError(
+                f"{self.path}: the disk does not give {name} of row {row} back; run `understudy verify`, then "
+                f"`understudy repair`"
+            )
+        return rows
+
+    def read_runs(self, name: str, runs: Iterable[tuple[int, int, int]], outs: Sequence[Array]) -> None:
+        """Read rows of a tensor into contiguous arrays, unchecked; an UnreadableError as `read_column`.
+
+        A run is a first row, a start and a stop: the rows from there on are read into the arrays from start to stop.
+        """
+        column = self.layout.columns[name]
+        offset, size, preadv = column.offset, column.row_bytes, cast(Any, os.preadv)
+        try:
+            with self._file as fd:
+                for row, start, stop in runs:
+                    try:
+                        if preadv(fd, outs[start:stop], offset + row * size) == (stop - start) * size:
+                            continue
+                    except OSError as error:
+                        if error.errno not in files.UNREADABLE:
+                            raise
+                    for out, value in zip(outs[start:stop], self.read_column(name, row, stop - start), strict=True):
+                        out[...] = value
+        except OSError as error:
+            raise _read_error(error, self.path, "read") from error
 
     def data_rows(self, name: str, first_row: int, stop_row: int | None = None) -> Iterator[tuple[int, Array]]:
-        """The rows of one tensor that are not in holes of the file, unchecked: the first row of each part, the part."""
+        """The rows of one tensor that are not in holes of the file, unchecked: the first row of each part, the part.
+
+        Rows that the disk does not give back are 0.
+        """
         column = self.layout.columns[name]
         stop_row = self.layout.capacity if stop_row is None else stop_row
-        with store_errors(self.path, "read"):
-            extents = list(files.data_extents(self._fd, column.at(first_row), column.at(stop_row)))
+        extents = self._data_extents(column.at(first_row), column.at(stop_row))
         done = first_row
         for begin, end in extents:
             first = max((begin - column.offset) // column.row_bytes, done)
             done = -((column.offset - end) // column.row_bytes)
             if first < done:
-                yield first, self.read_column(name, first, done - first)
+                yield first, self.read_rows(name, first, done - first)[0]
 
     def read_heap(self, entry: HeapEntry) -> bytes | None:
-        """A value of the heap; None if its checksum does not hold."""
+        """A value of the heap; None if its checksum does not hold, or the disk does not give it back."""
         offset, length = int(entry[0]), int(entry[1])
         size = HEAP_CHECKSUM.size + length
         if offset + size > self.layout.heap_bytes:
             return None
-        data = self._read_at(size, self.layout.heap_offset + offset)
+        data, lost = self._read_at(size, self.layout.heap_offset + offset)
         value = data[HEAP_CHECKSUM.size :]
-        if len(data) != size or HEAP_CHECKSUM.unpack_from(data)[0] != digest(value):
+        if lost or HEAP_CHECKSUM.unpack_from(data)[0] != digest(value):
             return None
         return value
 
     def read_small(self, first_row: int, num_rows: int) -> tuple[dict[str, Array], Array]:
         """The small columns and `row/checksum`, and for each row whether its checksum holds."""
-        columns = {column.name: self.read_column(column.name, first_row, num_rows) for column in self.layout.small}
-        columns["row/checksum"] = self.read_column("row/checksum", first_row, num_rows)
-        return columns, self._row_checksums(columns, num_rows) == columns["row/checksum"]
+        columns: dict[str, Array] = {}
+        good = np.ones(num_rows, bool)
+        for name in (*(column.name for column in self.layout.small), "row/checksum"):
+            columns[name], readable = self.read_rows(name, first_row, num_rows)
+            good &= readable
+        good &= self._row_checksums(columns, num_rows) == columns["row/checksum"]
+        return columns, good
 
     def read_checked(self, first_row: int, num_rows: int) -> tuple[dict[str, Column], Array]:
         """All fields and the identity columns of the rows, decoded, and for each row whether all of it is whole."""
@@ -225,8 +279,8 @@ class Segment:
                 good &= np.array([value is not None for value in values])
                 fields[path] = [leaf.zero() if value is None else from_bytes(value, leaf) for value in values]
             elif path in self.layout.large:
-                rows = self.read_column(path, first_row, num_rows)
-                good &= digests(rows.reshape(num_rows, -1)) == stored[checksum_of(path)]
+                rows, readable = self.read_rows(path, first_row, num_rows)
+                good &= readable & (digests(rows.reshape(num_rows, -1)) == stored[checksum_of(path)])
                 fields[path] = rows
             else:
                 fields[path] = stored[path]
@@ -250,16 +304,20 @@ class Segment:
         return [(start, stop) for start, stop in ranges if start < stop]
 
     def dirty_tail(self, num_rows: int, heap_used: int) -> list[tuple[int, int]]:
-        """Ranges of the unused part that are not zero: left by a crash, or damage."""
+        """Ranges of the unused part that are not zero, or that the disk does not give back: of a crash, or damage."""
         dirty = []
         for start, stop in self.tail_extents(num_rows, heap_used):
-            for begin, end in files.data_extents(self._fd, start, stop):
+            for begin, end in self._data_extents(start, stop):
                 for offset in range(begin, end, 1 << 20):
                     size = min(1 << 20, end - offset)
-                    data = self._read_at(size, offset)
-                    if data.count(0) != len(data):
+                    data, lost = self._read_at(size, offset)
+                    if lost or data.count(0) != len(data):
                         dirty.append((offset, offset + size))
         return dirty
+
+    def _data_extents(self, start: int, stop: int) -> list[tuple[int, int]]:
+        with store_errors(self.path, "read"), self._file as fd:
+            return list(files.data_extents(fd, start, stop))
 
     def clear_tail(self, num_rows: int, heap_used: int) -> int:
         """Zero the unused part, so that any other byte there is damage; returns how many ranges were not zero."""
@@ -269,6 +327,15 @@ class Segment:
         if dirty:
             self.sync()
         return len(dirty)
+
+
+def _read_error(error: OSError, path: Path, operation: str) -> StoreError:
+    """The error of a file that cannot be opened or read: it is damaged, or something else is in the way."""
+    if isinstance(error, FileNotFoundError):
+        return DamageError(f"{path}: the file is gone; restore it from a backup, or run `understudy repair`")
+    if error.errno in files.UNREADABLE:
+        return UnreadableError(f"{path}: {operation} failed: {error.strerror}; run `understudy verify`, then repair")
+    return store_error(error, path, operation)
 
 
 def read_layout(path: Path) -> Layout:
@@ -288,7 +355,9 @@ def read_layout(path: Path) -> Layout:
             store_id=metadata["store"],
             segment_id=int(metadata["segment"]),
         )
-    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+    except OSError as error:
+        raise _read_error(error, path, "read") from error
+    except (ValueError, KeyError, TypeError, struct.error) as error:
         raise DamageError(f"{path}: not a readable segment ({error}); restore it from a backup") from None
 
 

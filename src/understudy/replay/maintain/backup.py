@@ -88,10 +88,16 @@ def _copy(source: Path, copy: Path) -> None:
 def _copy_catalog(source: Path, copy: Path) -> None:
     new = copy.with_name(copy.name + ".new")
     with store_errors(copy, "copy"):
-        with (
-            closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as old,
-            closing(sqlite3.connect(new)) as fresh,
-        ):
-            old.backup(fresh)
+        try:
+            with (
+                closing(sqlite3.connect(f"{source.resolve().as_uri()}?mode=ro", uri=True)) as old,
+                closing(sqlite3.connect(new)) as fresh,
+            ):
+                old.backup(fresh)
+        except sqlite3.Error as error:
+            raise StoreFailedError(
+                f"{source}: copy to {copy} failed: {error}; check both disks and their free space, remove "
+                f"{copy.parent}, and make the backup again"
+            ) from error
         files.sync_file(new)
         new.rename(copy)

@@ -16,17 +16,18 @@ old one; the next compaction removes either.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from understudy.core import DamageError, StoreError
+from understudy.core import DamageError, StoreError, UnreadableError
 from understudy.durable import files
 from understudy.durable.errors import store_errors
 from understudy.replay.format.lost_commits import newest_commit
 from understudy.replay.format.records import SegmentRecord, SpanRecord
-from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, digest_of_checksums, to_bytes
+from understudy.replay.format.segment import HEAP_CHECKSUM, Segment, digest_of_checksums, read_layout, to_bytes
 from understudy.replay.maintain.progress import ProgressCallback
 from understudy.replay.write.store import Store
 
@@ -41,7 +42,7 @@ class CompactionReport:
     episodes_purged: int
     bytes_freed: int  # on disk, net
     orphans_removed: int  # files left by a crash
-    orphans_kept: tuple[Path, ...]  # files with rows newer than the catalog: `repair` can recover them
+    orphans_kept: tuple[Path, ...]  # files that have rows newer than the catalog, or cannot be read: see `repair`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -230,13 +231,25 @@ def _remove_orphans(store: Store) -> tuple[int, tuple[Path, ...], int]:
     with store.commit_lock():
         known = {segment.id for segment in store.catalog.segments()}
         orphans = [path for path in store.segment_files() if int(path.stem) not in known]
-        kept = [path for path in orphans if newest_commit(path) > store.state.commit]
+        kept = [path for path in orphans if _may_hold_rows(path, store.state.commit)]
         removed = [path for path in orphans if path not in kept]
         freed = sum(_disk_bytes(path) for path in removed)
         for path in removed:
             with store_errors(path, "remove"):
                 files.remove_durably(path)
     return len(removed), tuple(kept), freed
+
+
+def _may_hold_rows(path: Path, commit: int) -> bool:
+    """Whether a file that the catalog does not list has newer rows, or may have: the disk does not give them back."""
+    try:
+        with closing(Segment.open(read_layout(path), path)) as segment:
+            segment.read_column("row/record", 0, segment.layout.capacity)
+    except UnreadableError:
+        return True
+    except DamageError:
+        return False
+    return newest_commit(path) > commit
 
 
 def _disk_bytes(path: Path) -> int:

@@ -173,7 +173,7 @@ def _repair_files(path: Path, known: RecoveredCatalog, report: RepairReport) -> 
                 if os.fstat(fd).st_size != layout.file_bytes:
                     os.ftruncate(fd, layout.file_bytes)
                     report.actions.append(f"{file}: restored its size; the bytes that were cut off are lost")
-                if files.read_at(fd, len(layout.header), 0) != layout.header:
+                if files.read_readable(fd, len(layout.header), 0)[0] != layout.header:
                     files.write_at(fd, layout.header, 0)
                     report.actions.append(f"{file}: wrote its header again")
                 os.fsync(fd)
@@ -190,8 +190,8 @@ def _trusted_layout(file: Path, known: RecoveredCatalog) -> Layout | None:
         found = read_layout(file)
     except DamageError:
         return listed
-    with file.open("rb") as stream:
-        exact = stream.read(len(found.header)) == found.header
+    with store_errors(file, "read"), file.open("rb") as stream:
+        exact = files.read_readable(stream.fileno(), len(found.header), 0)[0] == found.header
     return found if exact and found.segment_id == int(file.stem) else listed
 
 
@@ -203,8 +203,8 @@ def _repair_records(store: Store, report: RepairReport) -> None:
     for segment, record in _segments(store):
         for span in store.catalog.spans("segment = ?", (record.id,)):
             first_row, num_rows = int(span["first_row"]), int(span["num_rows"])
-            _, good = segment.read_small(first_row, num_rows)
-            entries = segment.read_column("row/record", first_row, num_rows)
+            columns, good = segment.read_small(first_row, num_rows)
+            entries = columns["row/record"]
             for row in np.flatnonzero(good & (entries[:, 1] > 0)):
                 if segment.read_heap(entries[row]) is None:
                     segment.blank_heap(entries[row])

@@ -40,7 +40,7 @@ class SegmentScan:
 def scan_segment(segment: Segment) -> SegmentScan:
     """Every row whose checksums hold, with what is needed to list its episode in a new catalog."""
     layout = segment.layout
-    used = np.flatnonzero(segment.read_column("row/checksum", 0, layout.capacity))
+    used = np.flatnonzero(segment.read_rows("row/checksum", 0, layout.capacity)[0])
     num_rows = int(used[-1]) + 1 if used.size else 0
     per_row = sum(column.row_bytes for column in layout.columns.values())
     block = max(1, BLOCK_BYTES // per_row)
@@ -49,11 +49,11 @@ def scan_segment(segment: Segment) -> SegmentScan:
     for first in range(0, num_rows, block):
         size = min(block, num_rows - first)
         fields, good = segment.read_checked(first, size)
-        stored = {path: segment.read_column(path, first, size) for path in (*layout.ragged, "row/record")}
+        stored = {path: segment.read_rows(path, first, size)[0] for path in (*layout.ragged, "row/record")}
         rows = np.zeros(size, ROW_DTYPE)
         rows["episode"], rows["index"] = fields["row/episode"], fields["row/index"]
         rows["segment"], rows["row"] = layout.segment_id, np.arange(first, first + size)
-        rows["checksum"] = segment.read_column("row/checksum", first, size)
+        rows["checksum"] = segment.read_rows("row/checksum", first, size)[0]
         rows["source"], rows["is_step"] = fields["source"], fields["is_step"]
         rows["reward"] = np.asarray(fields["reward"], np.float64).reshape(size, -1).sum(axis=1)
         rows["bytes"] = per_row
@@ -79,7 +79,7 @@ def scan_segment(segment: Segment) -> SegmentScan:
 
 def num_unrecorded(segment: Segment, num_rows: int) -> int:
     """How many rows after the first `num_rows` are whole, up to the first that is not."""
-    stored = segment.read_column("row/checksum", num_rows, segment.layout.capacity - num_rows)
+    stored, _ = segment.read_rows("row/checksum", num_rows, segment.layout.capacity - num_rows)
     candidates = int(np.argmin(stored != 0)) if len(stored) and not stored.all() else len(stored)
     if candidates == 0:
         return 0

@@ -147,7 +147,7 @@ class _Verification:
                     )
             if not self._being_written:
                 for start, stop in segment.dirty_tail(record.num_rows, record.heap_used):
-                    text = f"{path}: bytes {start} to {stop} are after the last row and not zero"
+                    text = f"{path}: bytes {start} to {stop} are after the last row and not zero, or cannot be read"
                     if self._clean or record.sealed:
                         yield text
                     else:
@@ -169,7 +169,8 @@ class _Verification:
             if segment.read_heap(entries[row]) is None:
                 yield f"{where}: the record at row {first_row + int(row)} is not what was written"
         for row in np.flatnonzero(~good):
-            yield f"{where}: index {span['first_index'] + row} (row {first_row + int(row)}) is not what was written"
+            at = f"index {span['first_index'] + row} (row {first_row + int(row)})"
+            yield f"{where}: {at} is not what was written, or cannot be read"
         if good.all():
             checksums = segment.read_column("row/checksum", first_row, num_rows)
             if digest_of_checksums(checksums) != span["row_check"]:

@@ -1,9 +1,9 @@
 """Gather: reads fields of many rows, from many segments, into arrays that the caller gives.
 
-Small fields are copied from mapped files, all segments at once (mapped_segments.py). A large field (a camera frame) is
-read with `preadv` straight into the caller's array the first time, by threads; later it is copied from the mapped file,
-because it is then most likely in memory. Everything is compared with its checksum the first time this process reads it:
-frames one by one, the small fields of a segment together.
+Small fields are compared with their checksums, block by block, and kept in memory (row_blocks.py). A large field (a
+camera frame) is read with `preadv` straight into the caller's array: the first time by threads, because it comes from
+the disk; later by the caller, because it is then most likely in the system's memory. It is compared with its checksum
+the first time this process reads it and at every CHECK_EVERY-th read, which costs about 1 % of a batch.
 
 | thread | takes from | blocks on | woken by |
 |---|---|---|---|
@@ -13,22 +13,22 @@ frames one by one, the small fields of a segment together.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor, wait
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from understudy.core import DamageError, StepSpec
+from understudy.core import StepSpec
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.layout import checksum_of, large_fields
 from understudy.replay.format.segment import digest, from_bytes
-from understudy.replay.read.mapped_segments import MappedSegments, RowAddresses, grown
 from understudy.replay.read.reader import Reader
+from understudy.replay.read.row_blocks import RowBlocks, damage
 
-CHECK_ROWS = 65_536  # whose small fields are compared at once
 MAX_RUN = 64  # buffers in one system call
+CHECK_EVERY = 16  # reads of a large value, of which one compares it with its checksum
 
 
 class ReadRequest(NamedTuple):
@@ -58,8 +58,8 @@ class Gatherer:
         self._large = large_fields(spec)
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, "gather")
-        self._mapped = MappedSegments()
-        self._checks = _Checks(self._mapped)
+        self._blocks = RowBlocks(reader, spec)
+        self._num_removed = 0
 
     def close(self) -> None:
         self._pool.shutdown()
@@ -71,166 +71,145 @@ class Gatherer:
         self.read([ReadRequest(path, segments, rows, out)])
         return out
 
+    def forget_removed(self) -> None:
+        """Give back the memory of segments that the reader has closed because compaction removed them."""
+        removed = self._reader.removed_segments
+        self._blocks.forget(removed[self._num_removed :])
+        self._num_removed = len(removed)
+
     def read(self, requests: Iterable[ReadRequest]) -> None:
         """Fill all the arrays; a DamageError if a row is not what was written."""
         requests = list(requests)
-        groups: dict[tuple[int, int], RowAddresses] = {}  # many requests are of the same rows
+        places: dict[tuple[int, int], Array] = {}  # many requests are of the same rows
+        self._blocks.begin()
         for request in requests:
-            key = (id(request.segments), id(request.rows))
-            if key not in groups:
-                for segment_id in self._mapped.missing(request.segments):
-                    self._mapped.add(segment_id, self._reader.segment(segment_id))
-                groups[key] = self._mapped.locate(request.segments, request.rows)
-        large = [(request, self._read_before(request)) for request in requests if request.path in self._large]
-        reads = self._start_large(large)
+            if (key := _key(request)) not in places:
+                places[key] = self._blocks.locate(request.segments, request.rows)
+        frames = [_Frames(self._blocks, path, _of(path, requests, places)) for path in self._large]
+        reads = [
+            self._pool.submit(self._read_runs, each, each.fresh_runs[thread :: self._num_threads])
+            for each in frames
+            for thread in range(min(self._num_threads, len(each.fresh_runs)))
+        ]
         try:  # while the disk reads the large fields
-            for located in groups.values():
-                self._check_rows(located)
             if self._on_ragged is not None:
-                self._on_ragged(self._num_ragged_bytes(requests, groups))
+                self._on_ragged(self._num_ragged_bytes(requests, places))
             for request in requests:
                 if request.path not in self._large:
-                    self._copy_small(request, groups[id(request.segments), id(request.rows)])
-            for request, known in large:
-                self._copy_large(request, known)
+                    self._copy_small(request, places[_key(request)])
+            for each in frames:
+                self._read_runs(each, each.known_runs)
         finally:
             wait(reads)
         for future in reads:
             future.result()
+        for each in frames:
+            each.finish()
 
-    def _num_ragged_bytes(self, requests: list[ReadRequest], groups: dict[tuple[int, int], RowAddresses]) -> int:
+    def _num_ragged_bytes(self, requests: list[ReadRequest], places: dict[tuple[int, int], Array]) -> int:
         """The size of all text and ragged values; their rows are checked."""
         num_bytes = 0
         for request in requests:
             if self._spec.columns[request.path].ragged:
-                entries = self._mapped.take(request.path, groups[id(request.segments), id(request.rows)])
+                entries = self._blocks.take(request.path, places[_key(request)])
                 num_bytes += int(entries.view(np.uint32)[:, 1].sum(dtype=np.int64))
         return num_bytes
 
-    def _copy_small(self, request: ReadRequest, located: RowAddresses) -> None:
+    def _copy_small(self, request: ReadRequest, places: Array) -> None:
         path, segments, _, out = request
-        taken = self._mapped.take(path, located)
+        taken = self._blocks.take(path, places)
         if self._spec.columns[path].ragged:
             for number, entry in enumerate(taken.view(np.uint32).tolist()):
                 out[number] = self._ragged(path, int(segments[number]), entry)
         else:
             out[...] = taken.view(out.dtype).reshape(out.shape)
 
-    def _check_rows(self, located: RowAddresses) -> None:
-        """Refuse rows that are not what was written. Those of a segment are checked together, when first read."""
-        segments, rows = located
-        for segment_id in np.unique(segments[rows >= self._checks.num_checked(segments)]).tolist():
-            self._checks.check_up_to(segment_id, int(rows[segments == segment_id].max()) + 1)
-        for segment_id, damaged in self._checks.damaged.items():
-            wrong = rows[(segments == segment_id) & np.isin(rows, damaged)]
-            if len(wrong):
-                raise self._damage("a field", segment_id, int(wrong[0]))
-
-    def _read_before(self, request: ReadRequest) -> Array:
-        """Which values this process has read and checked before; most likely they are in memory."""
-        known = np.zeros(len(request.rows), bool)
-        for segment_id in np.unique(request.segments).tolist():
-            mine = request.segments == segment_id
-            known[mine] = self._checks.of_field(request.path, segment_id)[request.rows[mine]]
-        return known
-
-    def _start_large(self, large: list[tuple[ReadRequest, Array]]) -> list[Future[None]]:
-        """Let the threads read the values that are new here; neighbours in a file are read in one call."""
-        runs: list[_Run] = []
-        for path in self._large:
-            values = [
-                (segment_id, row, request.out[number])
-                for request, known in large
-                if request.path == path
-                for number, segment_id, row in _numbered(request, ~known)
-            ]
-            for segment_id, row, out in sorted(values, key=lambda value: value[:2]):
-                if runs and runs[-1].is_followed_by(path, segment_id, row):
-                    runs[-1].outs.append(out)
-                else:
-                    runs.append(_Run(path, segment_id, row, [out]))
-        parts = [runs[start :: self._num_threads] for start in range(min(self._num_threads, len(runs)))]
-        return [self._pool.submit(self._read_runs, part) for part in parts]
-
-    def _read_runs(self, runs: list[_Run]) -> None:
-        """Read from disk, straight into the arrays where those are contiguous, and check."""
-        for path, segment_id, first_row, outs in runs:
-            segment = self._mapped.segments[segment_id]
-            column = segment.layout.columns[path]
-            values = [out if out.flags.c_contiguous else np.empty(column.shape, column.dtype) for out in outs]
-            size = os.preadv(segment.fileno(), [value.data for value in values], column.at(first_row))
-            stored = self._mapped.view(checksum_of(path), segment_id)
-            for row, (value, out) in enumerate(zip(values, outs, strict=True), first_row):
-                if size != len(outs) * column.row_bytes or digest(value) != stored[row]:
-                    raise self._damage(path, segment_id, row)
-                if value is not out:
-                    out[...] = value
-            self._checks.of_field(path, segment_id)[first_row : first_row + len(outs)] = True
-
-    def _copy_large(self, request: ReadRequest, known: Array) -> None:
-        """Copy the values that were read before. Threads would only wait for each other here."""
-        for number, segment_id, row in _numbered(request, known):
-            request.out[number] = self._mapped.view(request.path, segment_id)[row]
+    def _read_runs(self, frames: _Frames, runs: Array) -> None:
+        """Read straight into the arrays, and compare those that are due."""
+        edges = [0, *(np.flatnonzero(np.diff(runs[:, 0])) + 1).tolist(), len(runs)]
+        for first, last in pairwise(edges):
+            if first == last:
+                continue
+            of_segment = runs[first:last]
+            segment = self._reader.segment(int(of_segment[0, 0]))
+            segment.read_runs(frames.path, of_segment[:, 1:4].tolist(), frames.outs)
+            for start, stop in of_segment[of_segment[:, 4] > 0, 2:4].tolist():
+                for number in range(start, stop):
+                    if frames.due[number] and digest(frames.outs[number]) != frames.checksums[number]:
+                        raise damage(segment, frames.path, int(frames.rows[number]))
 
     def _ragged(self, path: str, segment_id: int, entry: list[int]) -> str | Array:
-        value = self._mapped.segments[segment_id].read_heap(entry)
+        segment = self._reader.segment(segment_id)
+        value = segment.read_heap(entry)
         if value is None:
-            raise self._damage(path, segment_id, -1)
+            raise damage(segment, path, -1)
         return from_bytes(value, self._spec.columns[path])
 
-    def _damage(self, what: str, segment_id: int, row: int) -> DamageError:
-        path = self._mapped.segments[segment_id].path
-        where = f" of row {row}" if row >= 0 else ""
-        return DamageError(f"{path}: {what}{where} is not what was written; run `understudy verify`")
+
+class _Frames:
+    """The values of one large field that a call of `read` asks for, in the order of the files.
+
+    A run is values of neighbouring rows, which are read in one call: [runs, 5] of segment, first row, the first and the
+    last number of its values (the last not included), and whether one of them is due to be compared.
+    """
+
+    def __init__(self, blocks: RowBlocks, path: str, requests: list[tuple[ReadRequest, Array]]):
+        self.path = path
+        self._copies: list[tuple[Array, Array]] = []  # read into the second, because the first is not contiguous
+        outs: list[Array] = []
+        for request, _ in requests:
+            out = request.out
+            if len(out) and not out[0].flags.c_contiguous:
+                out = np.empty(out.shape, out.dtype)
+                self._copies.append((request.out, out))
+            outs.extend(out)
+        segments = _joined(request.segments for request, _ in requests)
+        rows = _joined(request.rows for request, _ in requests)
+        order = np.argsort((segments << 32) + rows)
+        segments, self.rows = segments[order], rows[order]
+        self.outs = [outs[number] for number in order.tolist()]
+        self._places = _joined(found for _, found in requests)[order]
+        self._num_reads = blocks.num_reads[path]  # by place
+        self._counts = self._num_reads[self._places]
+        self.due = self._counts % CHECK_EVERY == 0
+        self.checksums = blocks.take(checksum_of(path), self._places).view(np.uint64).reshape(-1) if outs else self.rows
+        fresh = self._counts == 0
+        runs = _runs(segments, self.rows, fresh, self.due)
+        is_fresh = fresh[runs[:, 2]]
+        self.fresh_runs = runs[is_fresh]  # of values that are new to this process
+        self.known_runs = runs[~is_fresh]
+
+    def finish(self) -> None:
+        """All were read, and are what was written."""
+        for out, copy in self._copies:
+            out[...] = copy
+        self._num_reads[self._places] = self._counts % CHECK_EVERY + 1
 
 
-class _Run(NamedTuple):
-    """Values of neighbouring rows of one column, and the arrays to read them into."""
-
-    path: str
-    segment_id: int
-    first_row: int
-    outs: list[Array]
-
-    def is_followed_by(self, path: str, segment_id: int, row: int) -> bool:
-        next_row = self.first_row + len(self.outs)
-        return (self.path, self.segment_id, next_row) == (path, segment_id, row) and len(self.outs) < MAX_RUN
+def _joined(arrays: Iterable[Array]) -> Array:
+    return np.concatenate([np.zeros(0, np.int64), *arrays])
 
 
-class _Checks:
-    """Which rows of the mapped segments this process has compared with their checksums."""
-
-    def __init__(self, mapped: MappedSegments):
-        self._mapped = mapped
-        self._num_checked = np.zeros(1, np.int64)  # by segment: its first rows, whose small fields were compared
-        self.damaged: dict[int, Array] = {}  # by segment: those of them that are not what was written
-        self._large: dict[tuple[str, int], Array] = {}  # by large field and segment: by row
-
-    def num_checked(self, segments: Array) -> Array:
-        """For each segment, how many of its first rows were compared, in their small fields."""
-        self._num_checked = grown(self._num_checked, int(segments.max(initial=0)) + 1)
-        return self._num_checked[segments]
-
-    def check_up_to(self, segment_id: int, num_rows: int) -> None:
-        """Compare the small fields of a segment's next rows with their checksums."""
-        segment = self._mapped.segments[segment_id]
-        for first in range(int(self._num_checked[segment_id]), num_rows, CHECK_ROWS):
-            _, good = segment.read_small(first, min(CHECK_ROWS, num_rows - first))
-            if not good.all():
-                known = self.damaged.get(segment_id, np.zeros(0, np.int64))
-                self.damaged[segment_id] = np.concatenate([known, first + np.flatnonzero(~good)])
-        self._num_checked[segment_id] = num_rows
-
-    def of_field(self, path: str, segment_id: int) -> Array:
-        """For each row of a segment, whether a large field was compared; to be written to."""
-        found = self._large.get((path, segment_id))
-        if found is None:
-            capacity = self._mapped.segments[segment_id].layout.capacity
-            found = self._large[path, segment_id] = np.zeros(capacity, bool)
-        return found
+def _runs(segments: Array, rows: Array, fresh: Array, due: Array) -> Array:
+    """The runs among values in the order of the files; those of new values have no others in them."""
+    breaks = np.ones(len(rows), bool)
+    breaks[1:] = (segments[1:] != segments[:-1]) | (rows[1:] != rows[:-1] + 1) | (fresh[1:] != fresh[:-1])
+    starts = np.flatnonzero(breaks)
+    lengths = np.diff(np.append(starts, len(rows)))
+    if lengths.max(initial=0) > MAX_RUN:
+        within = np.arange(len(rows)) - np.repeat(starts, lengths)
+        starts = np.flatnonzero(within % MAX_RUN == 0)
+    stops = np.append(starts[1:], len(rows))[: len(starts)]
+    some_due = np.logical_or.reduceat(due, starts) if len(starts) else due
+    return np.stack([segments[starts], rows[starts], starts, stops, some_due], axis=1)
 
 
-def _numbered(request: ReadRequest, chosen: Array) -> Iterable[tuple[int, int, int]]:
-    """Number, segment and row of the chosen values."""
-    numbers = np.flatnonzero(chosen)
-    return zip(numbers.tolist(), request.segments[numbers].tolist(), request.rows[numbers].tolist(), strict=True)
+def _key(request: ReadRequest) -> tuple[int, int]:
+    return id(request.segments), id(request.rows)
+
+
+def _of(
+    path: str, requests: list[ReadRequest], places: dict[tuple[int, int], Array]
+) -> list[tuple[ReadRequest, Array]]:
+    """The requests of one field, with the places of their rows."""
+    return [(request, places[_key(request)]) for request in requests if request.path == path]

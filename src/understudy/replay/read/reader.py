@@ -50,6 +50,8 @@ class Reader(Closeable):
         self.path = Path(path)
         self.catalog = _open_catalog(self.path)
         self._segments: dict[int, Segment] = {}
+        self._num_committed: dict[int, int] = {}
+        self.removed_segments: list[int] = []  # that were read here and then removed by compaction
         self.commit = 0  # up to which `follow` has reported
         self._last_span = 0
 
@@ -63,7 +65,7 @@ class Reader(Closeable):
 
     @property
     def num_open_segments(self) -> int:
-        """Segment files that this reader holds open."""
+        """Segments that this reader reads; the limit of open files may allow fewer files (durable/open_files.py)."""
         return len(self._segments)
 
     def last_commit(self) -> int:
@@ -81,6 +83,7 @@ class Reader(Closeable):
                 return Changes(commit=commit, spans=np.zeros(0, SPAN_DTYPE), episodes=())
             spans = self.catalog.spans("id > ?", (self._last_span,))
             episodes = self.catalog.episode_ids("changed > ?", (self.commit,))
+            self.close_removed()
         self.commit = commit
         if len(spans):
             self._last_span = int(spans["id"][-1])
@@ -173,14 +176,26 @@ class Reader(Closeable):
     # ---- segments
 
     def segment(self, segment_id: int) -> Segment:
-        """An open segment. A file that compaction removes stays readable while it is open here."""
-        if segment_id not in self._segments:
-            found = self.catalog.segment(segment_id)
-            if found is None:
+        """An open segment; a DamageError if it is not what was written, or was removed by compaction."""
+        found = self._segments.get(segment_id)
+        if found is None:
+            record = self.catalog.segment(segment_id)
+            if record is None:
                 raise DamageError(f"{self.path}: segment {segment_id} is not in the catalog; run `understudy verify`")
-            layout = self.catalog.layout(found)
-            self._segments[segment_id] = Segment.open(layout, segment_path(self.path, segment_id))
-        return self._segments[segment_id]
+            found = Segment.open(self.catalog.layout(record), segment_path(self.path, segment_id))
+            self._segments[segment_id], self._num_committed[segment_id] = found, record.num_rows
+        return found
+
+    def num_committed(self, segment_id: int) -> int:
+        """How many rows of a segment were committed when it was opened here."""
+        return self._num_committed[segment_id]
+
+    def close_removed(self) -> None:
+        """Close the segments that compaction has removed: while one is open, its disk space is not free."""
+        if self._segments:
+            for segment_id in self._segments.keys() - self.catalog.segment_ids():
+                self._segments.pop(segment_id).close()
+                self.removed_segments.append(segment_id)
 
 
 def _open_catalog(path: Path) -> Catalog:

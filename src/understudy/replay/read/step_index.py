@@ -62,6 +62,7 @@ class StepIndex:
     def __init__(self, reader: Reader):
         self.reader = reader
         self.commit = 0
+        self._newest = 0  # commit in the store, when it was last looked at
         self._last_span_id = 0
         # spans, in the order in which they were committed
         self.span_episode = Column(np.int64)
@@ -111,6 +112,9 @@ class StepIndex:
             )
             self._last_span_id = catalog.last_span_id()
             self._take_specs(new)
+            if newest != self._newest:
+                self.reader.close_removed()
+                self._newest = newest
         if moved is not None:
             self._move(moved)
         self.commit = max(until, known)
@@ -195,15 +199,19 @@ class StepIndex:
         """The source of each row of the spans, one after the other; each segment is read once."""
         stops = np.cumsum(new["num_rows"])
         out = np.zeros(int(stops[-1]), np.uint8)
-        for segment_id in np.unique(new["segment"]):
-            mine = np.flatnonzero(new["segment"] == segment_id)
+        order = np.argsort(new["segment"], kind="stable")
+        edges = np.flatnonzero(np.diff(new["segment"][order])) + 1
+        for mine in np.split(order, edges):
             low = int(new["first_row"][mine].min())
             high = int((new["first_row"] + new["num_rows"])[mine].max())
-            column = self.reader.segment(int(segment_id)).read_column("source", low, high - low)
+            segment = self.reader.segment(int(new["segment"][mine[0]]))
+            column, readable = segment.read_rows("source", low, high - low)
             lengths = new["num_rows"][mine]
             rows = np.repeat(new["first_row"][mine] - low - np.cumsum(lengths) + lengths, lengths) + np.arange(
                 lengths.sum()
             )
+            if not readable[rows].all():  # between them may be rows that repair has taken out of the catalog
+                column = segment.read_column("source", low, high - low)
             targets = np.repeat(stops[mine] - lengths - np.cumsum(lengths) + lengths, lengths) + np.arange(
                 lengths.sum()
             )

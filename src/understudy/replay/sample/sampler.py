@@ -144,9 +144,10 @@ class Sampler(Closeable, Generic[Batch]):
         """Take in new commits (up to `until`); returns how many steps can be drawn."""
         if self._index is None:
             self._open_index()
-        if self._index is not None:
+        if self._index is not None and self._gather is not None:
             self.step_index.follow(until)
             self._index.follow()
+            self._gather.forget_removed()
         return len(self)
 
     def __len__(self) -> int:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import math
 from collections import ChainMap
 from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
 
-from understudy.core import CopiedError, FencedError, SequenceError, Source, SpecError, StepSpec
+from understudy.core import CopiedError, DamageError, FencedError, SequenceError, Source, SpecError, StepSpec
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, Part
 from understudy.replay.format.layout import MAX_HEAP_BYTES, plan_capacity, row_bytes_of
@@ -305,10 +306,15 @@ class Commit:
             raise SpecError(
                 f"{heap_bytes} bytes of ragged values in one chunk, and 4 GiB is the most; commit more often"
             )
-        if target is not None:
-            if target.num_rows + num_rows <= target.capacity and target.heap_used + heap_bytes <= target.heap_bytes:
+        if (
+            target is not None
+            and target.num_rows + num_rows <= target.capacity
+            and target.heap_used + heap_bytes <= target.heap_bytes
+        ):
+            with suppress(DamageError):  # verify and repair report it; write no more rows to a damaged file
+                self._open_segment(target, create=False)
                 return target
-            self._sealed.append(replace(target, sealed=True))
+        full = target
         capacity, heap_capacity = plan_capacity(spec, self._segment_bytes, num_rows, heap_bytes)
         target = SegmentRecord(
             id=self._new.next_segment,
@@ -319,7 +325,9 @@ class Commit:
             heap_used=0,
             sealed=False,
         )
-        self._open_segment(target, create=True)
+        self._open_segment(target, create=True)  # may fail: nothing is changed yet
+        if full is not None:
+            self._sealed.append(replace(full, sealed=True))
         self._new.next_segment += 1
         self._new.filling[spec_id] = target
         return target

@@ -61,6 +61,7 @@ from understudy.replay.write.retention import Retention, expired
 from understudy.replay.write.writer import Writer, check_commit_steps
 
 SEGMENT_BYTES = 256 * 2**20
+MAX_OPEN_SEGMENTS = 16  # between commits; each spec has one that is written to
 
 
 class _QueuedChunk:
@@ -268,7 +269,7 @@ class Store(Closeable):
                 segment.identity.check()
             sealed = commit.publish()
             self._acknowledge(commit.number)
-            for segment_id in sealed:
+            for segment_id in (*sealed, *list(self._segments)[:-MAX_OPEN_SEGMENTS]):  # all are synced
                 self._close_segment(segment_id)
         return taken
 
@@ -403,6 +404,11 @@ class Store(Closeable):
         self.state.commit = commit
 
     # ---- properties and paths
+
+    @property
+    def failure(self) -> StoreFailedError | None:
+        """The error at which the store stopped: it takes no more commits until it is opened again."""
+        return self._failure
 
     @property
     def last_commit(self) -> int:

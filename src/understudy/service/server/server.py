@@ -295,8 +295,8 @@ class Server:
 
     async def _refuse(self, context: grpc.aio.ServicerContext, error: UnderstudyError) -> None:
         self.metrics.refused(error)
-        if isinstance(error, StoreFailedError):
-            self.failure = self.failure or error
+        if self.store.failure is not None:  # no commit will succeed any more; an error of a reader is only its own
+            self.failure = self.failure or self.store.failure
             self.failed.set()
         code, text, trailer = status_of(error)
         logger.info("%s: %s: %s", context.peer(), type(error).__name__, error)

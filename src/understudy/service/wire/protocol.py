@@ -20,6 +20,7 @@ from understudy.core import (
     StoreClosedError,
     StoreError,
     StoreFailedError,
+    TooManyFilesError,
     UnavailableError,
     UnderstudyError,
     WireError,
@@ -88,7 +89,7 @@ def status_of(error: UnderstudyError) -> tuple[grpc.StatusCode, str, tuple[tuple
         code = grpc.StatusCode.UNAUTHENTICATED
     elif isinstance(error, FencedError):
         code = grpc.StatusCode.FAILED_PRECONDITION
-    elif isinstance(error, StoreFailedError | StoreClosedError | UnavailableError):
+    elif isinstance(error, StoreFailedError | StoreClosedError | TooManyFilesError | UnavailableError):
         code = grpc.StatusCode.UNAVAILABLE
     else:
         code = grpc.StatusCode.INVALID_ARGUMENT

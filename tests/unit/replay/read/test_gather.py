@@ -1,5 +1,7 @@
 """Gatherer: fields of rows into given arrays, each compared with its checksum when it is first read."""
 
+import os
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from understudy.core.examples import random_episode, robot_spec, text_spec
 from understudy.replay import Reader, Store
 from understudy.replay.format.paths import segment_files
 from understudy.replay.format.segment import read_layout
-from understudy.replay.read.gather import Gatherer, ReadRequest
+from understudy.replay.read.gather import CHECK_EVERY, Gatherer, ReadRequest
 
 NUM_ROWS = 7
 
@@ -85,5 +87,49 @@ def test_a_row_outside_its_segment_is_refused(tmp_path: Path) -> None:
     reader, gatherer = make(tmp_path / "store", text_spec())
     with pytest.raises(IndexError, match="expected a row from 0 to"):
         read(gatherer, "reward", [10**9])
+    gatherer.close()
+    reader.close()
+
+
+def test_a_frame_that_is_damaged_after_its_first_read_is_found(tmp_path: Path) -> None:
+    reader, gatherer = make(tmp_path / "store", robot_spec(32))
+    frame = ("observation/wrist_1", [4], (32, 32, 3), np.uint8)
+    read(gatherer, *frame)
+    (file,) = segment_files(tmp_path / "store")
+    with file.open("r+b") as content:
+        content.seek(read_layout(file).columns["observation/wrist_1"].at(4))
+        content.write(b"\0\1\2\3")
+    num_served = 0
+    with suppress(DamageError):
+        for num_served in range(1000):  # noqa: B007
+            read(gatherer, *frame)
+    assert num_served < CHECK_EVERY
+    with pytest.raises(DamageError, match="observation/wrist_1 of row 4 is not what was written"):
+        read(gatherer, *frame)
+    gatherer.close()
+    reader.close()
+
+
+def test_small_fields_that_are_damaged_after_their_first_read_are_not_served(tmp_path: Path) -> None:
+    reader, gatherer = make(tmp_path / "store", robot_spec(32))
+    before = read(gatherer, "reward", [0, 4])
+    (file,) = segment_files(tmp_path / "store")
+    with file.open("r+b") as content:
+        content.seek(read_layout(file).columns["reward"].at(0))
+        content.write(b"\1" * 100)
+    assert np.array_equal(read(gatherer, "reward", [0, 4]), before)
+    gatherer.close()
+    reader.close()
+
+
+def test_a_file_cut_short_is_an_error_that_names_it(tmp_path: Path) -> None:
+    reader, gatherer = make(tmp_path / "store", robot_spec(32))
+    frame = ("observation/wrist_1", [0, 4], (32, 32, 3), np.uint8)
+    for _ in range(3):
+        read(gatherer, *frame)
+    (file,) = segment_files(tmp_path / "store")
+    os.truncate(file, 5000)
+    with pytest.raises(DamageError, match=r"00000001\.safetensors: the disk does not give .* of row 0 back; run `unde"):
+        read(gatherer, *frame)
     gatherer.close()
     reader.close()
