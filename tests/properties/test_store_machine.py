@@ -149,7 +149,8 @@ class StoreMachine(RuleBasedStateMachine):
                 for column in segment.layout.columns.values():
                     room = (record.capacity - record.num_rows) * column.row_bytes
                     noise = self.rng.bytes(min(room, 3 * column.row_bytes))
-                    os.pwrite(segment._fd, noise, column.at(record.num_rows))
+                    with segment._file as fd:
+                        os.pwrite(fd, noise, column.at(record.num_rows))
             segment.close()
         self.store.catalog._db.close()
         self.store._lock_file.release()
