@@ -149,15 +149,6 @@ class Killer:
 # ---- synchronous: one actor and the learner take turns
 
 
-@pytest.fixture(scope="module")
-def local(demos: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("local") / "run"
-    with LocalRun(Run.create(path, "rlpd", small_config(demos))) as local:
-        local.run()
-    return path
-
-
 def equal(path: Path, local: Path) -> None:
     assert metrics(path) == metrics(local)
     assert (path / "policy.safetensors").read_bytes() == (local / "policy.safetensors").read_bytes()
@@ -166,13 +157,30 @@ def equal(path: Path, local: Path) -> None:
     assert set(found.values()) == {1}
 
 
-def test_a_synchronous_run_equals_the_local_one(tmp_path: Path, demos: str, local: Path, address: str) -> None:
+@pytest.mark.nightly  # the test below compares one whose processes are killed
+def test_a_synchronous_run_equals_the_local_one(tmp_path: Path, demos: str, address: str) -> None:
+    with LocalRun(Run.create(tmp_path / "local", "rlpd", small_config(demos))) as here:
+        here.run()
+    path = tmp_path / "run"
+    run_rlpd(Run.create(path, "rlpd", small_config(demos)), SYNCHRONOUS, address=address)
+    equal(path, tmp_path / "local")
+
+
+def test_a_synchronous_run_equals_the_local_one_whatever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
+    local, path = tmp_path / "local", tmp_path / "run"
+    config = small_config(demos, steps=700, updates_per_step=1, eval_every=400)  # long enough for all kills
+    with LocalRun(Run.create(local, "rlpd", config)) as here:
+        here.run()
     news: list[RLPDProgress] = []
     messages: list[str] = []
-    path = tmp_path / "run"
-    run = Run.create(path, "rlpd", small_config(demos))
-    run_rlpd(run, SYNCHRONOUS, address=address, on_update=news.append, on_messages=messages.extend)
+    with Killer(path, "actor-0", "learner", "shard-0") as killer:
+        run = Run.create(path, "rlpd", config)
+        run_rlpd(run, SYNCHRONOUS, address=address, on_update=news.append, on_messages=messages.extend)
     equal(path, local)
+    assert killer.killed == ["actor-0", "learner", "shard-0"]
+    assert status(path)["counts"]["restarts"] >= 3
+    assert {event["name"] for event in events(path, "worker lost")} == {"actor-0", "shard-0"}
+    assert len(events(path, "learners restarted")) == 1
     assert "max_lag 0: one actor and the learner take turns, as in one process, and shard-0 keeps" in messages[0]
     assert news[-1].evaluation is not None
     now = status(path)
@@ -188,20 +196,6 @@ def test_a_synchronous_run_equals_the_local_one(tmp_path: Path, demos: str, loca
         RunError, match=r"its episodes are on shard-0; resume it with `understudy resume .* --cluster local`"
     ):
         LocalRun(Run(path))
-
-
-def test_a_synchronous_run_equals_the_local_one_whatever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
-    path = tmp_path / "run"
-    config = small_config(demos, steps=1000, updates_per_step=1, eval_every=400)  # long enough for all kills
-    with LocalRun(Run.create(tmp_path / "local", "rlpd", config)) as here:
-        here.run()
-    with Killer(path, "actor-0", "learner", "shard-0") as killer:
-        run_rlpd(Run.create(path, "rlpd", config), SYNCHRONOUS, address=address)
-    equal(path, tmp_path / "local")
-    assert killer.killed == ["actor-0", "learner", "shard-0"]
-    assert status(path)["counts"]["restarts"] >= 3
-    assert {event["name"] for event in events(path, "worker lost")} == {"actor-0", "shard-0"}
-    assert len(events(path, "learners restarted")) == 1
 
 
 @pytest.mark.nightly  # the test above kills an actor, too
@@ -283,7 +277,10 @@ def test_an_actor_that_hangs_is_replaced_and_its_stack_is_shown(tmp_path: Path, 
     check_once(path, 400)
 
 
-def test_options_that_do_not_fit_are_refused(tmp_path: Path, demos: str, address: str) -> None:
+@pytest.mark.parametrize(
+    "placed", [SYNCHRONOUS, pytest.param(ASYNCHRONOUS, marks=pytest.mark.nightly)], ids=["synchronous", "asynchronous"]
+)
+def test_options_that_do_not_fit_are_refused(placed: ClusterConfig, tmp_path: Path, demos: str, address: str) -> None:
     run = Run.create(tmp_path / "run", "rlpd", small_config(demos))
     for cluster, text in (
         (replace(ASYNCHRONOUS, learner=LearnerConfig(num=2)), "cluster.learner.num: expected 1 for rlpd, got 2"),
@@ -296,9 +293,8 @@ def test_options_that_do_not_fit_are_refused(tmp_path: Path, demos: str, address
         with pytest.raises(ConfigError, match=text):
             run_rlpd(run, cluster, address=address)
     wrong = Run.create(tmp_path / "wrong", "rlpd", small_config(demos, env="toy:no_such_task"))
-    for cluster in (SYNCHRONOUS, ASYNCHRONOUS):
-        with pytest.raises(UnderstudyError, match="no_such_task"):
-            run_rlpd(wrong, cluster, address=address)
+    with pytest.raises(UnderstudyError, match="no_such_task"):
+        run_rlpd(wrong, placed, address=address)
     assert status(tmp_path / "wrong")["state"] == "failed"
 
 
