@@ -95,7 +95,7 @@ class Report:
     writing_wall: list[float] = field(default_factory=list)  # the same by the clock on the wall
     sampling_wall: list[float] = field(default_factory=list)
     outcomes: dict[str, dict[str, int]] = field(default_factory=dict)  # by attack
-    server_peak_bytes: int = 0
+    server_peak_bytes: int = 0  # of its memory, without mapped files
     server_ended_s: float = 0.0  # from SIGTERM to its end, with all attacks going on
     server_code: int | None = None
     episodes_written: int = 0
@@ -409,6 +409,8 @@ def run(
         stack.callback(server.kill)
         assert server.stdout is not None
         address = server.stdout.readline().strip().rpartition(" at ")[2]
+        memory = MemoryWatch(server.pid)
+        stack.callback(memory.close)
         client = Honest(address, server)
         client.work("write", 2)  # what is paid once
         client.work("sample", 5)
@@ -421,7 +423,7 @@ def run(
                 if last:
                     report.episodes_written = client.num_episodes
                     client.close()
-                    report.server_peak_bytes = _peak_bytes(server.pid)
+                    report.server_peak_bytes = memory.peak_bytes
                     began_s = time.monotonic()
                     server.send_signal(signal.SIGTERM)
                     report.server_code = server.wait(TIMEOUT_S)
@@ -459,9 +461,27 @@ def _cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _peak_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
+class MemoryWatch:
+    """The most memory of a process while it was watched, without pages of mapped files, which the system can drop."""
+
+    def __init__(self, pid: int):
+        self._status = Path(f"/proc/{pid}/status")
+        self.peak_bytes = 0
+        self._over = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._over.wait(0.05):
+            try:
+                lines = self._status.read_text().splitlines()
+            except OSError:  # the process has ended
+                return
+            for line in lines:
+                if line.startswith("RssAnon"):
+                    self.peak_bytes = max(self.peak_bytes, int(line.split()[1]) * 1024)
+
+    def close(self) -> None:
+        self._over.set()
 
 
 def main() -> None:
