@@ -145,6 +145,14 @@ def max_open_files() -> int:
     return max(soft // SHARE, MIN_OPEN) if soft != resource.RLIM_INFINITY else 2**20
 
 
+def close_removed() -> None:
+    """Close the files that have no name any more and are not in use: their disk space is free only then."""
+    with _pool.lock:
+        for file in list(_pool.idle):
+            if file._fd >= 0 and os.fstat(file._fd).st_nlink == 0:
+                _pool.close(file)
+
+
 def raise_limit() -> int:
     """Raise the limit of open files of this process to the highest that the system allows; returns it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -15,7 +15,8 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import with_remote
-from understudy.replay import Store
+from understudy.durable.open_files import raise_limit
+from understudy.replay import Budget, Retention, Store
 from understudy.training.runs.health import HEALTH, Health
 from understudy.web.access import is_loopback
 from understudy.web.tokens import read_token
@@ -34,6 +35,10 @@ def command(
     metrics_port: int | None = None,
     max_message_mb: int = 64,
     max_batch_memory_mb: int = 4096,
+    compact_every_min: float | None = None,
+    max_practice_steps: int | None = None,
+    max_correction_steps: int | None = None,
+    max_demonstration_steps: int | None = None,
     replaces: tuple[str, ...] = (),
     verbose: bool = False,
 ) -> int:
@@ -51,6 +56,11 @@ def command(
         metrics_port: TCP port of Prometheus metrics, at http://127.0.0.1:PORT/metrics; by default none.
         max_message_mb: Size of the largest accepted message in MiB.
         max_batch_memory_mb: Memory in MiB for all batches that are made or sent at once; a client beyond it waits.
+        compact_every_min: Minutes between two compactions, which delete what is over a maximum below and free the disk
+            space of all deleted episodes; by default only `understudy compact --server` does that.
+        max_practice_steps: Number of the newest steps of practice to keep at each compaction; by default all.
+        max_correction_steps: Number of the newest steps of episodes with an intervention to keep; by default all.
+        max_demonstration_steps: Number of the newest steps of demonstrations to keep; by default all.
         replaces: Ids of lost stores that this store replaces; their writers continue here instead of waiting.
         verbose: Log each refused request.
     """
@@ -58,6 +68,7 @@ def command(
     console = Console(highlight=False)
     logging.basicConfig(level=logging.INFO if verbose else logging.WARNING, format="%(asctime)s %(message)s")
     service.keep_large_blocks()
+    raise_limit()
     token = read_token(token_file) if token_file is not None else None
     config = service.ServerConfig(
         host=host,
@@ -67,6 +78,12 @@ def command(
         tls_key=tls_key,
         max_message_bytes=max_message_mb * 2**20,
         max_batch_memory_bytes=max_batch_memory_mb * 2**20,
+        compact_every_s=None if compact_every_min is None else compact_every_min * 60,
+        retention=Retention(
+            practice=Budget(max_steps=max_practice_steps),
+            correction=Budget(max_steps=max_correction_steps),
+            demonstration=Budget(max_steps=max_demonstration_steps),
+        ),
         replaces=replaces,
     )
     stop = threading.Event()

@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from understudy.core import DamageError, StoreError, UnreadableError
-from understudy.durable import files
+from understudy.durable import files, open_files
 from understudy.durable.errors import store_errors
 from understudy.replay.format.lost_commits import newest_commit
 from understudy.replay.format.records import SegmentRecord, SpanRecord
@@ -83,6 +83,7 @@ def _compact(store: Store, min_dead: float, progress: ProgressCallback | None) -
         with store_errors(path, "remove"):
             files.remove_durably(path)
     removed, kept, orphan_bytes = _remove_orphans(store)
+    open_files.close_removed()  # by samplers of this process
     if progress:
         progress(len(sparse), len(sparse))
     written = sum(_disk_bytes(store.segment_path(record.id)) for record in outputs.records)

@@ -43,10 +43,12 @@ from understudy.service.client.spool import Spool, SpoolLog
 from understudy.service.client.subscription import Subscription
 from understudy.service.wire.batches import view_to_json
 from understudy.service.wire.parameters import encode_parameters
-from understudy.service.wire.protocol import REQUEST, STATUS
+from understudy.service.wire.protocol import COMPACT, REQUEST, STATUS
 from understudy.web.tokens import read_token
 
 logger = logging.getLogger(__name__)
+
+COMPACT_TIMEOUT_S = 24 * 3600.0  # a large store is rewritten in hours
 
 
 def connect(
@@ -293,6 +295,22 @@ class Remote(Closeable):
         """The status of each server by name, with the size of each view; waits for servers that are not up."""
         request = {"views": [view_to_json(view) for view in views]}
         return {name: shard.call(STATUS, request, timeout_s=timeout_s) for name, shard in self._connections.items()}
+
+    def compact(
+        self,
+        *,
+        min_dead: float = 0.3,
+        max_steps: Mapping[str, int | None] | None = None,
+        preview: bool = False,
+        timeout_s: float = COMPACT_TIMEOUT_S,
+    ) -> dict[str, dict[str, Any]]:
+        """Give back the disk space of deleted episodes of each server's store; what each one removed, by name.
+
+        With `max_steps`, by kind of episode, the oldest ones beyond it are deleted first. With `preview`, nothing is
+        removed, and the answers say what would be.
+        """
+        request = {"min_dead": min_dead, "max_steps": dict(max_steps or {}), "preview": preview}
+        return {name: shard.call(COMPACT, request, timeout_s=timeout_s) for name, shard in self._connections.items()}
 
     def request(self, kind: str, payload: Any = None, *, timeout_s: float = CONNECT_TIMEOUT_S) -> Any:
         """Send a request to the first server; the `on_request` callback of its program answers it."""

@@ -36,11 +36,13 @@ from understudy.core import (
     UnderstudyError,
     WireError,
 )
-from understudy.replay import Reader, Store
+from understudy.durable.open_files import max_open_files
+from understudy.replay import Reader, Retention, Store
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.layout import row_bytes_of
 from understudy.replay.read.view import count_views
 from understudy.service.server.batch_memory import BatchMemory
+from understudy.service.server.compactor import Compactor
 from understudy.service.server.metrics import Metrics
 from understudy.service.server.parameter_store import ParameterStore
 from understudy.service.server.sample_stream import SampleStream, serve_batches
@@ -49,6 +51,7 @@ from understudy.service.wire.batches import view_from_json
 from understudy.service.wire.chunks import decode_chunk
 from understudy.service.wire.parameters import NO_PARAMETERS, encode_version
 from understudy.service.wire.protocol import (
+    COMPACT,
     DEFAULT_PORT,
     PUBLISH,
     REQUEST,
@@ -73,6 +76,7 @@ T = TypeVar("T")
 
 MAX_SPECS = 256  # in one store; each has a segment of its own
 MAX_NAME_LENGTH = 200
+IDLE_S = 60  # after which a connection without a call is closed
 MAX_VIEWS = 16  # in one request
 NUM_THREADS = 16  # that commit, and as many that read; a commit of many chunks costs hardly more than of one
 _HEALTH_SERVING, _HEALTH_NOT_SERVING = b"\x08\x01", b"\x08\x02"  # grpc.health.v1.HealthCheckResponse
@@ -92,10 +96,16 @@ class ServerConfig:
     publish_timeout_s: float = 30.0  # without a further piece, after which a publication is ended
     max_batch_memory_bytes: int = 4 * 2**30  # of all batches that are made or sent at once
     max_streams: int = 4096
+    max_connections: int | None = None  # None: a quarter of the files that the process may have open (ulimit -n)
+    handshake_timeout_s: float = 10.0  # a connection that has not said hello in HTTP/2 by then is closed
+    compact_every_s: float | None = None  # None: only when an operator asks for it
+    retention: Retention = field(default_factory=Retention)  # what is over budget is deleted before each compaction
     replaces: tuple[str, ...] = ()  # ids of stores that are lost for good; their writers continue with this store
 
     def __post_init__(self) -> None:
         check_access(self.host, self.token)
+        if self.compact_every_s is not None and self.compact_every_s <= 0:
+            raise RefusedError(f"compact_every_s: expected a time above 0 or None, got {self.compact_every_s}")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise RefusedError(
                 "tls: expected both a certificate and a key, got one of them; pass both --tls-cert and --tls-key"
@@ -142,6 +152,12 @@ class Server:
             timeout_s=self.config.publish_timeout_s,
         )
         self.metrics.parameters_version.set(self.parameters.version)
+        self._compactor = Compactor(
+            store,
+            retention=self.config.retention,
+            every_s=self.config.compact_every_s,
+            on_error=lambda _: self._end_if_store_failed(),
+        )
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
         self._grpc: grpc.aio.Server | None = None
 
@@ -155,6 +171,7 @@ class Server:
         except BaseException:
             self.stop()
             raise
+        self._compactor.start()
         logger.info("serving %s at %s", self.store.path, self.address)
         return self
 
@@ -166,6 +183,7 @@ class Server:
         if self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result()
+        self._compactor.close()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._committers.shutdown(cancel_futures=True)
@@ -201,6 +219,9 @@ class Server:
                 ("grpc.max_receive_message_length", config.max_message_bytes),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
+                ("grpc.max_allowed_incoming_connections", config.max_connections or max_open_files()),
+                ("grpc.server_handshake_timeout_ms", int(config.handshake_timeout_s * 1000)),
+                ("grpc.max_connection_idle_ms", IDLE_S * 1000),  # clients connect again when they have something
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.keepalive_time_ms", 20_000),  # ends the stream of a client that disappeared
                 ("grpc.keepalive_timeout_ms", 20_000),
@@ -241,6 +262,7 @@ class Server:
             SUBSCRIBE: grpc.unary_stream_rpc_method_handler(self._guarded_stream(self._subscribe)),
             STATUS: grpc.unary_unary_rpc_method_handler(self._guarded(self._status)),
             REQUEST: grpc.unary_unary_rpc_method_handler(self._guarded(self._request)),
+            COMPACT: grpc.unary_unary_rpc_method_handler(self._guarded(self._compact)),
         }
         return (
             grpc.method_handlers_generic_handler(SERVICE, delivery),
@@ -295,12 +317,16 @@ class Server:
 
     async def _refuse(self, context: grpc.aio.ServicerContext, error: UnderstudyError) -> None:
         self.metrics.refused(error)
-        if self.store.failure is not None:  # no commit will succeed any more; an error of a reader is only its own
-            self.failure = self.failure or self.store.failure
-            self.failed.set()
+        self._end_if_store_failed()
         code, text, trailer = status_of(error)
         logger.info("%s: %s: %s", context.peer(), type(error).__name__, error)
         await context.abort(code, text, trailer)
+
+    def _end_if_store_failed(self) -> None:
+        """Let the process end if no commit can succeed any more; an error of reading is one of its client only."""
+        if self.store.failure is not None:
+            self.failure = self.failure or self.store.failure
+            self.failed.set()
 
     async def _in_commit_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._loop.run_in_executor(self._committers, partial(function, *args, **kwargs))
@@ -364,6 +390,10 @@ class Server:
         except Exception as error:  # the callback is not ours: its client gets the error, and the server continues
             logger.exception("a request of type %s failed", asked.get("type"))
             raise StoreError(f"the server's answer to {asked.get('type')!r} failed: {error!r}") from None
+
+    async def _compact(self, request: bytes, context: grpc.aio.ServicerContext) -> bytes:
+        """Give the disk space of deleted episodes back; writers and samplers continue."""
+        return to_json(await self._in_read_thread(self._compactor.answer, from_json(request)))
 
     async def _sample(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         stream = await self._in_read_thread(

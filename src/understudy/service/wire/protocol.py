@@ -30,6 +30,7 @@ from understudy.service.wire.message import parse_json
 VERSION = 1  # raised when neighbours could no longer work together without knowing each other's version
 SERVICE = "understudy.Delivery"
 WRITE, SAMPLE, PUBLISH, SUBSCRIBE, STATUS, REQUEST = "Write", "Sample", "Publish", "Subscribe", "Status", "Request"
+COMPACT = "Compact"
 DEFAULT_PORT = 7447
 
 TOKEN_KEY = "authorization"
