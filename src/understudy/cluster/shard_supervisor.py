@@ -7,7 +7,6 @@ lost with all steps that were acknowledged there: an empty store takes over its 
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ from understudy.cluster.roles.shard import ShardInfo, ShardNotHereError, ShardPr
 from understudy.cluster.status import NodeStatus, ShardStatus
 from understudy.cluster.supervisor import ActorLost, SupervisedActor, Supervisor
 from understudy.durable import files
+from understudy.durable.checked_json import from_checked_json, to_checked_json
 from understudy.training.runs.config import from_json
 
 logger = logging.getLogger(__name__)
@@ -199,11 +199,13 @@ class ShardSupervisor(Supervisor[_Shard]):
 
     def _read_file(self) -> None:
         try:
-            found: dict[str, Any] = json.loads(self._file.read_text())
+            found, intact = from_checked_json(self._file.read_bytes())
         except FileNotFoundError:
             return
         except ValueError as error:
             raise ClusterError(f"{self._file}: is not JSON ({error}); restore it") from None
+        if intact is False:
+            raise ClusterError(f"{self._file}: does not match its checksum; restore it")
         names = {shard.name for shard in self.actors}
         if more := sorted(found.keys() - names):
             raise ClusterError(
@@ -215,4 +217,4 @@ class ShardSupervisor(Supervisor[_Shard]):
 
     def _write_file(self) -> None:
         content = {one.name: asdict(one.record) for one in self.actors if one.record.store is not None}
-        files.write_durably(self._file, json.dumps(content, indent=1).encode())
+        files.write_durably(self._file, to_checked_json(content))

@@ -3,7 +3,9 @@
 | in the file | |
 |---|---|
 | tensors `weights/...`, `stats/mean/observation/...`, `stats/std/observation/...` | float32 |
-| metadata `understudy` | JSON: format, kind, version, config, observation; action of a policy; encoder_digest |
+| metadata `understudy` | JSON: format, kind, version, config, observation; action of a policy; encoder_digest; check |
+
+`check` is a checksum of everything else in the file.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save as to_bytes
 from torch import nn
@@ -35,7 +38,9 @@ FORMAT = 1
 def write(path: str | Path, description: Mapping[str, Any], tree: Tree) -> None:
     """Write a description and arrays as `replace` does."""
     arrays = {name: np.ascontiguousarray(leaf) for name, leaf in trees.leaves(tree)}
-    replace(Path(path), to_bytes(arrays, {KEY: canonical_json({"format": FORMAT, **description})}))
+    content = {"format": FORMAT, **description}
+    content["check"] = _digest(content, arrays)
+    replace(Path(path), to_bytes(arrays, {KEY: canonical_json(content)}))
 
 
 def replace(path: Path, content: bytes) -> None:
@@ -80,7 +85,18 @@ def _described(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], 
         description["kind"], description["format"]
     except (KeyError, ValueError, TypeError) as error:
         raise PolicyError(f"{path}: expected a {kind} of Understudy, got a safetensors file of others") from error
+    check = description.pop("check", None)  # older files have none
+    if arrays and check is not None and check != _digest(description, found):
+        raise PolicyError(f"{path}: does not match its checksum; it is damaged: copy the file again")
     return description, found
+
+
+def _digest(description: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
+    digest = xxhash.xxh3_128(canonical_json(description).encode())
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+    return digest.hexdigest()
 
 
 def load(

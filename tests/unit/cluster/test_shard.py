@@ -17,6 +17,7 @@ from understudy.cluster.config import ClusterConfig, ShardsConfig
 from understudy.cluster.ray_session import ClusterError, ray_session
 from understudy.cluster.shard_supervisor import SHARDS_FILE, ShardSupervisor
 from understudy.core.examples import random_episode, small_spec
+from understudy.durable.checked_json import to_checked_json
 from understudy.service import connect
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
@@ -87,3 +88,19 @@ def test_a_shard_is_waited_for_and_then_looked_for(tmp_path: Path, ray_cluster: 
             again.open_all()
         again.close()
     ray_cluster.remove_node(third, allow_graceful=False)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"), [("/shard-1", "/shard-3", "does not match its checksum"), ("{", "[", "is not JSON")]
+)
+def test_a_damaged_map_of_shards_is_refused(old: str, new: str, text: str, tmp_path: Path) -> None:
+    config = ClusterConfig(shards=ShardsConfig(num=2))
+    records = {f"shard-{index}": {"path": f"/data/shard-{index}", "store": "s"} for index in range(2)}
+    file = tmp_path / SHARDS_FILE
+    file.write_bytes(to_checked_json(records))
+    ShardSupervisor(tmp_path, config, token=TOKEN, loopback=True)
+    file.write_text(file.read_text().replace(old, new, 1))
+    with pytest.raises(ClusterError, match=f"{SHARDS_FILE}: {text}.*; restore it"):
+        ShardSupervisor(tmp_path, config, token=TOKEN, loopback=True)
+    file.write_text(json.dumps(records))  # as earlier versions wrote it
+    ShardSupervisor(tmp_path, config, token=TOKEN, loopback=True)

@@ -150,7 +150,7 @@ def test_the_file_is_plain_safetensors_with_its_config_and_equal_policies_are_eq
     policy.save(tmp_path / "a.safetensors")
     with safe_open(tmp_path / "a.safetensors", framework="np") as file:
         said = json.loads(file.metadata()["understudy"])
-        assert set(said) == {"format", "kind", "version", "config", "observation", "action"}
+        assert set(said) == {"format", "kind", "version", "config", "observation", "action", "check"}
         assert (said["format"], said["kind"]) == (1, "policy")
         assert "weights/actor/0/weight" in file.keys()  # noqa: SIM118
         assert "stats/mean/observation/state" in file.keys()  # noqa: SIM118

@@ -2,7 +2,7 @@
 
 current                                   the name of the valid directory; replaced atomically
 000000000120-0/shard-*.safetensors        the tensors that each rank holds, and their position in the whole
-000000000120-0/facts.json                 the number of updates and of ranks, the checksum of each shard
+000000000120-0/facts.json                 the number of updates and of ranks, the checksums of each shard and of itself
 
 All ranks must see the same directory. A crash in here leaves either the old checkpoint or the new one complete.
 """
@@ -10,7 +10,6 @@ All ranks must see the same directory. A crash in here leaves either the old che
 from __future__ import annotations
 
 import itertools
-import json
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from understudy.durable import files
+from understudy.durable.checked_json import from_checked_json, to_checked_json
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.ranks import Ranks
 
@@ -58,7 +58,7 @@ def save_tensors(
     sums = _checksums(path, ranks)
     if ranks.first:
         facts = {"format": _FORMAT, "num_updates": num_updates, "num_ranks": ranks.size, "shards": sums}
-        files.write_synced(path / FACTS, json.dumps(facts, indent=1).encode())
+        files.write_synced(path / FACTS, to_checked_json(facts))
         files.move_durably(path, directory / name)
         files.write_durably(directory / CURRENT, name.encode())
         for old in directory.glob("[0-9]*"):
@@ -76,9 +76,11 @@ def load_tensors(ranks: Ranks, directory: Path, tensors: Mapping[str, Tensor], o
     problem, facts, path = "", {}, directory
     try:
         path = directory / (directory / CURRENT).read_text()
-        facts = json.loads((path / FACTS).read_text())
+        facts, intact = from_checked_json((path / FACTS).read_bytes())
         if facts["format"] != _FORMAT:
             problem = f"{path}: has format {facts['format']}, and this version of understudy reads format {_FORMAT}"
+        elif intact is False:
+            problem = f"{path}: {FACTS} does not match its checksum; resume from another checkpoint"
     except (OSError, ValueError, KeyError) as error:
         problem = f"{directory}: holds no complete checkpoint ({error}); give a directory that save has written"
     _raise_on_all(ranks, not problem, problem)

@@ -1,13 +1,12 @@
 """Checkpoints: all that a run needs to resume. A checkpoint directory is complete or absent, and old ones are removed.
 
 000000012000-0/arrays.safetensors     all arrays of the state
-000000012000-0/facts.json             format, number, everything that is JSON, and the checksum of the arrays
+000000012000-0/facts.json             format, number, everything that is JSON; the checksums of the arrays and of itself
 000000012000-0/shards/                written by all ranks of a distributed run, one shard each
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from safetensors.numpy import load, save
 
 from understudy.core import UnderstudyError
 from understudy.durable import files
+from understudy.durable.checked_json import from_checked_json, to_checked_json
 
 Array = np.ndarray[Any, Any]
 
@@ -69,7 +69,7 @@ def write_checkpoint(
     content = save({name: array.copy(order="C") for name, array in arrays.items()})  # safetensors wants C order
     meta = {"format": FORMAT, "number": number, "arrays": xxhash.xxh3_128_hexdigest(content), "state": plain}
     files.write_synced(new / ARRAYS, content)
-    files.write_synced(new / FACTS, json.dumps({**meta, "facts": dict(facts)}, indent=1).encode())
+    files.write_synced(new / FACTS, to_checked_json({**meta, "facts": dict(facts)}))
     path = _free_name(root, number)
     files.move_durably(new, path)
     _remove_old(root, keep)
@@ -101,12 +101,14 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """Read and verify a checkpoint; raises CheckpointError with the reason if it cannot be used."""
     advice = f"remove {path} to resume from an older one"
     try:
-        meta = json.loads((path / FACTS).read_text())
+        meta, intact = from_checked_json((path / FACTS).read_bytes())
         if meta["format"] != FORMAT:
             raise CheckpointError(
                 f"{path}: is a checkpoint of format {meta['format']}, and this version of understudy reads format "
                 f"{FORMAT}; start a new run, or resume this one with the version that wrote it"
             )
+        if intact is False:
+            raise CheckpointError(f"{path}: {FACTS} does not match its checksum; {advice}")
         content = (path / ARRAYS).read_bytes()
         if xxhash.xxh3_128_hexdigest(content) != meta["arrays"]:
             raise CheckpointError(f"{path}: {ARRAYS} does not match its checksum; {advice}")

@@ -12,6 +12,7 @@ health/             what each process of the run is doing now
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +22,11 @@ from typing import Any, TypeVar
 from understudy import __version__
 from understudy.core import UnderstudyError
 from understudy.durable import files
+from understudy.durable.checked_json import CHECK, from_checked_json, to_checked_json
 from understudy.durable.lock import FileLock, LockHeldError
 from understudy.training.runs import config as configs
+
+logger = logging.getLogger(__name__)
 
 Config = TypeVar("Config")
 
@@ -76,7 +80,7 @@ class Run:
             "understudy": __version__,
             "config": configs.to_json(config),
         }
-        files.write_durably(run.path / CONFIG, json.dumps(metadata, indent=1).encode())
+        files.write_durably(run.path / CONFIG, to_checked_json(metadata))
         return run
 
     @staticmethod
@@ -108,10 +112,17 @@ class Run:
 
     def config(self, kind: type[Config]) -> Config:
         """The config that the run was created with."""
+        content = self.metadata["config"]
         try:
-            return configs.from_json(kind, self.metadata["config"])
-        except configs.ConfigError as error:
+            config = configs.from_json(kind, content)
+        except UnderstudyError as error:  # a ConfigError, or what a part of the config says of its own values
             raise RunError(f"{self.path / CONFIG}: {error}") from None
+        if from_checked_json((self.path / CONFIG).read_bytes())[1] is False:
+            logger.warning(
+                "%s: was changed since the run was created; if nobody edited it, it is damaged: stop, and restore it",
+                self.path / CONFIG,
+            )
+        return config
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -132,7 +143,7 @@ class Run:
                 f"{self.path}: is a run of format {metadata.get('format', 1)}, and this version of understudy reads "
                 f"format {FORMAT}; start a new run, or resume this one with the version that wrote it"
             )
-        return metadata
+        return {name: value for name, value in metadata.items() if name != CHECK}
 
     # ---- its lock
 

@@ -263,7 +263,7 @@ def test_the_file_is_plain_safetensors_and_equal_policies_are_equal_files(tmp_pa
     policy.save(tmp_path / "a.safetensors")
     with safe_open(tmp_path / "a.safetensors", framework="np") as file:
         said = json.loads(file.metadata()["understudy"])
-        assert set(said) == {"format", "kind", "version", "config", "words", "observation", "action"}
+        assert set(said) == {"format", "kind", "version", "config", "words", "observation", "action", "check"}
         assert (said["kind"], said["version"]) == ("vla", 7)
         assert said["words"] == ["close", "door", "it", "open", "press", "red", "the"]
         assert "weights/text/layers/0/mlp/up_proj/weight" in file.keys()  # noqa: SIM118

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,7 @@ from understudy.replay import Store, backup
 from understudy.replay.format.paths import parameters_path
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.client.publish import publish
+from understudy.service.server.parameter_store import ParameterStore
 from understudy.service.wire.message import pack, pieces
 from understudy.service.wire.parameters import encode_parameters
 from understudy.service.wire.protocol import PUBLISH, to_json
@@ -324,3 +326,16 @@ def test_a_second_backup_continues_after_the_first(tmp_path: Path) -> None:
             path = tmp_path / f"backup-{number}"
             backup(store, path)
     assert versions == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_first_version_is_on_disk_with_the_name_of_its_directory(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    module = sys.modules[ParameterStore.__module__]
+    sync = module.sync_directory
+    monkeypatch.setattr(module, "sync_directory", lambda path: (synced.append(path), sync(path)))
+    with Server(store, ServerConfig(port=0)) as server, connect(server.address) as remote:
+        remote.publish(weights(1))
+        remote.publish(weights(2))
+    assert synced == [store.path]  # else a power cut could remove `parameters`, and versions would begin again

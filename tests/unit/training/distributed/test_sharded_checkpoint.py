@@ -106,7 +106,11 @@ def test_refuses_what_is_not_what_was_saved(tmp_path: Path) -> None:
     shard.write_bytes(content)
     engine.load(tmp_path)
     facts = path / FACTS
-    facts.write_text(facts.read_text().replace('"format": 1', '"format": 2'))
+    saved = facts.read_text()
+    facts.write_text(saved.replace('"num_updates": 0', '"num_updates": 1'))
+    with pytest.raises(RanksError, match=r"facts.json does not match its checksum; resume from another checkpoint"):
+        engine.load(tmp_path)
+    facts.write_text(saved.replace('"format": 1', '"format": 2'))
     with pytest.raises(RanksError, match="has format 2, and this version of understudy reads format 1"):
         engine.load(tmp_path)
     wide = Engine(Net(width=16), EngineConfig(), single_rank())
