@@ -25,7 +25,7 @@ from understudy.core import DamageError, StepSpec, StoreClosedError, StoreError,
 from understudy.replay.format.arrays import Array, Records
 from understudy.replay.format.conditions import Guard, SqlRow, SqlValue, check_condition, guard_problem, shown
 from understudy.replay.format.layout import Layout
-from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE
+from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE, segment_files
 from understudy.replay.format.records import (
     EPISODE_COLUMNS,
     SEGMENT_FIELDS,
@@ -130,10 +130,7 @@ class Catalog:
         every read is refused from then on.
         """
         unchanged = file_stamps(path) if immutable else None
-        if not path.is_file():
-            raise StoreFormatError(
-                f"{path.parent}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
-            )
+        require_catalog(path)
         with _translate_errors(path, "open"), _connect(path, write=write, immutable=immutable) as db:
             meta = dict(db.execute("select key, value from meta").fetchall())
             if write and meta.get("format") == str(FORMAT):
@@ -485,6 +482,17 @@ class Catalog:
     def _rows(self, sql: str, values: Sequence[SqlValue] = ()) -> list[SqlRow]:
         with self._translate_errors("read"):
             return self._db.execute(sql, values).fetchall()
+
+
+def require_catalog(path: Path) -> None:
+    """An error if there is no catalog, which says what to do if there was one."""
+    if path.is_file():
+        return
+    if segment_files(path.parent):
+        raise DamageError(f"{path}: the catalog is gone; run `understudy repair`")
+    raise StoreFormatError(
+        f"{path.parent}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
+    )
 
 
 @cache

@@ -87,17 +87,23 @@ def _marked(directory: Path) -> int:
 def _behind(directory: Path, catalog: Catalog, record: SegmentRecord, last: int, *, sealed: bool) -> Iterator[str]:
     """What lies behind the last row or the last value of a segment and must not."""
     path = segment_path(directory, record.id)
-    if catalog.last_row(record.id) > record.num_rows:
-        yield f"it lists rows behind the last row of {path}"
     try:
         with closing(Segment.open(catalog.layout(record), path)) as segment:
+            if not sealed:
+                yield from listed_behind(catalog, record, segment)
             for commit in _commits(segment, record.num_rows):
                 if commit != last + 1:
                     yield f"{path} has rows of commit {commit} that it does not list"
-            if not sealed and _heap_end(segment, record) > record.heap_used:
-                yield f"{path} has values of listed rows behind the last one that it lists"
     except (DamageError, StoreFailedError):
         return  # verify reports it, and no process writes to a segment that it cannot open
+
+
+def listed_behind(catalog: Catalog, record: SegmentRecord, segment: Segment) -> Iterator[str]:
+    """Listed rows, or their values, that lie behind the last of a segment as its own entry in the catalog says."""
+    if catalog.last_row(record.id) > record.num_rows:
+        yield f"it lists rows behind the last row of {segment.path}"
+    if _heap_end(segment, record) > record.heap_used:
+        yield f"{segment.path} has values of listed rows behind the last one that it lists"
 
 
 def _commits(segment: Segment, first_row: int) -> Iterator[int]:

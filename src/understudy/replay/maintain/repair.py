@@ -29,7 +29,7 @@ from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, EpisodeState, Part
 from understudy.replay.format.commit_mark import read_mark
 from understudy.replay.format.layout import Layout
-from understudy.replay.format.lost_commits import lost_commits
+from understudy.replay.format.lost_commits import listed_behind, lost_commits
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, SEAL_FILE, segment_files, segment_path
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord
 from understudy.replay.format.seal import check_seal
@@ -37,7 +37,7 @@ from understudy.replay.format.segment import Segment, digest_of_checksums, read_
 from understudy.replay.maintain.progress import ProgressCallback
 from understudy.replay.maintain.rebuild_catalog import RecoveredCatalog, rebuild_catalog
 from understudy.replay.maintain.segment_scan import num_unrecorded
-from understudy.replay.maintain.verify import VerifyReport, verify
+from understudy.replay.maintain.verify import VerifyReport, uncovered_episodes, verify
 from understudy.replay.write.store import Store
 
 SALVAGE_ROWS = 256  # of an episode, in one commit
@@ -113,6 +113,7 @@ def _recover(path: Path) -> RecoveredCatalog:
         _collect(catalog, known)
         known.trusted = known.trusted and not lost_commits(path, catalog, sealed=sealed)
         known.trusted = known.trusted and not _has_unlisted_rows(path, catalog)
+        known.trusted = known.trusted and not _contradicts_segments(path, catalog, known)
     finally:
         catalog.close()
     return known
@@ -132,6 +133,45 @@ def _has_unlisted_rows(path: Path, catalog: Catalog) -> bool:
             if num_unrecorded(segment, record.num_rows):
                 return True
     return False
+
+
+def _contradicts_segments(path: Path, catalog: Catalog, known: RecoveredCatalog) -> bool:
+    """Whether the catalog is wrong where the segments are whole: its numbers have no checksums until it is sealed."""
+    spans = catalog.spans(order="segment, first_row")
+    if set(spans["episode"].tolist()) - known.episodes.keys() or set(spans["segment"].tolist()) - known.layouts.keys():
+        return True
+    if any(uncovered_episodes(known.episodes, spans)):
+        return True
+    specs = [catalog.spec(spec_id) for spec_id in catalog.spec_ids()]
+    for record in catalog.segments():
+        file, listed = segment_path(path, record.id), known.layouts[record.id]
+        header = _layout_in_header(file)
+        if header is not None and header != listed:
+            sizes_differ = (header.capacity, header.heap_bytes) != (listed.capacity, listed.heap_bytes)
+            if sizes_differ or (header.spec != listed.spec and header.spec in specs):
+                return True
+        try:
+            segment = Segment.open(listed, file)
+        except DamageError:
+            continue
+        with closing(segment):
+            mine = spans[spans["segment"] == record.id]
+            if any(listed_behind(catalog, record, segment)) or any(_is_another(segment, span) for span in mine):
+                return True
+    return False
+
+
+def _is_another(segment: Segment, span: np.void) -> bool:
+    """Whether the rows of a span are whole, and not those that the catalog lists."""
+    first_row, num_rows = int(span["first_row"]), int(span["num_rows"])
+    if not 0 <= first_row < first_row + num_rows <= segment.layout.capacity:
+        return True
+    columns, good = segment.read_small(first_row, num_rows)
+    same = columns["row/episode"] == span["episode"]
+    same &= columns["row/index"] == np.arange(num_rows) + span["first_index"]
+    return bool(
+        (good & ~same).any() or (good.all() and digest_of_checksums(columns["row/checksum"]) != span["row_check"])
+    )
 
 
 def _collect(catalog: Catalog, known: RecoveredCatalog) -> None:
@@ -186,13 +226,18 @@ def _trusted_layout(file: Path, known: RecoveredCatalog) -> Layout | None:
     listed = known.layouts.get(int(file.stem))
     if listed is not None and known.trusted:
         return listed
+    return _layout_in_header(file) or listed
+
+
+def _layout_in_header(file: Path) -> Layout | None:
+    """The layout in a segment's header; None if any byte of the header is wrong."""
     try:
         found = read_layout(file)
-    except DamageError:
-        return listed
-    with store_errors(file, "read"), file.open("rb") as stream:
-        exact = files.read_readable(stream.fileno(), len(found.header), 0)[0] == found.header
-    return found if exact and found.segment_id == int(file.stem) else listed
+        with store_errors(file, "read"), file.open("rb") as stream:
+            exact = files.read_readable(stream.fileno(), len(found.header), 0)[0] == found.header
+    except (DamageError, StoreFailedError):
+        return None
+    return found if exact and found.segment_id == int(file.stem) else None
 
 
 # ---- rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from understudy.replay.format.commit_mark import read_mark
 from understudy.replay.format.lost_commits import lost_commits
 from understudy.replay.format.open_to_read import open_to_read
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_files, segment_path
-from understudy.replay.format.records import SegmentRecord
+from understudy.replay.format.records import EpisodeRecord, SegmentRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
 from understudy.replay.maintain.progress import ProgressCallback
@@ -90,6 +90,8 @@ class _Verification:
             segments = catalog.segments()
             spans = catalog.spans(order="segment, first_row")
             report.problems += self._episode_problems(spans)
+        unknown = sorted({int(number) for number in spans["segment"]} - {segment.id for segment in segments})
+        report.problems += [f"{catalog.path}: it lists rows in segment {n} and not the segment" for n in unknown]
         starts = np.searchsorted(spans["segment"], [segment.id for segment in segments])
         stops = np.searchsorted(spans["segment"], [segment.id for segment in segments], side="right")
         for num_finished, (segment, start, stop) in enumerate(zip(segments, starts, stops, strict=True)):
@@ -107,23 +109,18 @@ class _Verification:
         ]
 
     def _episode_problems(self, spans: Records) -> Iterator[str]:
-        """Episodes that are not as written, or whose spans have gaps."""
-        order = np.lexsort((spans["first_index"], spans["episode"]))
-        by_episode = spans[order]
-        ids = by_episode["episode"]
-        for episode_id in self._catalog.episode_ids("1"):
+        """Episodes that are not as written, and spans that do not fit them."""
+        episodes: dict[int, EpisodeRecord] = {}
+        ids = self._catalog.episode_ids("1")
+        for episode_id in ids:
             try:
-                episode = next(self._catalog.episodes("id = ?", (episode_id,)))
+                episodes[episode_id] = next(self._catalog.episodes("id = ?", (episode_id,)))
             except (DamageError, ValueError) as error:
                 yield str(error)
-                continue
-            self._report.num_episodes += 1
-            rows = by_episode[np.searchsorted(ids, episode_id) : np.searchsorted(ids, episode_id, side="right")]
-            ends = rows["first_index"] + rows["num_rows"]
-            expected = 0 if episode.purged else episode.num_rows
-            found = int(ends[-1]) if len(ends) else 0
-            if found != expected or (rows["first_index"] != np.concatenate([[0], ends[:-1]])[: len(rows)]).any():
-                yield f"{self._catalog.path}: episode {episode_id} has {expected} rows, and its spans do not cover them"
+        self._report.num_episodes += len(episodes)
+        yield from (f"{self._catalog.path}: {text}" for text in uncovered_episodes(episodes, spans))
+        unknown = sorted({int(episode) for episode in spans["episode"]} - set(ids))
+        yield from (f"{self._catalog.path}: it lists rows of episode {e} and not the episode" for e in unknown)
 
     def _segment_problems(self, record: SegmentRecord, spans: Records) -> Iterator[str]:
         path = segment_path(self._path, record.id)
@@ -179,3 +176,16 @@ class _Verification:
     def _gone_since(self, segment_id: int) -> bool:
         """Whether compaction has removed a segment since the check began."""
         return self._being_written and all(segment.id != segment_id for segment in self._catalog.segments())
+
+
+def uncovered_episodes(episodes: Mapping[int, EpisodeRecord], spans: Records) -> Iterator[str]:
+    """Episodes whose spans have gaps, or are not as many rows as the episode has."""
+    by_episode = spans[np.lexsort((spans["first_index"], spans["episode"]))]
+    ids = by_episode["episode"]
+    for episode_id, episode in episodes.items():
+        rows = by_episode[np.searchsorted(ids, episode_id) : np.searchsorted(ids, episode_id, side="right")]
+        ends = rows["first_index"] + rows["num_rows"]
+        expected = 0 if episode.purged else episode.num_rows
+        found = int(ends[-1]) if len(ends) else 0
+        if found != expected or (rows["first_index"] != np.concatenate([[0], ends[:-1]])[: len(rows)]).any():
+            yield f"episode {episode_id} has {expected} rows, and its spans do not cover them"

@@ -39,7 +39,7 @@ from understudy.durable.errors import store_errors
 from understudy.durable.file_identity import FileIdentity
 from understudy.durable.file_system import refuse_network_file_system
 from understudy.durable.lock import WriterLock
-from understudy.replay.format.catalog import Catalog
+from understudy.replay.format.catalog import Catalog, require_catalog
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.commit_mark import CommitMark
 from understudy.replay.format.layout import plan_capacity
@@ -117,10 +117,8 @@ class Store(Closeable):
         `segment_bytes` is the size at which a new segment file is begun; `clock` gives the times in the catalog.
         """
         path = Path(path)
-        if not create and not (path / CATALOG_FILE).is_file():
-            raise StoreFormatError(
-                f"{path}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
-            )
+        if not create:
+            require_catalog(path / CATALOG_FILE)
         _make_directory(path)
         refuse_network_file_system(path)
         with ExitStack() as cleanup:

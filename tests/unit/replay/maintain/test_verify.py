@@ -1,12 +1,15 @@
 """Verify: finds damage in every kind of byte, and calls leftovers of a crash harmless."""
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from understudy.core import StoreFormatError
-from understudy.replay import verify
-from understudy.replay.format.paths import CATALOG_FILE, segment_files, segment_path
+from understudy.core.examples import random_episode, small_spec
+from understudy.replay import Reader, repair, verify
+from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE, segment_files, segment_path
 from understudy.replay.format.segment import read_layout
 
 
@@ -63,6 +66,26 @@ def test_a_catalog_that_changed_or_is_gone(path: Path) -> None:
     (path / CATALOG_FILE).unlink()
     (problem,) = verify(path).problems
     assert "the catalog is gone; run `understudy repair`" in problem
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ("update spans set segment = 9 where id = 2", "it lists rows in segment 9 and not the segment"),
+        ("update spans set episode = 9 where id = 2", "it lists rows of episode 9 and not the episode"),
+        ("update spans set first_index = 1 where id = 2", "episode 2 has 6 rows, and its spans do not cover them"),
+    ],
+)
+def test_numbers_of_a_catalog_that_is_not_sealed(path: Path, change: str, text: str) -> None:
+    (path / SEAL_FILE).unlink()
+    with closing(sqlite3.connect(path / CATALOG_FILE)) as db:
+        db.execute(change)
+        db.commit()
+    assert f"{path / CATALOG_FILE}: {text}" in verify(path).problems
+    assert repair(path).after.ok
+    with Reader(path) as reader:  # the segments are whole, so nothing is lost
+        for number in range(4):
+            assert reader.read(number + 1).equals(random_episode(small_spec(), 5, number))
 
 
 def test_a_file_that_the_catalog_does_not_list_is_a_note(path: Path) -> None:
