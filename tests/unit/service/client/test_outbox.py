@@ -552,14 +552,21 @@ def test_a_damaged_chunk_of_a_spool_is_set_aside_and_the_others_arrive(
     assert (tmp_path / "spool" / f"damaged-{path.parent.name}" / path.name).read_bytes() == data
 
 
-def test_a_chunk_of_its_own_that_is_damaged_is_an_error_of_waiting(serve: Serve, remote_to: To, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "unreadable"])
+def test_a_chunk_of_its_own_that_is_damaged_is_an_error_of_waiting(
+    serve: Serve, remote_to: To, tmp_path: Path, damage: str
+) -> None:
     address = free_address()
     writer = remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool", commit_steps=4)
     writer.begin()
     live(writer, range(12))
     writer.flush()
     (path,) = (tmp_path / "spool").glob("*/00000001.safetensors")
-    path.write_bytes(path.read_bytes()[:-1])
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-1])
+    else:
+        path.unlink()
+        path.symlink_to("/proc/self/mem")  # EIO when it is read, as from a bad sector
     serve(port=port_of(address))
     with pytest.raises(DamageError, match=r"the disk damaged 1 recorded chunks before they were delivered; they are"):
         writer.wait_delivered(60)

@@ -268,6 +268,19 @@ def test_a_damaged_chunk_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureF
     spool.close()
 
 
+def test_a_chunk_that_the_disk_cannot_read_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log = new_spool(tmp_path / "spool")
+    assert log.directory is not None
+    path = log.directory / "00000001.safetensors"
+    path.unlink()
+    path.symlink_to("/proc/self/mem")  # EIO when it is read, as from a bad sector
+    spool = Spool(tmp_path / "spool")
+    (again,) = spool.logs
+    assert (len(again), 1 in again, spool.num_damaged) == (3, False, 1)
+    assert "the disk cannot read it (Input/output error)" in caplog.text
+    spool.close()
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"writer": "w", "incarnation": "i", "spec": {}}'])
 @pytest.mark.parametrize("name", ["hello.json", "hello.json.check", "route.json", "route.json.check"])
 def test_a_damaged_description_is_read_from_its_copy(tmp_path: Path, name: str, content: bytes) -> None:
