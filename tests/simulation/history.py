@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import random
+import shutil
 import traceback
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ from tests.simulation import world as worlds
 from tests.simulation.model import SPECS, Model
 from tests.simulation.network import KEEPALIVE_S
 from tests.simulation.roles import LabWork, Recorder, Robot, Trainer
+from tests.simulation.rot import problems_after_damage
 from tests.simulation.threads import Hang, Process
 from tests.simulation.world import Actor, Lab, Machine, World
 
 from understudy.core import UnderstudyError
 from understudy.replay import Reader, verify
+from understudy.replay.write.edit_requests import pending_edits
 
 EPOCH_NS = 1_800_000_000 * 10**9
 DELIVERY_S = 900.0  # after which everything recorded must have arrived, once all faults are healed
@@ -48,6 +51,9 @@ WEIGHTS = {
     "label": 2,
     "retain": 1,
     "compact": 3,
+    "ask_for_edit": 2,
+    "back_up": 1,
+    "restore_backup": 0.5,
     "check": 1,
     "pause": 8,
     "kill": 2,
@@ -186,6 +192,9 @@ class History:
             "label": lambda: self._operator.do(partial(self._work.edit, rng, "label")),
             "retain": lambda: self._operator.do(partial(self._work.retain, rng.randint(0, 60))),
             "compact": lambda: self._operator.do(partial(self._work.compact, rng.choice((0.0, 0.3)))),
+            "ask_for_edit": lambda: self._operator.do(partial(self._work.ask_for_edit, rng)),
+            "back_up": lambda: self._operator.do(self._work.back_up),
+            "restore_backup": lambda: self._restore_backup(rng),
             "check": self._check_now,
             "pause": lambda: self._wait(rng.choice((0.01, 0.1, 1.0, 30.0))),
             "kill": lambda: self._kill(machine),
@@ -291,6 +300,21 @@ class History:
         self._note(f"{machine.name}: disk fault {kinds} {errno.errorcode[error]} x {times}, half={half}, {where!r}")
         machine.disk.fail(kinds, where=where, skip=rng.randint(0, 40), times=times, error=error, half=half)
 
+    def _restore_backup(self, rng: random.Random) -> None:
+        """Everything is stopped, and a backup takes the place of the store."""
+        if not self._work.backups:
+            return
+        for machine in self._machines:
+            self._kill(machine)
+        path, promised = rng.choice(self._work.backups)
+        self._note(f"{path.name} becomes the store")
+        self._world.library.sim_pause(1)
+        shutil.rmtree(self._lab.path)
+        shutil.copytree(path, self._lab.path)
+        self._world.library.sim_pause(0)
+        with Reader(self._lab.path) as reader:
+            self._model.restored(reader, promised)
+
     # ---- checks
 
     def _check_now(self) -> None:
@@ -345,7 +369,14 @@ class History:
         self._in(self._lab, partial(self._work.sample_again, self._world.rng), timeout_s=60.0)
         for machine in self._machines:
             self._exit(machine)
+        if self._model.asked:  # a store that opens carries out what was asked for
+            self._revive(self._lab)
+            self._exit(self._lab)
         self.problems += self._final_problems()
+        if not self.problems and self._world.rng.random() < 0.3:
+            self._world.library.sim_pause(1)
+            self.problems += problems_after_damage(self._lab.path, self._model, self._world.rng)
+            self._world.library.sim_pause(0)
 
     def _final_problems(self) -> Iterator[str]:
         for found in (self._work.problems, self._trainer.problems, *(r.subscriber.problems for r in self._robots)):
@@ -354,6 +385,10 @@ class History:
             with Reader(self._lab.path) as reader:
                 yield from self._model.problems(reader)
             yield from verify(self._lab.path).problems
+            for request in pending_edits(self._lab.path):
+                yield f"{request} was never carried out"
+            for path, _ in self._work.backups:
+                yield from verify(path).problems
         except Exception:  # noqa: BLE001 (a finding)
             yield traceback.format_exc()
 

@@ -7,6 +7,7 @@ can be checked without a copy of what was written: a row is right, in its place,
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -92,6 +93,22 @@ class Model:
     batches: list[tuple[str, str, str]] = field(default_factory=list)  # spec, record and digest of a batch
     versions: dict[int, int] = field(default_factory=dict)  # content by version of parameters
     last_version: int = 0  # acknowledged
+    asked: set[int] = field(default_factory=set)  # edited by requests, which are carried out at some time
+
+    def promises(self) -> dict[int, set[int]]:
+        """The rows that must be there now, by episode."""
+        return {number: set(episode.promised) for number, episode in self.episodes.items()}
+
+    def restored(self, reader: Reader, promised: dict[int, set[int]]) -> None:
+        """A backup has become the store: promises that were made after it are void."""
+        for number, episode in self.episodes.items():
+            episode.promised = promised.get(number, set())
+            episode.ended = False
+        self.last_commit = reader.last_commit()
+        self.deleted = {record.id: None for record in reader.episodes("1")}
+        self.labels = dict(self.deleted)
+        self.batches = [batch for batch in self.batches if json.loads(batch[1])["commit"] <= self.last_commit]
+        self.versions, self.last_version = {}, 0
 
     def begin(self, spec: str) -> int:
         number = len(self.episodes) + 1

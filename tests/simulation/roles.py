@@ -17,7 +17,9 @@ from tests.simulation.world import Actor, Lab, Machine
 
 from understudy.core import DamageError, StoreError, UnavailableError, UnderstudyError
 from understudy.replay import EVERYTHING, Budget, Reader, Retention, Sampler, Store, compact
+from understudy.replay.maintain.backup import backup
 from understudy.replay.sample.batch_source import EmptyError
+from understudy.replay.write.edit_requests import EditRequest, submit_edit
 from understudy.service.client.outbox import OutboxConfig
 
 COMMIT_STEPS = 4
@@ -279,6 +281,8 @@ class LabWork:
         self._lab = lab
         self._model = model
         self._samplers: dict[str, Sampler[Any]] = {}
+        self._num_backups = 0
+        self.backups: list[tuple[Path, dict[int, set[int]]]] = []  # with the rows that each must have
         self.problems: list[str] = []
 
     def reset(self) -> None:
@@ -348,7 +352,7 @@ class LabWork:
         else:
             store.label(chosen, {"note": label})
         for episode in chosen:
-            known[episode] = wanted
+            known[episode] = None if episode in self._model.asked else wanted
         self._model.last_commit = max(self._model.last_commit, store.last_commit)
 
     def retain(self, max_steps: int) -> None:
@@ -365,6 +369,31 @@ class LabWork:
                 self._model.deleted[episode] = None  # another thread may have restored it since
         except StoreError:
             pass
+
+    def ask_for_edit(self, rng: random.Random) -> None:
+        """What another process does: leave a request, which must be carried out in the end."""
+        kind = rng.choice(("delete", "restore", "label"))
+        if self.store is None:
+            return
+        with suppress(StoreError):
+            ids = self._ids("not purged")
+            if ids:
+                episode = rng.choice(ids)
+                self._model.asked.add(episode)
+                self._model.labels[episode] = self._model.deleted[episode] = None
+                labels = {"note": "asked"} if kind == "label" else {}
+                submit_edit(self._lab.path, EditRequest(action=kind, episodes=(episode,), labels=labels))
+
+    def back_up(self) -> None:
+        """Make a backup; one that is complete holds all that was acknowledged when it began."""
+        if self.store is None:
+            return
+        self._num_backups += 1
+        path = self._lab.disk.directory / f"backup-{self._num_backups}"
+        promised = self._model.promises()
+        with suppress(StoreError):
+            backup(self.store, path)
+            self.backups.append((path, promised))
 
     def compact(self, min_dead: float) -> None:
         if self.store is not None:
