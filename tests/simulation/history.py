@@ -353,6 +353,9 @@ class History:
                 return
         for robot in self._robots:
             self._in(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
+            if robot.failed:  # only now has it heard that its twin took its name
+                self._revive(robot)
+                self._in(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
         for robot in self._robots:
             self._in(robot, partial(robot.subscriber.catch_up, 120.0), timeout_s=200.0)
             if robot.has_damage:
