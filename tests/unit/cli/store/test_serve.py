@@ -12,12 +12,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from tests.waiting import wait_for
 from tests.writing import write_episode
 
 from understudy.cli import main
 from understudy.core import RefusedError
 from understudy.core.examples import random_episode, small_spec
-from understudy.replay import Reader
+from understudy.replay import Reader, Store
 from understudy.service import connect
 
 CODE = "import sys; from understudy.cli import main; sys.exit(main())"
@@ -151,3 +152,34 @@ def test_verbose_logs_each_refusal(verbose: bool, tmp_path: Path) -> None:
             remote.request("anything")
         process.send_signal(signal.SIGINT)
         assert ("RefusedError" in process.communicate(timeout=20)[1]) == verbose
+
+
+def fill(path: Path) -> None:
+    with Store.open(path) as store:
+        writer = store.writer("w", small_spec())
+        for seed in range(6):
+            write_episode(writer, random_episode(small_spec(), 20, seed), kind="demonstration")
+
+
+def test_an_operator_compacts_what_is_served(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path / "store")
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef")
+    with serving(str(tmp_path / "store"), "--token-file", str(token)) as (address, _):
+        command = ["compact", "--server", address, "--max-demonstration-steps", "60", "--min-dead", "0", "--yes"]
+        assert main(command) == 1
+        assert "the token is missing or wrong" in capsys.readouterr().err
+        assert main([*command, "--token-file", str(token)]) == 0
+        assert "3 episodes removed" in " ".join(capsys.readouterr().out.split())
+    assert main(["compact", "--yes"]) == 1
+    assert "expected the directory of a store, or --server" in capsys.readouterr().err
+
+
+def test_compaction_on_a_schedule(tmp_path: Path) -> None:
+    fill(tmp_path / "store")
+    budgets = ("--max-practice-steps", "0", "--max-correction-steps", "0", "--max-demonstration-steps", "60")
+    with (
+        serving(str(tmp_path / "store"), "--compact-every-min", "0.002", *budgets),
+        Reader(tmp_path / "store") as reader,
+    ):
+        wait_for(lambda: len(list(reader.episodes("not purged"))) == 3)
