@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--operations", type=int, default=40, help="The number of operations in each history.")
     parser.add_argument("--only", help="Of a single history, run only these operations: numbers with commas between.")
     parser.add_argument("--shrink", action="store_true", help="Leave out operations of --seed while it still fails.")
+    parser.add_argument("--scenario", help="Run a history that is written by hand (scenarios.py).")
     parser.add_argument("--mutation", help="Plant a defect (mutations.py), and stop at the first seed that finds it.")
     options = parser.parse_args()
     if "LD_PRELOAD" not in os.environ:
@@ -37,6 +38,10 @@ def main() -> int:
             environment = {**os.environ, "LD_PRELOAD": str(build(Path(directory))), "PYTHONHASHSEED": "0"}
             return subprocess.call([sys.executable, "-m", "tests.simulation", *sys.argv[1:]], env=environment)
     prepare(options.mutation)
+    if options.scenario is not None:
+        problems = run_scenario(options.scenario)
+        print("\n".join(problems))
+        return bool(problems)
     only = None if options.only is None else {int(number) for number in options.only.split(",")}
     if options.seed is not None:
         if options.shrink:
@@ -89,6 +94,15 @@ def prepare(mutation: str | None) -> None:
         mutations.MUTATIONS[mutation]()
     gc.collect()
     gc.freeze()
+
+
+def run_scenario(name: str) -> tuple[str, ...]:
+    from tests.simulation import disk
+    from tests.simulation.history import run_script
+    from tests.simulation.scenarios import SCENARIOS
+
+    with tempfile.TemporaryDirectory(dir=MEMORY) as directory:
+        return run_script(disk.load(), Path(directory), 0, SCENARIOS[name]).problems
 
 
 def run(seed: int, num_operations: int, only: set[int] | None = None) -> dict[str, Any]:

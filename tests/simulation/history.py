@@ -104,22 +104,29 @@ def run_history(
     library: Any, root: Path, *, seed: int, num_operations: int, only: Collection[int] | None = None
 ) -> Result:
     """Live through a history in the directory `root`, which must be empty and in memory."""
+    operations = [one for one in draw_operations(seed, num_operations) if only is None or one.number in only]
+    return run_script(library, root, seed, lambda history: history.live(operations), len(operations))
+
+
+def run_script(
+    library: Any, root: Path, seed: int, script: Callable[[History], None], num_operations: int = 0
+) -> Result:
+    """Let a script drive a world that a seed decides."""
     library.sim_begin(seed, EPOCH_NS)
     worlds.world = world = World(library, root, seed)
     threads.scheduler = world.scheduler
     history = History(world)
-    operations = [one for one in draw_operations(seed, num_operations) if only is None or one.number in only]
-    driver = world.scheduler.spawn("driver", Process("driver"), lambda: history.live(operations))
+    driver = world.scheduler.spawn("driver", Process("driver"), lambda: script(history))
     try:
         world.scheduler.run(lambda: driver.finished)
     except Hang as error:
         history.problems.append(f"hang: {error}")
-    history.problems += driver.process.errors + world.errors
+    history.problems += [*driver.process.errors, *world.errors, *history.errors()]
     result = Result(
         seed=seed,
         problems=tuple(history.problems),
         digest=world.scheduler.trace_digest,
-        num_operations=len(operations),
+        num_operations=num_operations,
         num_switches=world.scheduler.num_switches,
         num_calls=int(library.sim_num_calls()),
         simulated_s=(world.scheduler.now_ns - 10**12) / 1e9,
@@ -140,9 +147,9 @@ class History:
         rng = world.rng
         self._revive_chance = rng.choice((0.05, 0.2, 0.6))  # after each operation, of a machine that is down
         self._lab = Lab(world.root)
-        self._local = [Recorder(self._lab, f"local-{spec}", spec, self._model) for spec in SPECS]
+        self.local = [Recorder(self._lab, f"local-{spec}", spec, self._model) for spec in SPECS]
         self._sampling, self._operator = Actor(self._lab, "sampling"), Actor(self._lab, "operator")
-        self._lab.actors += [*self._local, self._sampling, self._operator]
+        self._lab.actors += [*self.local, self._sampling, self._operator]
         self._work = LabWork(self._lab, self._model)
         robot = partial(Robot, root=world.root, model=self._model)
         self._robots = [
@@ -158,7 +165,7 @@ class History:
 
     def live(self, operations: list[Operation]) -> None:
         for machine in self._machines:
-            self._revive(machine)
+            self.revive(machine)
         for operation in operations:
             self._note(f"{operation.number}: {operation.kind}")
             rng = random.Random(operation.seed)
@@ -171,7 +178,7 @@ class History:
         self._finish()
 
     def _begin(self, kind: str, rng: random.Random) -> None:
-        recorder = rng.choice([*self._local, *(robot.recorder for robot in self._robots)])
+        recorder = rng.choice([*self.local, *(robot.recorder for robot in self._robots)])
         machine = rng.choice(self._machines)
         robot = rng.choice(self._robots)
         spec = rng.choice(list(SPECS))
@@ -199,7 +206,7 @@ class History:
             "pause": lambda: self._wait(rng.choice((0.01, 0.1, 1.0, 30.0))),
             "kill": lambda: self._kill(machine),
             "power_cut": lambda: self._kill(machine, power_cut=rng.choice(("nothing", "some", "torn"))),
-            "exit": lambda: self._exit(machine),
+            "exit": lambda: self.exit(machine),
             "disk_fault": lambda: self._disk_fault(machine, rng),
             "disk_heal": machine.disk.heal,
             "slow_disk": lambda: machine.disk.fail(disk.SYNC | disk.WRITE, times=20, delay_s=rng.random() * 3),
@@ -210,6 +217,17 @@ class History:
             "clock": lambda: self._world.library.sim_jump(int(rng.choice((-1e6, -1, 1, 3600, 1e7)) * 1e9)),
         }
         acts[kind]()
+
+    def errors(self) -> list[str]:
+        """Exceptions that ended threads of processes that still run."""
+        return [error for machine in self._machines if machine.process for error in machine.process.errors]
+
+    def machine(self, name: str) -> Any:
+        return next(machine for machine in self._machines if machine.name == name)
+
+    def expect(self, good: bool, problem: str) -> None:
+        if not good:
+            self.problems.append(problem)
 
     def _chance(self, rng: random.Random) -> bool:
         return rng.random() < self._revive_chance
@@ -226,12 +244,12 @@ class History:
         self._note(f"{machine.name} {'loses power, keeps ' + power_cut if power_cut else 'is killed'}")
         machine.kill(power_cut)
 
-    def _exit(self, machine: Machine) -> None:
+    def exit(self, machine: Machine) -> None:
         """End a process in the orderly way."""
         if not machine.up:
             return
         self._note(f"{machine.name} exits")
-        self._in(machine, partial(self._close, machine), timeout_s=60.0)
+        self.inside(machine, partial(self._close, machine), timeout_s=60.0)
         machine.kill()
 
     def _close(self, machine: Machine) -> None:
@@ -246,17 +264,17 @@ class History:
         failed = [one for one in self._machines if not one.up or (isinstance(one, Lab | Robot) and one.failed)]
         for machine in failed:
             if chosen():
-                self._revive(machine)
+                self.revive(machine)
         return bool(failed)
 
-    def _revive(self, machine: Machine) -> None:
+    def revive(self, machine: Machine) -> None:
         """Start a machine's process again, or replace one that has failed."""
         if machine.up and isinstance(machine, Lab | Robot) and machine.failed:
-            self._exit(machine)
+            self.exit(machine)
         if not machine.up:
             machine.start()
             self._work.reset()
-        error = self._in(machine, partial(self._open, machine), timeout_s=60.0)
+        error = self.inside(machine, partial(self._open, machine), timeout_s=60.0)
         if error is not None:
             self._note(f"{machine.name} does not start: {error}")
             machine.kill()
@@ -267,12 +285,12 @@ class History:
     def _open(self, machine: Machine) -> None:
         if isinstance(machine, Lab) and machine.store is None:
             store = machine.open()
-            for recorder in self._local:
+            for recorder in self.local:
                 recorder.began(store.writer(recorder.name, SPECS[recorder.spec], commit_steps=4))
         elif isinstance(machine, Robot) and machine.recorder.writer is None:
             machine.open()
 
-    def _in(self, machine: Machine, act: Callable[[], object], *, timeout_s: float) -> UnderstudyError | None:
+    def inside(self, machine: Machine, act: Callable[[], object], *, timeout_s: float = 60.0) -> UnderstudyError | None:
         """Do something in a machine's process; returns the product's error, if there was one."""
         outcome: list[UnderstudyError | None] = []
 
@@ -352,12 +370,12 @@ class History:
                 self.problems.append(f"never ends: {[actor.name for actor in actors if not actor.idle]}")
                 return
         for robot in self._robots:
-            self._in(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
+            self.inside(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
             if robot.failed:  # only now has it heard that its twin took its name
-                self._revive(robot)
-                self._in(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
+                self.revive(robot)
+                self.inside(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
         for robot in self._robots:
-            self._in(robot, partial(robot.subscriber.catch_up, 120.0), timeout_s=200.0)
+            self.inside(robot, partial(robot.subscriber.catch_up, 120.0), timeout_s=200.0)
             if robot.has_damage:
                 for number in robot.recorder.numbers:
                     self._model.episodes[number].promised.clear()
@@ -369,12 +387,12 @@ class History:
                 )
         if self.problems:
             self.log.append(self._world.scheduler.stacks())
-        self._in(self._lab, partial(self._work.sample_again, self._world.rng), timeout_s=60.0)
+        self.inside(self._lab, partial(self._work.sample_again, self._world.rng), timeout_s=60.0)
         for machine in self._machines:
-            self._exit(machine)
+            self.exit(machine)
         if self._model.asked:  # a store that opens carries out what was asked for
-            self._revive(self._lab)
-            self._exit(self._lab)
+            self.revive(self._lab)
+            self.exit(self._lab)
         self.problems += self._final_problems()
         if not self.problems and self._world.rng.random() < 0.3:
             self._world.library.sim_pause(1)

@@ -49,6 +49,14 @@ def test_a_seed_repeats_exactly() -> None:
     assert results[0]["num_switches"] > 100
 
 
+@pytest.mark.parametrize(
+    "scenario", ["first_power_cut_of_a_spool", "first_power_cut_after_a_publication", "read_error_in_a_commit"]
+)
+def test_what_was_found_before_stays_mended(scenario: str) -> None:
+    status, text = simulate("--scenario", scenario)
+    assert status == 0, text
+
+
 @pytest.mark.parametrize("mutation", MUTATIONS)
 def test_a_planted_defect_is_found(mutation: str) -> None:
     status, text = simulate("--mutation", mutation, "--seeds", "0:1000")

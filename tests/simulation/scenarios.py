@@ -1,0 +1,56 @@
+"""Scenarios: short histories that are written by hand, of defects that the simulator has found."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from functools import partial
+
+from tests.simulation import disk
+from tests.simulation.history import History
+
+from understudy.service.client.spool import Spool
+
+
+def first_power_cut_of_a_spool(history: History) -> None:
+    """A spool's own directory is durable when its first chunk is."""
+    robot = history.machine("robot-1")
+    history.revive(robot)
+    history.inside(robot, lambda: robot.recorder.give(3))
+    history.inside(robot, robot.recorder.flush)
+    robot.kill("nothing")
+    robot.start()
+    history.inside(robot, lambda: history.expect(Spool(robot.spool).num_rows == 3, "the spool lost recorded rows"))
+
+
+def first_power_cut_after_a_publication(history: History) -> None:
+    """So is the directory of the parameters."""
+    lab, trainer = history.machine("lab"), history.machine("trainer")
+    history.revive(lab)
+    history.revive(trainer)
+    history.inside(trainer, trainer.publish)
+    lab.kill("nothing")
+    history.revive(lab)
+    history.expect(lab.server.parameters.version == 1, "the server lost a published version")
+
+
+def read_error_in_a_commit(history: History) -> None:
+    """Whichever read fails, the numbers that a commit took before it broke off are not used again."""
+    lab = history.machine("lab")
+    for skip in range(40):
+        history.revive(lab)
+        lab.disk.fail(disk.READ, skip=skip, error=errno.EIO)
+        for recorder in history.local:
+            history.inside(lab, partial(recorder.give, 4))
+        lab.disk.heal()
+        for recorder in history.local:
+            history.inside(lab, partial(recorder.give, 4))
+        history.exit(lab)
+        shutil.rmtree(lab.path)  # the next one begins with a new store, whose catalog is not in SQLite's memory yet
+
+
+SCENARIOS: dict[str, Callable[[History], None]] = {
+    scenario.__name__: scenario
+    for scenario in (first_power_cut_of_a_spool, first_power_cut_after_a_publication, read_error_in_a_commit)
+}
