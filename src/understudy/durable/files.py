@@ -28,7 +28,7 @@ Content: TypeAlias = "Buffer | Sequence[Buffer]"  # whole, or in pieces that fol
 
 PIECE_BYTES = 1 << 20  # of a large write; aligned, so that no page is in two pieces
 LARGE_WRITE_BYTES = 1 << 17
-PAGE_BYTES = 4096  # what a disk cannot read, it cannot read in pieces of this size
+SECTOR_BYTES = 512  # the smallest part that a disk may be unable to read; so every read loses the same rows
 
 # What a read fails with if the disk cannot give a sector back, or its file system knows that it is not what was written
 UNREADABLE = frozenset(
@@ -199,7 +199,7 @@ def read_at(fd: int, size: int, offset: int) -> bytes:
 
 def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, list[tuple[int, int]]]:
     """Read `size` bytes at `offset`, and those ranges of them, from 0, that the disk does not give or that lie after
-    the end of the file: they are zero in the result. What cannot be read at once is read again page by page.
+    the end of the file: they are zero in the result. What cannot be read at once is read again sector by sector.
     """
     try:
         data = read_at(fd, size, offset)
@@ -212,7 +212,7 @@ def read_readable(fd: int, size: int, offset: int) -> tuple[bytes, list[tuple[in
     lost: list[tuple[int, int]] = []
     start = 0
     while start < size:
-        stop = min(size, start + PAGE_BYTES - (offset + start) % PAGE_BYTES)
+        stop = min(size, start + SECTOR_BYTES - (offset + start) % SECTOR_BYTES)
         try:
             piece = read_at(fd, stop - start, offset + start)
         except OSError as error:
