@@ -217,6 +217,43 @@ def test_the_seed_and_the_number_of_a_batch_decide_it(make: Open, stores: Stores
     assert not same(first, drawn(one, 4))
 
 
+@pytest.mark.parametrize("selector", [None, UniformEpisodes])
+def test_batches_that_are_skipped_change_no_other(make: Open, stores: Stores, selector: Any) -> None:
+    stores.record(4)
+    options = {} if selector is None else {"selector": selector()}
+    plain, skipping = make(**options), make(**options)
+    for source in (plain, skipping):
+        source.follow()
+    wanted = drawn(plain, 9)
+    for first, last in ((0, 2), (3, 3), (4, 8)):  # skip `first` to `last` - 1, and draw `last`
+        skipping.skip(last - first)
+        assert same([skipping.sample()], [wanted[last]])
+    assert json.dumps(plain.state()) == json.dumps(skipping.state())
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_STORE if "ahead" not in name])
+def test_steps_of_a_queue_are_skipped(make: Open, stores: Stores) -> None:
+    stores.record(4)
+    plain, skipping = make(selector=Fifo(), batch_size=3), make(selector=Fifo(), batch_size=3)
+    for source in (plain, skipping):
+        source.follow()
+    wanted = drawn(plain, 4)
+    skipping.skip(3)
+    assert same([skipping.sample()], wanted[3:])
+
+
+@pytest.mark.parametrize("name", [name for name in ONE_STORE if "Mixture" not in name])
+def test_many_batches_are_skipped_at_once(make: Open, stores: Stores) -> None:
+    stores.record(4)
+    source, plain = make(), local(stores)
+    for each in (source, plain):
+        each.follow()
+        drawn(each, 2)
+        each.skip(100_000)
+    assert same([source.sample()], [plain.sample()])
+    plain.close()
+
+
 def test_a_state_is_small_json_that_continues_with_the_next_batch(make: Open, stores: Stores) -> None:
     stores.record(4)
     first = make()

@@ -218,10 +218,12 @@ class RLock:
         self._owner: Task | None = None
         self._depth = 0
 
-    def acquire(self) -> bool:
+    def acquire(self, blocking: bool = True) -> bool:
         me = scheduler.current
         if self._owner is not me or not self._depth:
             scheduler.give_way()
+            if self._depth and not blocking:
+                return False
             if self._depth:
                 scheduler.wait(lambda: not self._depth)
             self._owner = me

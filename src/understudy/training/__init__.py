@@ -7,12 +7,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from understudy.training.data.batch_dataset import BatchDataset
     from understudy.training.data.record import RecordConfig, RecordReport, open_target, record
     from understudy.training.data.run_episode import EpisodeResult, run_episode
 
-__all__ = ["EpisodeResult", "RecordConfig", "RecordReport", "open_target", "record", "run_episode"]
+__all__ = ["BatchDataset", "EpisodeResult", "RecordConfig", "RecordReport", "open_target", "record", "run_episode"]
 
 _MODULES = {
+    "data.batch_dataset": ("BatchDataset",),
     "data.record": ("RecordConfig", "RecordReport", "open_target", "record"),
     "data.run_episode": ("EpisodeResult", "run_episode"),
 }

@@ -3,7 +3,7 @@
 Tables (docs/formats.md has every column): meta, specs, writers, segments, episodes, spans, edits, commits. A *span* is
 a run of rows of one episode that lie next to each other in one segment. Every change carries the number of its commit,
 so that a reader asks only for what is new. One process writes, under the store's lock; each reader has its own
-connection.
+connection, and a forked process opens another.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 import xxhash
 
 from understudy.core import DamageError, StepSpec, StoreClosedError, StoreError, StoreFailedError, StoreFormatError
+from understudy.processes import forks
 from understudy.replay.format.arrays import Array, Records
 from understudy.replay.format.conditions import Guard, SqlRow, SqlValue, check_condition, guard_problem, shown
 from understudy.replay.format.layout import Layout
@@ -100,27 +101,66 @@ class Catalog:
     """A connection to a catalog, for the one writing process or for one of many readers."""
 
     def __init__(
-        self, path: Path, connection: sqlite3.Connection, store_id: str, *, unchanged: FileStamps | None = None
+        self,
+        path: Path,
+        connection: sqlite3.Connection,
+        store_id: str,
+        *,
+        write: bool,
+        unchanged: FileStamps | None = None,
     ):
         self.path = path
         self.store_id = store_id
-        self._db = connection
+        self._connection: sqlite3.Connection | None = connection  # None in a forked process, until it is needed
+        self._write = write
+        self._identity = _file_identity(path)
         self._unchanged = unchanged  # the files as they must stay; None if SQLite notices changes by itself
         self._closed = False
         self._guard: Guard | None = None
         self._specs: dict[int, StepSpec] = {}
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        """Close the copy of a connection that reads, because SQLite would share its state, which gets stale, with any
+        other connection of this process. One that writes must not be closed: that may move its log into the file."""
+        if self._connection is None or self._closed:
+            return
+        if self._write:
+            forks.leave_to_parent(self._connection)
+            _left_to_parent.add(self._identity)
+        else:
+            self._connection.close()
+        self._connection = self._guard = None
+
+    @property
+    def _db(self) -> sqlite3.Connection:
+        """The connection of this process."""
+        return self._connection or self._connect_again()
+
+    def _connect_again(self) -> sqlite3.Connection:
+        """Open in this process what the process had open that it was forked from."""
+        if self._closed:
+            raise StoreClosedError(f"{self.path}: used after close(); open the store again")
+        if self._write:
+            raise forks.forked_error(f"{self.path.parent}: the open store", "write to it there")
+        again = Catalog.open(self.path, immutable=self._unchanged is not None)
+        if again.store_id != self.store_id:
+            again.close()
+            raise StoreError(f"{self.path.parent}: another store is here now; open it again")
+        self._connection, again._connection, again._closed = again._connection, None, True
+        return self._db
 
     @staticmethod
     def create(path: Path, store_id: str) -> Catalog:
         """Make a new catalog; the file must not exist."""
-        with _translate_errors(path, "create"), _connect(path, write=True) as db:
+        with forks.unforked, _translate_errors(path, "create"), _connect(path, write=True) as db:
             db.execute("begin immediate")
             for statement in SCHEMA.split(";"):
                 if statement.strip():
                     db.execute(statement)
             db.executemany("insert into meta values (?, ?)", [("format", str(FORMAT)), ("store", store_id)])
             db.execute("commit")
-        return Catalog(path, db, store_id)
+        return Catalog(path, db, store_id, write=True)
 
     @staticmethod
     def open(path: Path, *, write: bool = False, immutable: bool = False) -> Catalog:
@@ -131,7 +171,11 @@ class Catalog:
         """
         unchanged = file_stamps(path) if immutable else None
         require_catalog(path)
-        with _translate_errors(path, "open"), _connect(path, write=write, immutable=immutable) as db:
+        if _left_to_parent and _file_identity(path) in _left_to_parent:
+            raise forks.forked_error(
+                f"{path.parent}: the open store", "start this process with multiprocessing's `spawn` or `forkserver`"
+            )
+        with forks.unforked, _translate_errors(path, "open"), _connect(path, write=write, immutable=immutable) as db:
             meta = dict(db.execute("select key, value from meta").fetchall())
             if write and meta.get("format") == str(FORMAT):
                 _add_columns(db)
@@ -144,7 +188,7 @@ class Catalog:
                     f"{FORMAT}; run `pip install --upgrade understudy-robotics`"
                 )
             raise DamageError(f"{path}: expected a format number, got {found!r}; run `understudy repair`")
-        catalog = Catalog(path, db, meta.get("store", ""), unchanged=unchanged)
+        catalog = Catalog(path, db, meta.get("store", ""), write=write, unchanged=unchanged)
         try:
             catalog._refuse_changed()
         except StoreError:
@@ -153,8 +197,9 @@ class Catalog:
         return catalog
 
     def close(self) -> None:
-        with _translate_errors(self.path, "close"):
-            self._db.close()
+        if self._connection is not None:
+            with forks.unforked, _translate_errors(self.path, "close"):
+                self._connection.close()
         self._closed = True
 
     def abandon(self) -> None:
@@ -444,8 +489,9 @@ class Catalog:
     def _translate_errors(self, action: str, *, given: str | None = None) -> Iterator[None]:
         """As the function of this name; but if the tables are right, what fails is the SQL that the user gave."""
         try:
-            yield
-            self._refuse_changed()
+            with forks.unforked:
+                yield
+                self._refuse_changed()
         except _SQL_ERRORS as error:
             if self._closed:
                 raise StoreClosedError(f"{self.path}: {action} after close(); open the store again") from error
@@ -510,6 +556,13 @@ def _tables() -> dict[str, list[str]]:
 
 
 # ---- connections
+
+_left_to_parent: set[tuple[int, int]] = set()  # catalogs that the process writes to which this one was forked from
+
+
+def _file_identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def _add_columns(db: sqlite3.Connection) -> None:

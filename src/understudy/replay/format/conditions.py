@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from understudy.core import StoreError
+from understudy.processes import forks
 
 SqlValue: TypeAlias = int | float | str | bytes | None
 SqlRow: TypeAlias = tuple[Any, ...]  # the SQL decides the types
@@ -57,7 +58,7 @@ def shown(condition: str) -> str:
 
 @lru_cache(maxsize=1000)
 def _problem(condition: str, schema: str, num_values: int, of_view: bool) -> str | None:
-    with closing(sqlite3.connect(":memory:")) as db:
+    with forks.unforked, closing(sqlite3.connect(":memory:")) as db:
         db.executescript(schema)
         columns = [row[1] for row in db.execute("pragma table_info(episodes)")]
         listed = f"the columns are {', '.join(columns)}"

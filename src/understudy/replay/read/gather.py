@@ -21,6 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from understudy.core import StepSpec
+from understudy.processes import forks
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.layout import checksum_of, large_fields
 from understudy.replay.format.segment import digest, from_bytes
@@ -60,6 +61,10 @@ class Gatherer:
         self._pool = ThreadPoolExecutor(num_threads, "gather")
         self._blocks = RowBlocks(reader, spec)
         self._num_removed = 0
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._pool = ThreadPoolExecutor(self._num_threads, "gather")  # the threads of the other one are not here
 
     def close(self) -> None:
         self._pool.shutdown()

@@ -1,7 +1,7 @@
 """Reader: the read side of a store, in any number of processes, while another writes.
 
 A Reader sees the store as of a commit, until it calls `follow`. It reads only rows that the catalog lists, and returns
-only rows whose checksums hold.
+only rows whose checksums hold. A process that is forked has a Reader of its own, at the same commit.
 """
 
 from __future__ import annotations

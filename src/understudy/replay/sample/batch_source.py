@@ -78,6 +78,10 @@ class BatchSource(BatchStream[Batch], Protocol[Batch]):
         """The next batch; EmptyError or another StoreError if there are no steps."""
         ...
 
+    def skip(self, num_batches: int = 1) -> None:
+        """Pass over the next batches without reading them; the one after them is the same as if they had been read."""
+        ...
+
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken; only on a new source."""
         ...
@@ -116,6 +120,10 @@ class ViewSampler(BatchSource[Batch], Protocol[Batch]):
         self, out: Batch | None = None, *, at: slice | None = None, size: int | None = None, part: slice | None = None
     ) -> Batch:
         """The next batch of `size` steps; of these the items `part`, written to `out[at]`."""
+        ...
+
+    def skip(self, num_batches: int = 1, *, size: int | None = None) -> None:
+        """Pass over the next batches, of `size` steps each."""
         ...
 
     def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:

@@ -53,7 +53,7 @@ class Mixture(Closeable, Generic[Batch]):
         self.num_drawn = dict.fromkeys(samplers, 0)  # items, since this mixture was made
         self._shape, self._spec = first.shape, first.spec
         self._part = part_of(batch_size, rank, world_size)
-        self._world_size = world_size
+        self.world_size = world_size
         item_bytes = _observation_bytes(self._shape.make(self._spec, 1)) + 64
         self._max_group = max(1, min(MAX_GROUP, GROUP_BYTES // (max(batch_size, 1) * item_bytes)))
         self._memory: Batch | None = None  # of `sample_many`
@@ -94,6 +94,14 @@ class Mixture(Closeable, Generic[Batch]):
         batch = self.make() if out is None else out
         self._draw(batch, 1)
         return batch
+
+    def skip(self, num_batches: int = 1) -> None:
+        """Pass over the next batches without reading them."""
+        for _ in range(num_batches):
+            for name, count in self._counts(1).items():
+                if count:
+                    self.samplers[name].skip(size=count)
+            self.num_batches += 1
 
     def sample_many(self, num_batches: int) -> Iterator[Batch]:
         """The next batches one by one, in memory that is used again.
@@ -138,7 +146,7 @@ class Mixture(Closeable, Generic[Batch]):
         for name, count in counts.items():
             low, high = max(start, mine.start), min(start + count, mine.stop)
             at = slice(low - mine.start, max(low, high) - mine.start)
-            part = None if self._world_size == 1 else slice(low - start, max(low, high) - start)
+            part = None if self.world_size == 1 else slice(low - start, max(low, high) - start)
             try:
                 if count:
                     self.samplers[name].sample(batch, at=at, size=count, part=part)

@@ -5,7 +5,8 @@
 | caller (`next`) | the queue of full batches | that queue, when it is empty | the filling thread, or its error |
 | filling thread | the queue of free batches | that queue, when it is empty | the caller's next `next`, or `close` |
 
-The thread passes every exception to the caller and ends. It also ends at `close`, and when its owner is gone.
+The thread passes every exception to the caller and ends. It also ends at `close`, and when its owner is gone. A forked
+process does not have the thread, and `next` says so.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from typing import Any, Generic, TypeAlias
 
 from understudy.core.closeable import Closeable
+from understudy.processes import forks
 from understudy.replay.sample.batch_source import BatchStream, Item
 
 Filled: TypeAlias = tuple[Item, dict[str, Any]] | BaseException  # a batch and the state after it, or what ended it
@@ -32,13 +34,17 @@ class Prefetch(Closeable, Generic[Item]):
             self._free.put(source.make())
         self._state = source.state()
         self._lent: Item | None = None
-        self._ended = False
+        self._ended = self._forked = False
         loop = threading.Thread(
             target=_fill, args=(source, self._free, self._full, follow_every), name="prefetch", daemon=True
         )
         loop.start()
         self._loop = loop
         self._finalizer = weakref.finalize(self, self._free.put, None)
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._forked = True
 
     def __iter__(self) -> Iterator[Item]:
         return self
@@ -46,6 +52,8 @@ class Prefetch(Closeable, Generic[Item]):
     def __next__(self) -> Item:
         if self._ended:
             raise StopIteration
+        if self._forked:
+            raise forks.forked_error("Prefetch: its thread", "make a sampler and a Prefetch in this process")
         if self._lent is not None:
             self._free.put(self._lent)
             self._lent = None

@@ -5,7 +5,8 @@
     batch = sampler.sample()
 
 A batch is drawn as of a commit, with random numbers that depend only on the seed and the batch's number. Its record,
-one line of JSON, is enough to draw it again, in any process and after the store has grown.
+one line of JSON, is enough to draw it again, in any process and after the store has grown. A forked process has a
+sampler of its own, which goes on with the same batches as the original.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 
 from understudy.core import DamageError, StepSpec, StoreError
 from understudy.core.closeable import Closeable
+from understudy.processes import forks
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.gather import Gatherer
 from understudy.replay.read.reader import Reader
@@ -142,13 +144,14 @@ class Sampler(Closeable, Generic[Batch]):
 
     def follow(self, until: int | None = None) -> int:
         """Take in new commits (up to `until`); returns how many steps can be drawn."""
-        if self._index is None:
-            self._open_index()
-        if self._index is not None and self._gather is not None:
-            self.step_index.follow(until)
-            self._index.follow()
-            self._gather.forget_removed()
-        return len(self)
+        with forks.unforked:
+            if self._index is None:
+                self._open_index()
+            if self._index is not None and self._gather is not None:
+                self.step_index.follow(until)
+                self._index.follow()
+                self._gather.forget_removed()
+            return len(self)
 
     def __len__(self) -> int:
         return 0 if self._index is None else self.selector.available(self._index)
@@ -165,21 +168,32 @@ class Sampler(Closeable, Generic[Batch]):
         """
         size = self.batch_size if size is None else size
         mine = self.part(size) if part is None else part
-        drawn = self._draw(size)
-        batch = self.shape.make(self.spec, mine.stop - mine.start) if out is None else out
-        at = slice(0, mine.stop - mine.start) if at is None else at
-        if mine.start < mine.stop:
-            self._fill(batch, at, drawn.span[mine], drawn.offset[mine])
-            weight = drawn.weight[mine]
-            batch.weight[at] *= weight if batch.weight.ndim == 1 else weight[:, None]
-        return batch
+        with forks.unforked:
+            drawn = self._draw(size)
+            batch = self.shape.make(self.spec, mine.stop - mine.start) if out is None else out
+            at = slice(0, mine.stop - mine.start) if at is None else at
+            if mine.start < mine.stop:
+                self._fill(batch, at, drawn.span[mine], drawn.offset[mine])
+                weight = drawn.weight[mine]
+                batch.weight[at] *= weight if batch.weight.ndim == 1 else weight[:, None]
+            return batch
+
+    def skip(self, num_batches: int = 1, *, size: int | None = None) -> None:
+        """Pass over the next batches, of `size` steps each, without reading them."""
+        if not self.selector.state():  # what it chooses depends only on the number of the batch
+            self.num_batches += num_batches
+            return
+        with forks.unforked:
+            for _ in range(num_batches):
+                self._draw(self.batch_size if size is None else size)
 
     def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:
         """Some steps, drawn uniformly: the same ones for the same contents. The batches that follow do not change."""
-        drawn = Uniform().draw(self.index, _rng(0, 0), size)
-        batch = self.shape.make(self.spec, size) if out is None else out
-        self._fill(batch, slice(0, size) if at is None else at, drawn.span, drawn.offset)
-        return batch
+        with forks.unforked:
+            drawn = Uniform().draw(self.index, _rng(0, 0), size)
+            batch = self.shape.make(self.spec, size) if out is None else out
+            self._fill(batch, slice(0, size) if at is None else at, drawn.span, drawn.offset)
+            return batch
 
     def _fill(self, batch: Batch, at: slice, span: Array, offset: Array) -> None:
         """Write the steps before these rows to `batch[at]`."""

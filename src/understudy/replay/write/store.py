@@ -39,6 +39,7 @@ from understudy.durable.errors import store_errors
 from understudy.durable.file_identity import FileIdentity
 from understudy.durable.file_system import refuse_network_file_system
 from understudy.durable.lock import WriterLock
+from understudy.processes import forks
 from understudy.replay.format.catalog import Catalog, require_catalog
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.commit_mark import CommitMark
@@ -94,13 +95,20 @@ class Store(Closeable):
         self.clock = clock
         self._segments: dict[int, Segment] = {}
         self._failure: StoreFailedError | None = None
-        self._commit_lock = threading.Lock()
-        self.maintenance_lock = threading.Lock()  # one retention or compaction at a time
-        self._queue_lock = threading.Lock()
+        self._make_locks()
         self._queue: list[_QueuedChunk] = []
         self.state = self._load_state()
         self._mark = CommitMark(path, self.state.commit)
         self._inbox = EditInbox(path, self)
+        forks.register(self)
+
+    def _make_locks(self) -> None:
+        self._commit_lock = threading.Lock()
+        self.maintenance_lock = threading.Lock()  # one retention or compaction at a time
+        self._queue_lock = threading.Lock()
+
+    def after_fork_in_child(self) -> None:
+        self._make_locks()  # the others may be held by threads that are not here
 
     # ---- opening and closing
 

@@ -13,16 +13,20 @@ has taken it: every `commit_steps` rows, at `flush`, and, with `flush_each_episo
 
 from __future__ import annotations
 
+import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
-from understudy.core import EpisodeError, EpisodeInfo, Step, StepSpec, UnderstudyError
+from understudy.core import EpisodeError, EpisodeInfo, Step, StepSpec, StoreError, UnderstudyError
 from understudy.core.episode import Column
 from understudy.core.tree import Tree
+from understudy.processes import forks
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.chunk import Chunk, EpisodeState, Part
 
@@ -39,7 +43,7 @@ class ChunkSink(Protocol):
 
 
 class Writer:
-    """One stream of episodes, one open at a time. Not for several threads at once."""
+    """One stream of episodes, one open at a time. A call is refused while another thread is inside one."""
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Writer:
         self.incarnation = incarnation
         self.spec = spec
         self._store = store
+        self._turn = _Turn(name)
         self._flush_each_episode = flush_each_episode
         self._commit_rows = commit_steps
         self._buffer = self._new_rows()
@@ -78,15 +83,18 @@ class Writer:
 
     def begin(self, info: EpisodeInfo | None = None, **attributes: Any) -> int:
         """Begin an episode; attributes are those of EpisodeInfo. Returns the writer's number of it."""
-        if self._info is not None:
-            raise EpisodeError(f"writer {self.name!r}: episode {self._number} is still open; call end() or cut() first")
-        self._info = replace(info or EpisodeInfo(actor=self.name), **attributes)
-        self._number += 1
-        self._index = 0
-        self._part_start = len(self._buffer)
-        self._ended = False
-        self._num_refused = 0
-        return self._number
+        with self._turn:
+            if self._info is not None:
+                raise EpisodeError(
+                    f"writer {self.name!r}: episode {self._number} is still open; call end() or cut() first"
+                )
+            self._info = replace(info or EpisodeInfo(actor=self.name), **attributes)
+            self._number += 1
+            self._index = 0
+            self._part_start = len(self._buffer)
+            self._ended = False
+            self._num_refused = 0
+            return self._number
 
     def append(self, step: Step) -> None:
         """Take a step. A step that does not fit the spec is refused and changes nothing.
@@ -94,6 +102,14 @@ class Writer:
         If the commit that it causes fails, the step is kept; the next call first tries that commit again, and refuses
         its step while that fails. The steps after such a gap become an episode of their own.
         """
+        if not self._turn.acquire():  # as `with self._turn`, at half the cost
+            raise self._turn.refusal()
+        try:
+            self._append(step)
+        finally:
+            self._turn.release()
+
+    def _append(self, step: Step) -> None:
         self._check_open("append")
         if self._ended:
             raise EpisodeError(
@@ -119,31 +135,37 @@ class Writer:
 
         An episode whose last steps were refused is cut instead.
         """
-        info = self._check_open("end")
-        if self._num_refused:
-            return self.cut(**attributes)
-        if not self._ended:
-            raise EpisodeError(
-                f"writer {self.name!r}: the last step is neither terminated nor truncated; mark it, or call cut() to "
-                f"stop the episode here"
-            )
-        return self._finish("ended", replace(info, **attributes), last_observation)
+        with self._turn:
+            info = self._check_open("end")
+            if self._num_refused:
+                return self.cut(**attributes)
+            if not self._ended:
+                raise EpisodeError(
+                    f"writer {self.name!r}: the last step is neither terminated nor truncated; mark it, or call cut() "
+                    f"to stop the episode here"
+                )
+            return self._finish("ended", replace(info, **attributes), last_observation)
 
     def cut(self, last_observation: Tree | None = None, **attributes: Any) -> int:
         """Stop the episode before its end: an operator's abort, a fault. Its steps are kept."""
-        info = self._check_open("cut")
-        if self._index == 0:  # nothing was written: there is no episode
-            self._info = None
-            return self._last_commit
-        if self._num_refused:  # it does not follow the last step that was taken
-            last_observation = None
-        return self._finish("cut", replace(info, **attributes), last_observation)
+        with self._turn:
+            info = self._check_open("cut")
+            if self._index == 0:  # nothing was written: there is no episode
+                self._info = None
+                return self._last_commit
+            if self._num_refused:  # it does not follow the last step that was taken
+                last_observation = None
+            return self._finish("cut", replace(info, **attributes), last_observation)
 
     def flush(self) -> int:
         """Commit all that was appended; returns the number of the commit when it is durable."""
         return self._commit()
 
     def _commit(self) -> int:
+        with self._turn:
+            return self._commit_chunk()
+
+    def _commit_chunk(self) -> int:
         if self._info is not None:
             self._close_part("open", self._info)
         if self._parts:
@@ -217,6 +239,39 @@ def check_commit_steps(commit_steps: int) -> None:
 def info_after_gap(info: EpisodeInfo, num_steps: int) -> EpisodeInfo:
     """The attributes of the rest of an episode in which steps are missing."""
     return replace(info, labels={**info.labels, "steps_missing_before": str(num_steps)})
+
+
+class _Turn:
+    """Refuses a second thread while one is inside, and every thread of a forked process."""
+
+    def __init__(self, writer: str):
+        self._writer = writer
+        self._forked = False
+        lock = threading.RLock()
+        self.acquire: Callable[[], bool] = partial(lock.acquire, blocking=False)
+        self.release = lock.release
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._forked, self.acquire = True, lambda: False
+
+    def refusal(self) -> StoreError:
+        """Why `acquire` returned False."""
+        if self._forked:
+            return forks.forked_error(f"writer {self._writer!r}", "make one of another name in this process")
+        return StoreError(
+            f"writer {self._writer!r}: another thread is inside a call of it, and this call was refused; give each "
+            f"thread a writer of its own"
+        )
+
+    def __enter__(self) -> None:
+        if not self.acquire():
+            raise self.refusal()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
 
 
 class _Rows:

@@ -1,6 +1,7 @@
 """Connection: calls to one server. gRPC's errors become errors of understudy.core.
 
-A shard keeps its name. Its address is where it is served now, and may change while streams are open.
+A shard keeps its name. Its address is where it is served now, and may change while streams are open. A forked process
+can use neither the connections of its parent nor gRPC itself, if the parent had one open.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 import grpc
 
 from understudy.core import RefusedError, StoreClosedError, UnavailableError
+from understudy.processes import forks
 from understudy.service.wire.protocol import STATUS, TOKEN_KEY, error_of, from_json, method, to_json
 
 T = TypeVar("T")
@@ -22,6 +24,9 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 1.0  # for the status of a server that may be unreachable
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0  # before another attempt; each pause is twice the one before
+
+# gRPC's threads are not in a forked process, and it may wait for them for ever.
+FORK_ADVICE = "start this process with multiprocessing's `spawn` or `forkserver`, and connect in it"
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),  # the server announces its limit, and the writer keeps to it
@@ -45,6 +50,8 @@ class Credentials:
     tls_cert: Path | None = None
 
     def channel(self, address: str) -> grpc.Channel:
+        if _forked_while_open:
+            raise forks.forked_error("gRPC, which was in use at the fork,", FORK_ADVICE)
         if self.tls_cert is None:
             return grpc.insecure_channel(address, options=_OPTIONS)
         try:
@@ -58,6 +65,9 @@ class Credentials:
         return () if self.token is None else ((TOKEN_KEY, f"Bearer {self.token}"),)
 
 
+_forked_while_open = False  # whether this process was forked while one of its parent's connections was open
+
+
 class Connection:
     """Calls to one server. It connects when first used, and reconnects by itself; any thread may call."""
 
@@ -66,8 +76,20 @@ class Connection:
         self.address = address
         self._credentials = credentials
         self._channel = credentials.channel(address)
-        self._closed = self._abandoned = False
+        self._closed = self._abandoned = self._forked = False
         self._address_lock = threading.Lock()
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        global _forked_while_open
+        self._address_lock = threading.Lock()
+        if not self._closed:
+            forks.leave_to_parent(self._channel)
+            self._closed = self._forked = _forked_while_open = True
+
+    def _check_process(self) -> None:
+        if self._forked:
+            raise forks.forked_error(f"{self.address}: the connection", FORK_ADVICE)
 
     def update_address(self, address: str) -> None:
         """Use another address from now on. Streams to the old address break, and their owners open them again here."""
@@ -80,7 +102,8 @@ class Connection:
     def close(self) -> None:
         with self._address_lock:
             self._closed = True
-        self._channel.close()
+        if not self._forked:
+            self._channel.close()
 
     def abandon(self) -> None:
         """The server is lost for good: all calls fail with UnavailableError."""
@@ -154,6 +177,7 @@ class Connection:
 
     def _begin(self, call: Callable[[grpc.Channel], T]) -> T:
         """Begin a call on the current channel; if that was closed because the address changed, on the new one."""
+        self._check_process()
         while True:
             channel = self._channel
             try:

@@ -34,6 +34,7 @@ from understudy.core import (
     UnderstudyError,
     WireError,
 )
+from understudy.processes import forks
 from understudy.replay.format.chunk import Chunk
 from understudy.service.client.connection import MAX_BACKOFF_S, MIN_BACKOFF_S, Connection
 from understudy.service.client.splice import Splicer
@@ -131,6 +132,15 @@ class Outbox:
         ]
         for thread in self._threads:
             thread.start()
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._changed = threading.Condition()
+        if not self._stopping:
+            self._failure = forks.forked_error(
+                f"writer {self._name!r}", "make a writer of another name in this process"
+            )
+            self._stopping = True  # `close` does nothing here
 
     # ---- the control loop's side
 

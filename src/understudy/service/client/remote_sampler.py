@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from understudy.core import StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
 from understudy.core.closeable import Closeable
+from understudy.processes import forks
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.view import View
 from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError, part_of
@@ -34,6 +35,7 @@ from understudy.service.wire.protocol import SAMPLE, VERSION, check_version, fro
 T = TypeVar("T")
 
 PAUSE_S = 0.1
+FAR_BATCHES = 1000  # to skip so many, another stream is quicker than asking for each
 
 
 class RemoteSampler(Closeable, Generic[Batch]):
@@ -91,6 +93,12 @@ class RemoteSampler(Closeable, Generic[Batch]):
         self._available = 0
         self._stream: _Stream | None = None
         self._requested: list[tuple[int, list[int] | None]] = []  # batches on their way
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        if self._stream is not None:  # the next call asks the connection for another, which says that it cannot be used
+            forks.leave_to_parent(self._stream)
+            self._stream = None
 
     # ---- what there is
 
@@ -141,6 +149,18 @@ class RemoteSampler(Closeable, Generic[Batch]):
             self.request(*wanted)
         self.collect(batch, slice(0, mine.stop - mine.start) if at is None else at)
         return batch
+
+    def skip(self, num_batches: int = 1, *, size: int | None = None) -> None:
+        """Pass over the next batches, of `size` steps each: the server draws them and sends none of their items."""
+        state = self.state()
+        if num_batches >= FAR_BATCHES and state and not state["selector"]:
+            self.cancel()  # the next stream begins at that number
+            self.last_state = {**state, "num_batches": int(state["num_batches"]) + num_batches}
+            return
+        for _ in range(num_batches - len(self._requested)):
+            self.request(self.batch_size if size is None else size, [0, 0])
+        for _ in range(num_batches):
+            self._answer()
 
     def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:
         """Some steps, drawn uniformly: the same ones for the same contents. The batches that follow do not change."""

@@ -178,6 +178,16 @@ class ShardedSampler(Closeable, Generic[Batch]):
             self.follow()
         return self._fill(self.batch_size if size is None else size, out, at, peek=False)
 
+    def skip(self, num_batches: int = 1, *, size: int | None = None) -> None:
+        """Pass over the next batches, of `size` steps each, without reading them."""
+        for _ in range(num_batches):
+            if not len(self):
+                self.follow()
+            counts = self._split(self.batch_size if size is None else size, self.seed, self.num_draws)
+            self.num_draws += 1
+            for name, count in counts.items():
+                self._shards[name].skip(count)
+
     def peek(self, size: int, out: Batch | None = None, *, at: slice | None = None) -> Batch:
         """Some steps, drawn uniformly: the same ones for the same contents. The batches that follow do not change."""
         return self._fill(size, out, at, peek=True)
@@ -284,6 +294,9 @@ class _LocalShard(Generic[Batch]):
         self.sampler.sample(batch, at=at, size=at.stop - at.start)
         return True
 
+    def skip(self, size: int) -> None:
+        self.sampler.skip(size=size)
+
     def peek(self, batch: Batch, at: slice) -> bool:
         self.sampler.peek(at.stop - at.start, batch, at=at)
         return True
@@ -337,6 +350,11 @@ class _RemoteShard(Generic[Batch]):
     def collect(self, batch: Batch, at: slice) -> bool:
         """Write the steps that were requested to `batch[at]`; False if it is unreachable."""
         return self.problem is None and self._try(lambda: self.sampler.collect(batch, at))
+
+    def skip(self, size: int) -> None:
+        """See Sampler; nothing while it is unreachable."""
+        if self.problem is None:
+            self._try(lambda: self.sampler.skip(size=size))
 
     def peek(self, batch: Batch, at: slice) -> bool:
         """See Sampler; False if it is unreachable."""

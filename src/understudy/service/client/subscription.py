@@ -14,7 +14,14 @@ from collections.abc import Callable, Sequence
 
 from understudy.core import StoreClosedError, UnavailableError, UnderstudyError, WireError
 from understudy.core.closeable import Closeable
-from understudy.service.client.connection import MAX_BACKOFF_S, MIN_BACKOFF_S, Connection, ResponseStream
+from understudy.processes import forks
+from understudy.service.client.connection import (
+    FORK_ADVICE,
+    MAX_BACKOFF_S,
+    MIN_BACKOFF_S,
+    Connection,
+    ResponseStream,
+)
 from understudy.service.wire.parameters import (
     NO_PARAMETERS,
     Parameters,
@@ -47,6 +54,14 @@ class Subscription(Closeable):
         self._stream: ResponseStream | None = None
         self._thread = threading.Thread(target=self._run, name="parameters", daemon=True)
         self._thread.start()
+        forks.register(self)
+
+    def after_fork_in_child(self) -> None:
+        self._changed = threading.Condition()
+        forks.leave_to_parent(self._stream)
+        self._stream = None
+        if not self._closed:
+            self._problem, self._fatal = forks.forked_error("the subscription", FORK_ADVICE), True
 
     @property
     def latest(self) -> Parameters | None:

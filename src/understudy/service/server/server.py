@@ -37,6 +37,7 @@ from understudy.core import (
     WireError,
 )
 from understudy.durable.open_files import max_open_files
+from understudy.processes import forks
 from understudy.replay import Reader, Retention, Store
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.layout import row_bytes_of
@@ -159,9 +160,15 @@ class Server:
             on_error=lambda _: self._end_if_store_failed(),
         )
         self._thread = threading.Thread(target=self._run, name="serve", daemon=True)
+        self._forked = False
+        forks.register(self)
         self._grpc: grpc.aio.Server | None = None
 
     # ---- lifecycle
+
+    def after_fork_in_child(self) -> None:
+        forks.leave_to_parent(self)
+        self._forked = True  # `stop` does nothing here
 
     def start(self) -> Server:
         """Open the port; returns when clients can connect."""
@@ -180,7 +187,7 @@ class Server:
 
         A read that takes longer than `grace_s` is left alone: `is_reading` tells that a thread of it is still there.
         """
-        if self._loop.is_closed():
+        if self._forked or self._loop.is_closed():
             return
         asyncio.run_coroutine_threadsafe(self._close(grace_s), self._loop).result()
         self._compactor.close()

@@ -5,7 +5,9 @@ Arrays are sent as in message.py, everything else as JSON. No pickle: a message 
 
 from __future__ import annotations
 
+import gc
 import json
+import os
 from typing import Any
 
 import grpc
@@ -26,6 +28,10 @@ from understudy.core import (
     WireError,
 )
 from understudy.service.wire.message import parse_json
+
+# What gRPC has left as garbage waits, when it is collected, for threads that a forked process does not have. So such a
+# process never collects what was there at the fork.
+os.register_at_fork(after_in_child=gc.freeze)
 
 VERSION = 1  # raised when neighbours could no longer work together without knowing each other's version
 SERVICE = "understudy.Delivery"

@@ -1,1 +1,1 @@
-"""Data: runs and records episodes, and imports and exports data sets."""
+"""Data: runs and records episodes, imports and exports data sets, and hands batches to torch's DataLoader."""

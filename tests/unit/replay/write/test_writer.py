@@ -1,5 +1,8 @@
 """Writer: the order of calls, and when rows are committed."""
 
+import sys
+import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -7,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.core import EpisodeError, StoreFailedError
+from understudy.core import EpisodeError, Step, StoreError, StoreFailedError
 from understudy.core.examples import random_steps, small_spec
 from understudy.replay import Reader, Store, verify
 from understudy.replay.format.chunk import Chunk
@@ -319,3 +322,69 @@ def test_a_store_takes_what_stands_around_gaps(tmp_path: Path) -> None:
             assert found == rewards[at : at + len(found)]
             assert ("steps_missing_before" in record.info.labels) == (at > 0)
     assert verify(tmp_path / "store").ok
+
+
+@pytest.fixture
+def frequent_switches() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("frequent_switches")
+def test_threads_that_share_a_writer_lose_nothing(tmp_path: Path) -> None:
+    accepted: list[float] = []
+    refused: set[str] = set()
+
+    def append(thread: int) -> None:
+        for number in range(200):
+            reward = float(1000 * thread + number)
+            step = Step(observation=STEPS[0].observation, action=STEPS[0].action, reward=reward)
+            try:
+                writer.append(step)
+                accepted.append(reward)
+            except StoreError as error:
+                refused.add(str(error))
+
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("w", SPEC, commit_steps=50)
+        writer.begin(task="t")
+        threads = [threading.Thread(target=append, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        writer.cut(LAST)  # the writer goes on
+        assert len(accepted) > 100
+    assert refused <= {
+        "writer 'w': another thread is inside a call of it, and this call was refused; give each thread a writer of "
+        "its own"
+    }
+    with Reader(tmp_path / "store") as reader:
+        assert sorted(step.reward for step in reader.read(1).steps()) == sorted(accepted)
+    assert verify(tmp_path / "store").ok
+
+
+def test_a_second_thread_is_refused_while_one_is_inside() -> None:
+    inside, leave = threading.Event(), threading.Event()
+
+    class Slow(Taker):
+        def commit(self, chunk: Chunk) -> int:
+            inside.set()
+            leave.wait()
+            return super().commit(chunk)
+
+    taker = Slow()
+    writer = Writer(taker, "w", "one", SPEC, commit_steps=1)
+    writer.begin()
+    thread = threading.Thread(target=writer.append, args=(STEPS[0],))
+    thread.start()
+    inside.wait()
+    for call in (lambda: writer.append(STEPS[1]), writer.flush, writer.cut, writer.begin):
+        with pytest.raises(StoreError, match="another thread is inside a call of it, and this call was refused"):
+            call()
+    leave.set()
+    thread.join()
+    writer.append(STEPS[1])
+    assert [chunk.parts[0].first_index for chunk in taker.chunks] == [0, 1]
