@@ -63,6 +63,8 @@ def run_all(options: argparse.Namespace) -> int:
             print(f"seed {seed}: {result['problems'][0][:400]}", flush=True)
             if options.mutation:
                 break
+        if (seed + 1 - first) % 500 == 0:
+            print(f"{seed + 1 - first} histories: {failed} failed", flush=True)
     took_s, used = time.monotonic() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
     print(
         f"{seed + 1 - first} histories of {options.operations} operations: {failed} failed; "

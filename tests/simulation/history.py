@@ -213,7 +213,7 @@ class History:
             "cut_link": lambda: self._world.network.cut(link_owner(self._world, link)),
             "stall_link": lambda: setattr(link, "stalled", True),
             "slow_link": lambda: setattr(link, "max_delay_s", rng.choice((0.5, 5.0))),
-            "heal_link": lambda: heal(link),
+            "heal_link": link.heal,
             "clock": lambda: self._world.library.sim_jump(int(rng.choice((-1e6, -1, 1, 3600, 1e7)) * 1e9)),
         }
         acts[kind]()
@@ -361,7 +361,7 @@ class History:
         for machine in self._machines:
             machine.disk.heal()
         for link in self._world.network.links.values():
-            heal(link)
+            link.heal()
         actors = [actor for machine in self._machines for actor in machine.actors]
         deadline_ns = self._world.scheduler.now_ns + int(DELIVERY_S * 1e9)
         while self._revive_failed() or not all(actor.idle for actor in actors):
@@ -412,10 +412,6 @@ class History:
                 yield from verify(path).problems
         except Exception:  # noqa: BLE001 (a finding)
             yield traceback.format_exc()
-
-
-def heal(link: Any) -> None:
-    link.stalled, link.down, link.max_delay_s = False, False, 0.01
 
 
 def link_owner(world: World, link: Any) -> str:

@@ -56,6 +56,13 @@ class Link:
         self.max_delay_s = 0.01
         self.stalled = False
         self.down = False  # new calls are refused
+        self.waiting: list[Pipe] = []  # that hold messages until the link is healed
+
+    def heal(self) -> None:
+        self.stalled, self.down, self.max_delay_s = False, False, 0.01
+        waiting, self.waiting = self.waiting, []
+        for pipe in waiting:
+            pipe.resume()
 
     def delay_s(self) -> float:
         return self._rng.random() * self.max_delay_s
@@ -75,8 +82,9 @@ class Pipe:
     def send(self, message: Any) -> None:
         self.num_on_way += 1
         if self._link.stalled or self._held:
+            if not self._held:
+                self._link.waiting.append(self)
             self._held.append(message)
-            threads.scheduler.call_in(0.05, self._resume)
         else:
             self._send(message)
 
@@ -85,11 +93,7 @@ class Pipe:
         self._last_ns = max(self._last_ns, now_ns + int(self._link.delay_s() * 1e9))
         threads.scheduler.call_at(self._last_ns, lambda: self._arrive(message))
 
-    def _resume(self) -> None:
-        if self._link.stalled:
-            if self._held and not self.broken:
-                threads.scheduler.call_in(0.05, self._resume)
-            return
+    def resume(self) -> None:
         while self._held:
             self._send(self._held.popleft())
 
