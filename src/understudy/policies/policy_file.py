@@ -95,7 +95,7 @@ def _digest(description: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
     digest = xxhash.xxh3_128(canonical_json(description).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.dtype} {array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8))
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

@@ -48,7 +48,7 @@ class Compactor:
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Compact as an operator asks for it, or only say what that would remove."""
         min_dead = request.get("min_dead")
-        if type(min_dead) not in (int, float):
+        if not isinstance(min_dead, int | float) or isinstance(min_dead, bool):
             raise WireError(f"min_dead: expected a fraction from 0 to 1, got {str(min_dead)[:40]}")
         retention = self._with_budgets(request.get("max_steps", {}))
         if request.get("preview"):

@@ -73,7 +73,8 @@ def load_tensors(ranks: Ranks, directory: Path, tensors: Mapping[str, Tensor], o
 
     If one rank raises, all raise, and nothing changed.
     """
-    problem, facts, path = "", {}, directory
+    facts: dict[str, Any] = {}
+    problem, path = "", directory
     try:
         path = directory / (directory / CURRENT).read_text()
         facts, intact = from_checked_json((path / FACTS).read_bytes())
