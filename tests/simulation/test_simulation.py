@@ -24,7 +24,7 @@ MUTATIONS = {
     "acknowledge_early": 0,
     "forget_fence": 40,
     "drop_tail": 98,
-    "reuse_chunk_number": 0,
+    "reuse_chunk_number": 170,
     "reuse_version": 0,
 }
 
