@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from understudy.core import DamageError
 from understudy.replay.format.arrays import Array
 from understudy.replay.read.reader import Reader
 
@@ -102,24 +103,35 @@ class StepIndex:
     def follow(self, until: int | None = None) -> Array:
         """Index what was committed, up to commit `until` or the newest; returns the episodes with new rows."""
         catalog = self.reader.catalog
-        with catalog.transaction(write=False):
-            newest = catalog.last_commit()
-            until = newest if until is None else min(until, newest)
-            known = self.commit
-            moved = catalog.spans("id > ? and commit_id <= ?", (self._last_span_id, known)) if known else None
-            new = catalog.spans(
-                "commit_id > ? and commit_id <= ?", (known, until), order="commit_id, episode, first_index"
-            )
-            self._last_span_id = catalog.last_span_id()
-            self._take_specs(new)
-            if newest != self._newest:
-                self.reader.close_removed()
-                self._newest = newest
+        before: Array | None = None
+        while True:
+            with catalog.transaction(write=False):
+                newest = catalog.last_commit()
+                until = newest if until is None else min(until, newest)
+                known = self.commit
+                moved = catalog.spans("id > ? and commit_id <= ?", (self._last_span_id, known)) if known else None
+                new = catalog.spans(
+                    "commit_id > ? and commit_id <= ?", (known, until), order="commit_id, episode, first_index"
+                )
+                last_span_id = catalog.last_span_id()
+                self._take_specs(new)
+                if newest != self._newest:
+                    self.reader.close_removed()
+                    self._newest = newest
+            try:
+                sources = self._read_sources(new) if len(new) else None
+                break
+            except DamageError:
+                # Compaction may have moved the rows and removed the file meanwhile; then the catalog has changed.
+                if before is not None and np.array_equal(before, new):
+                    raise
+                before = new
+        self._last_span_id = last_span_id
         if moved is not None:
             self._move(moved)
         self.commit = max(until, known)
-        if len(new):
-            self._add(new)
+        if sources is not None:
+            self._add(new, sources)
         return np.unique(new["episode"])
 
     # ---- indexing
@@ -140,7 +152,7 @@ class StepIndex:
             pairs = self.reader.catalog.episode_specs(int(unknown[0]), int(unknown[-1]))
             self.episode_spec.values[pairs[:, 0]] = pairs[:, 1]
 
-    def _add(self, new: Array) -> None:
+    def _add(self, new: Array, sources: Array) -> None:
         first = len(self.span_episode)
         ordinal = np.arange(first, first + len(new))
         episode = new["episode"]
@@ -167,12 +179,11 @@ class StepIndex:
         closing = order[np.append(~same[1:], True)]
         self.episode_last_span.values[episode[closing]] = ordinal[closing]
         np.add.at(self.episode_num_rows.values, episode, new["num_rows"].astype(np.int32))
-        self._add_runs(new, first)
+        self._add_runs(new, first, sources)
 
-    def _add_runs(self, new: Array, first: int) -> None:
+    def _add_runs(self, new: Array, first: int, chosen: Array) -> None:
         """Cut the new spans where the source of the step before changes."""
         lengths = new["num_rows"]
-        chosen = self._read_sources(new)
         stops = np.cumsum(lengths)
         starts = stops - lengths
         self.span_last_source.append(chosen[stops - 1])

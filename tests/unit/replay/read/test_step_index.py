@@ -1,9 +1,11 @@
 """StepIndex: where rows are, commit by commit, in an order that does not depend on who looks when."""
 
 import numpy as np
+import pytest
 
 from understudy.core import Source
-from understudy.replay import Reader
+from understudy.replay import Reader, Store, compact
+from understudy.replay.format.segment import Segment
 from understudy.replay.read.step_index import NO_STEP, Column, StepIndex
 
 LENGTHS = (3, 10, 1, 25, 7, 14)  # steps of the episodes 1 to 6, see conftest.py
@@ -36,6 +38,24 @@ def test_rows_are_where_it_says(reader: Reader) -> None:
         opened = reader.segment(int(segment))
         stored = (opened.read_column(name, int(row), 1)[0] for name in ("row/episode", "row/index"))
         assert tuple(stored) == identity
+
+
+def test_rows_that_compaction_moves_while_it_follows_are_found(reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, compactions = reader.segment, [0.0]
+
+    def compact_first(segment_id: int) -> Segment:
+        if compactions:
+            with Store.open(reader.path) as store:
+                store.delete([3])
+                compact(store, min_dead=compactions.pop())
+        return segment(segment_id)
+
+    monkeypatch.setattr(reader, "segment", compact_first)
+    index, commit = StepIndex(reader), reader.last_commit()
+    assert index.follow(commit).tolist() == [1, 2, 4, 5, 6]
+    span, offset = every_row(index)
+    for number, row in zip(*index.locate(span, offset), strict=True):
+        assert segment(int(number)).read_column("row/episode", int(row), 1)[0] in (1, 2, 4, 5, 6)
 
 
 def test_the_order_is_the_same_however_it_is_followed(reader: Reader) -> None:
