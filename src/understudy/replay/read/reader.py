@@ -13,9 +13,18 @@ from pathlib import Path
 
 import numpy as np
 
-from understudy.core import DamageError, Episode, EpisodeError, StepSpec, StoreError, StoreFormatError
+from understudy.core import (
+    DamageError,
+    Episode,
+    EpisodeError,
+    StepSpec,
+    StoreError,
+    StoreFailedError,
+    StoreFormatError,
+)
 from understudy.core.closeable import Closeable
 from understudy.core.episode import Column
+from understudy.durable.file_identity import FileIdentity
 from understudy.durable.file_system import refuse_network_file_system
 from understudy.durable.lock import lock_is_held
 from understudy.replay.format.arrays import Records
@@ -49,6 +58,7 @@ class Reader(Closeable):
     def __init__(self, path: str | Path):
         self.path = Path(path)
         self.catalog = _open_catalog(self.path)
+        self._catalog_file = FileIdentity(self.catalog.path)
         self._segments: dict[int, Segment] = {}
         self._num_committed: dict[int, int] = {}
         self.removed_segments: list[int] = []  # that were read here and then removed by compaction
@@ -74,6 +84,11 @@ class Reader(Closeable):
 
     def follow(self, timeout_s: float = 0.0) -> Changes:
         """What was committed since the last call; waits up to `timeout_s` for something new."""
+        if not self._catalog_file.is_in_place():
+            raise StoreFailedError(
+                f"{self.catalog.path}: replaced while this process read it, by `understudy repair` or a restored "
+                f"backup; open the store again"
+            )
         deadline = time.monotonic() + timeout_s
         while self.catalog.last_commit() <= self.commit and time.monotonic() < deadline:
             time.sleep(POLL_S)

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 from tests.writing import write_episode
 
-from understudy.core import DamageError, StoreError, StoreFormatError
+from understudy.core import DamageError, StoreError, StoreFailedError, StoreFormatError
 from understudy.core.examples import random_episode, small_spec
-from understudy.replay import Reader, Store
-from understudy.replay.format.paths import segment_files
+from understudy.replay import Reader, Store, repair
+from understudy.replay.format.paths import CATALOG_FILE, segment_files
 from understudy.replay.format.segment import read_layout
 
 
@@ -33,6 +33,22 @@ def test_follow_reports_each_change_once(path: Path) -> None:
         changes = reader.follow(timeout_s=1.0)
         assert changes.episodes == (5,)
         assert changes.commit == reader.commit == reader.last_commit()
+
+
+def test_a_reader_that_was_open_during_a_repair_says_so(path: Path) -> None:
+    with Reader(path) as reader:
+        num_episodes = len(reader.follow().episodes)
+        catalog = path / CATALOG_FILE
+        content = bytearray(catalog.read_bytes())
+        content[5000] ^= 1
+        catalog.write_bytes(content)
+        assert repair(path).after.ok
+        with Store.open(path) as store:
+            write_episode(store.writer("w", small_spec()), random_episode(small_spec(), 2, 9))
+        with pytest.raises(StoreFailedError, match="open the store again"):
+            reader.follow()
+    with Reader(path) as reader:
+        assert len(reader.follow().episodes) == num_episodes + 1
 
 
 def test_rows_are_flat_columns_with_the_last_observation(path: Path) -> None:
