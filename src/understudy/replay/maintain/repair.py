@@ -31,7 +31,7 @@ from understudy.replay.format.commit_mark import read_mark
 from understudy.replay.format.layout import Layout
 from understudy.replay.format.lost_commits import listed_behind, lost_commits
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, SEAL_FILE, segment_files, segment_path
-from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord
+from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord, WriterRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums, read_layout
 from understudy.replay.maintain.progress import ProgressCallback
@@ -179,7 +179,9 @@ def _collect(catalog: Catalog, known: RecoveredCatalog) -> None:
     try:
         known.store_id = catalog.store_id
         known.last_commit = catalog.last_commit()
-        known.writers = catalog.writers()
+        writers = catalog.writers()
+        known.writers = [writer for writer in writers if _has_types(writer)]
+        known.trusted = len(known.writers) == len(writers)
         for segment in catalog.segments():
             known.layouts[segment.id] = catalog.layout(segment)
         ids = catalog.episode_ids("1")
@@ -192,6 +194,11 @@ def _collect(catalog: Catalog, known: RecoveredCatalog) -> None:
                 known.episodes[episode.id] = episode
         except (DamageError, StoreFailedError, ValueError, TypeError):
             known.trusted = False
+
+
+def _has_types(writer: WriterRecord) -> bool:
+    """Whether the values have the types of their columns; SQLite gives what it finds in a damaged page."""
+    return isinstance(writer.name, str) and isinstance(writer.incarnation, str) and isinstance(writer.last_seq, int)
 
 
 # ---- files

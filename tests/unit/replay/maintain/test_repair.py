@@ -1,5 +1,6 @@
 """Repair: whole rows stay, in episodes without gaps; what is lost is reported."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,18 @@ def test_a_catalog_is_rebuilt_from_the_segments(path: Path, how: str) -> None:
         for record in reader.episodes():
             assert reader.read(record.id).equals(random_episode(small_spec(), 5, record.id - 1))
         assert len(list(reader.episodes())) == 4
+
+
+@pytest.mark.parametrize("value", ["'seven'", "x'00'", "1.5"])
+def test_a_writer_whose_row_is_damaged_does_not_stop_it(path: Path, value: str) -> None:
+    db = sqlite3.connect(path / CATALOG_FILE)
+    with db:
+        db.execute(f"update writers set last_seq = {value}")
+    db.close()
+    assert repair(path).after.ok
+    with Reader(path) as reader:
+        assert [record.num_rows for record in reader.episodes()] == [6, 6, 6, 6]
+        assert all(isinstance(writer.last_seq, int) for writer in reader.catalog.writers())
 
 
 def test_a_short_file_gets_its_size_back(path: Path) -> None:
