@@ -198,7 +198,8 @@ def _collect(catalog: Catalog, known: RecoveredCatalog) -> None:
 
 def _has_types(writer: WriterRecord) -> bool:
     """Whether the values have the types of their columns; SQLite gives what it finds in a damaged page."""
-    return isinstance(writer.name, str) and isinstance(writer.incarnation, str) and isinstance(writer.last_seq, int)
+    values: tuple[object, ...] = (writer.name, writer.incarnation, writer.last_seq)
+    return [type(value) for value in values] == [str, str, int]
 
 
 # ---- files

@@ -104,6 +104,7 @@ class StepIndex:
         """Index what was committed, up to commit `until` or the newest; returns the episodes with new rows."""
         catalog = self.reader.catalog
         before: Array | None = None
+        sources: Array | None = None
         while True:
             with catalog.transaction(write=False):
                 newest = catalog.last_commit()
