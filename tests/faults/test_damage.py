@@ -21,8 +21,7 @@ from understudy.replay import EpisodeRecord, Reader, Store, repair, verify
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, MARK_FILE, SEAL_FILE, segment_files
 from understudy.replay.format.segment import Segment, read_layout
 
-NUM_FLIPS = 1000
-NUM_REPAIRS = 60
+NUM_REPAIRS, REPAIRS_EVERY_RUN = 60, 18
 
 
 def write(store: Store, name: str, spec: StepSpec, episodes: list[Episode]) -> None:
@@ -87,11 +86,12 @@ def served(path: Path, truth: dict[int, Episode]) -> int:
     return refused
 
 
-def test_every_flipped_bit_is_found_and_none_is_served(intact: tuple[Path, dict[int, Episode]]) -> None:
+@pytest.mark.parametrize("num_flips", [200, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_every_flipped_bit_is_found_and_none_is_served(num_flips: int, intact: tuple[Path, dict[int, Episode]]) -> None:
     path, truth = intact
     rng = random.Random(1)
     refused = 0
-    for _ in range(NUM_FLIPS):
+    for _ in range(num_flips):
         file, bit = random_flip(rng, path)
         flip(file, bit)
         report = verify(path)
@@ -99,11 +99,12 @@ def test_every_flipped_bit_is_found_and_none_is_served(intact: tuple[Path, dict[
         assert str(path) in report.problems[0]
         refused += served(path, truth) > 0
         flip(file, bit)
-    assert refused > NUM_FLIPS / 10  # many flips hit data that is read
+    assert refused > num_flips / 10  # many flips hit data that is read
     assert verify(path).ok
 
 
-def test_every_truncation_of_the_last_4_kb_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.nightly)])
+def test_every_truncation_of_the_last_4_kb_is_found(stride: int, tmp_path: Path) -> None:
     path = tmp_path / "store"
     episode = random_episode(small_spec(), 5, 1)
     with Store.open(path, segment_bytes=10_000) as store:
@@ -111,11 +112,11 @@ def test_every_truncation_of_the_last_4_kb_is_found(tmp_path: Path) -> None:
     truth = {1: episode}
     for file in (segment_files(path)[-1], path / CATALOG_FILE):
         whole = file.read_bytes()
-        for cut in range(1, 4097):
+        for cut in (*range(1, 17), *range(17, 4080, stride), *range(4080, 4097)):
             os.truncate(file, len(whole) - cut)
             report = verify(path)
             assert not report.ok, f"{file} without its last {cut} bytes"
-            if cut % 256 == 1:
+            if cut % 256 == 1 or stride > 1:
                 served(path, truth)
         file.write_bytes(whole)
     assert verify(path).ok
@@ -152,7 +153,13 @@ def kept_rows(path: Path) -> list[bytes]:
     return rows
 
 
-@pytest.mark.parametrize("number", range(NUM_REPAIRS))
+@pytest.mark.parametrize(
+    "number",
+    [
+        *range(REPAIRS_EVERY_RUN),
+        *(pytest.param(n, marks=pytest.mark.nightly) for n in range(REPAIRS_EVERY_RUN, NUM_REPAIRS)),
+    ],
+)
 def test_repair_keeps_all_that_is_whole(number: int, intact: tuple[Path, dict[int, Episode]], tmp_path: Path) -> None:
     source, truth = intact
     path = tmp_path / "store"
