@@ -226,5 +226,7 @@ def test_without_gymnasium_it_says_what_to_install(monkeypatch: pytest.MonkeyPat
         raise ImportError(f"No module named {name!r}")
 
     monkeypatch.setattr(world_module.importlib, "import_module", absent)  # type: ignore[attr-defined]
-    with pytest.raises(WorldError, match=r"gymnasium is not installed .*; run `pip install 'understudy\[gym\]'`"):
+    with pytest.raises(
+        WorldError, match=r"gymnasium is not installed .*; run `pip install 'understudy-robotics\[gym\]'`"
+    ):
         as_gymnasium(Line())

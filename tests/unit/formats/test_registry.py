@@ -42,7 +42,7 @@ def test_every_format_has_its_name(name: str) -> None:
 def test_a_format_whose_library_is_not_there_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "understudy.formats.rlds", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Without("understudy.formats.rlds"), *sys.meta_path])
-    with pytest.raises(FormatError, match=r"rlds: needs h6py; run `pip install 'understudy\[rlds\]'`"):
+    with pytest.raises(FormatError, match=r"rlds: needs h6py; run `pip install 'understudy-robotics\[rlds\]'`"):
         find_format("rlds")
 
 

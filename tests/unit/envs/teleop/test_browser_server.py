@@ -420,7 +420,7 @@ def test_a_port_that_is_taken_is_said_so(device: BrowserDevice) -> None:
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "websockets.asyncio.server", None)
-    with pytest.raises(DeviceError, match=r"pip install 'understudy\[web\]'"):
+    with pytest.raises(DeviceError, match=r"pip install 'understudy-robotics\[web\]'"):
         BrowserDevice(SPEC)
 
 

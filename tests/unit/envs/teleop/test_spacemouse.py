@@ -51,7 +51,7 @@ def test_what_makes_no_sense_is_refused() -> None:
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyspacemouse", None)
-    with pytest.raises(DeviceError, match=r"pip install 'understudy\[spacemouse\]'"):
+    with pytest.raises(DeviceError, match=r"pip install 'understudy-robotics\[spacemouse\]'"):
         SpaceMouseDevice(spec(4))
 
 

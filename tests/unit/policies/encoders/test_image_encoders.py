@@ -188,7 +188,9 @@ def test_without_transformers_the_error_says_what_to_install(
 ) -> None:
     shutil.copytree(checkpoints["vit"], tmp_path / "vit")  # at another path: nothing is loaded yet
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(PolicyError, match=r"encoder/pretrained: needs transformers .*pip install 'understudy\[vla\]'"):
+    with pytest.raises(
+        PolicyError, match=r"encoder/pretrained: needs transformers .*pip install 'understudy-robotics\[vla\]'"
+    ):
         sac_of(EncoderConfig(kind="pretrained", pretrained=str(tmp_path / "vit")))
 
 
