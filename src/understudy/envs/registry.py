@@ -222,6 +222,7 @@ _ALL = (
         libraries=_EGL,
         debian=_EGL_DEBIAN,
         variables=_EGL_VARIABLES,
+        limits=Limits(reset_s=300.0),  # robosuite compiles its controllers in the first reset
     ),
     WorldEntry(
         name="gym",
