@@ -153,6 +153,7 @@ class StoreMachine(RuleBasedStateMachine):
                         os.pwrite(fd, noise, column.at(record.num_rows))
             segment.close()
         self.store.catalog._db.close()
+        self.store._mark.close()
         self.store._lock_file.release()
         self.open_store()
 

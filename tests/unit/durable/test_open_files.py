@@ -16,10 +16,11 @@ from understudy.durable.open_files import OpenFile, max_open_files, num_open_fil
 
 @pytest.fixture
 def limit() -> Iterator[int]:
-    """A limit of 128 open files."""
+    """A limit that leaves room for 100 files more than are open now."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (128, before[1]))
-    yield 128
+    room = len(list(Path("/proc/self/fd").iterdir())) + 100
+    resource.setrlimit(resource.RLIMIT_NOFILE, (room, before[1]))
+    yield room
     resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
@@ -33,7 +34,7 @@ def make(directory: Path, num_files: int) -> list[OpenFile]:
 
 def test_more_files_than_the_system_allows(tmp_path: Path, limit: int) -> None:
     before = num_open_files()
-    files = make(tmp_path, 300)
+    files = make(tmp_path, limit + 100)
     for _ in range(2):
         for number, file in enumerate(files):
             with file as fd:
@@ -45,7 +46,7 @@ def test_more_files_than_the_system_allows(tmp_path: Path, limit: int) -> None:
 
 
 def test_a_file_in_use_is_never_closed(tmp_path: Path, limit: int) -> None:
-    first, *others = make(tmp_path, 200)
+    first, *others = make(tmp_path, limit + 100)
     with first as fd:
         for other in others:
             with other:
@@ -75,7 +76,7 @@ def test_others_may_use_up_the_limit(tmp_path: Path, limit: int) -> None:
 
 
 def test_a_file_that_was_replaced_while_it_was_closed_is_gone(tmp_path: Path, limit: int) -> None:
-    first, *others = make(tmp_path, 200)
+    first, *others = make(tmp_path, limit + 100)
     (tmp_path / "new").write_text("another file")
     (tmp_path / "new").rename(tmp_path / "0")
     with pytest.raises(FileNotFoundError, match="another file has its name now"):

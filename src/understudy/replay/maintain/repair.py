@@ -181,7 +181,7 @@ def _collect(catalog: Catalog, known: RecoveredCatalog) -> None:
         known.last_commit = catalog.last_commit()
         writers = catalog.writers()
         known.writers = [writer for writer in writers if _has_types(writer)]
-        known.trusted = len(known.writers) == len(writers)
+        known.trusted = known.trusted and len(known.writers) == len(writers)
         for segment in catalog.segments():
             known.layouts[segment.id] = catalog.layout(segment)
         ids = catalog.episode_ids("1")
