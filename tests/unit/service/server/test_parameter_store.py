@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import struct
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,11 +17,11 @@ import xxhash
 from tests.waiting import wait_for
 
 from understudy.core import StoreError, UnavailableError, WireError
+from understudy.durable import files
 from understudy.replay import Store, backup
 from understudy.replay.format.paths import parameters_path
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.client.publish import publish
-from understudy.service.server.parameter_store import ParameterStore
 from understudy.service.wire.message import pack, pieces
 from understudy.service.wire.parameters import encode_parameters
 from understudy.service.wire.protocol import PUBLISH, to_json
@@ -332,10 +331,9 @@ def test_the_first_version_is_on_disk_with_the_name_of_its_directory(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced: list[Path] = []
-    module = sys.modules[ParameterStore.__module__]
-    sync = module.sync_directory
-    monkeypatch.setattr(module, "sync_directory", lambda path: (synced.append(path), sync(path)))
+    sync = files.sync_directory
+    monkeypatch.setattr(files, "sync_directory", lambda path: (synced.append(path), sync(path)))
     with Server(store, ServerConfig(port=0)) as server, connect(server.address) as remote:
         remote.publish(weights(1))
         remote.publish(weights(2))
-    assert synced == [store.path]  # else a power cut could remove `parameters`, and versions would begin again
+    assert store.path in synced  # else a power cut could remove `parameters`, and versions would begin again
