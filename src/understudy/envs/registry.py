@@ -3,13 +3,13 @@
     NAME[:REST][?option=value&...]
 
 Each world defines what REST means, mostly a task. Options are passed to the factory; `task` selects the task of the
-next episode. A name that is not in WORLD_REGISTRY is "module:factory", for worlds of your own.
+next episode. A name that is not in WORLD_REGISTRY is "module:factory", for worlds of your own; the module may be a file
+in the current directory.
 """
 
 from __future__ import annotations
 
 import difflib
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -21,6 +21,7 @@ from urllib.parse import parse_qsl
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.world import World, WorldError
 from understudy.envs.world_factory import WorldFactory
+from understudy.processes.python_path import find_module, missing
 
 # Parses what follows the colon into options of the factory and a task.
 ParseRest: TypeAlias = Callable[[str], tuple[dict[str, Any], str | None]]
@@ -147,18 +148,13 @@ def _options(name: str, query: str) -> dict[str, Any]:
 def _user_factory(name: str, path: str) -> str:
     """Check the "module:factory" of a world that is not in the registry."""
     module, colon, factory = path.partition(":")
-    try:
-        there = bool(colon and factory) and importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError):
-        there = False
+    if colon and factory and find_module(module):
+        return path
     near = difflib.get_close_matches(module, WORLD_REGISTRY, 1)
-    if not there and near:
-        raise WorldError(f"{name}: no world {module!r}; did you mean {near[0]!r}?")
-    if not there:
-        raise WorldError(
-            f"{name}: expected one of {', '.join(WORLD_REGISTRY)}, or module:factory of a module that can be imported"
-        )
-    return path
+    advice = f"no world {module!r}, did you mean {near[0]!r}? For a world of your own: " if near else ""
+    if colon and factory:
+        raise WorldError(f"{name}: {advice}{missing(module)}")
+    raise WorldError(f"{name}: {advice}expected one of {', '.join(WORLD_REGISTRY)}, or module:factory of your own file")
 
 
 # --- the registry ---
@@ -178,6 +174,9 @@ def _parse_suite_and_task(rest: str) -> tuple[dict[str, Any], str | None]:
 def _parse_id(rest: str) -> tuple[dict[str, Any], str | None]:
     if not rest:
         raise WorldError("gym: expected an id, such as gym:CartPole-v1")
+    module, colon, _ = rest.partition(":")  # gymnasium imports the module, which registers the id
+    if colon and not find_module(module):
+        raise WorldError(f"gym:{rest}: {missing(module)}")
     return {"id": rest}, None
 
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from understudy.core import SpecError
-from understudy.processes.child_main import find
 from understudy.processes.factory_spec import FactorySpec
+from understudy.processes.python_path import import_object
 
 MAX_OPTIONS_BYTES = 64 * 2**10  # they are sent before the process reads, so they must fit into the socket's buffer
 
@@ -32,7 +32,7 @@ class WorldFactory(FactorySpec):
 
 def build(factory: str, options: Mapping[str, Any]) -> Any:
     """Call the factory by its name."""
-    found = find(factory)
+    found = import_object(factory, SpecError)
     try:
         inspect.signature(found).bind(**options)
     except TypeError as error:

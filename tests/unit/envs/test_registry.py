@@ -64,7 +64,13 @@ def test_a_world_of_ones_own_is_module_and_factory() -> None:
     [
         ("toyy:pick_red", WorldError, "did you mean 'toy'"),
         ("nowhere", WorldError, "expected one of toy, metaworld, libero, gym, robot, or module:factory"),
-        ("no.such.module:thing", WorldError, "of a module that can be imported"),
+        ("no.such.module:thing", WorldError, "there is no module 'no.such.module', neither no/such/module.py in /"),
+        (
+            "gym:no_such_module:Thing-v0",
+            WorldError,
+            "there is no module 'no_such_module', neither no_such",
+        ),
+        ("tests.worlds:NoWorld", SpecError, r"tests/worlds.py has no 'NoWorld'"),
         ("toy:pik_red", SuiteError, "did you mean 'pick_red'"),
         ("toy:pick_red?task=pick_blue", WorldError, "two tasks, 'pick_red' and 'pick_blue'"),
         ("toy?size", WorldError, "expected option=value"),

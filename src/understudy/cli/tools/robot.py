@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import logging
 import signal
 import sys
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import tyro
 from rich.console import Console
 
 from understudy.cli.console import with_extra
 from understudy.core.errors import UnderstudyError
+from understudy.processes.python_path import import_object
 from understudy.robots import Arm, ArmError
 from understudy.web.tokens import read_token
 
@@ -146,14 +146,7 @@ def _build(backend: str) -> Arm:
     module, colon, name = backend.partition(":")
     if not (module and colon and name):
         raise ArmError(f"backend: expected module:Class, got {backend!r}; docs/robots.md has an example")
-    if "" not in sys.path:
-        sys.path.insert(0, "")  # finds modules in the working directory, as `python -m` does
-    try:
-        found: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ArmError(
-            f"backend: {backend!r} cannot be imported ({error}); run this command in the directory of the file"
-        ) from None
+    found = import_object(backend, ArmError)
     arm = found()
     if not isinstance(arm, Arm):
         raise ArmError(f"backend: expected {backend!r} to be a subclass of understudy.robots.Arm, got {type(arm)}")

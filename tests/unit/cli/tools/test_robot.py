@@ -105,7 +105,7 @@ def test_a_simulated_arm_has_cameras(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (["serve", "nothing"], "backend: expected module:Class, got 'nothing'"),
-        (["serve", "my_arm:MyLeg"], "backend: 'my_arm:MyLeg' cannot be imported"),
+        (["serve", "my_arm:MyLeg"], "/my_arm.py has no 'MyLeg'"),
         (["serve", "my_arm:NoArm"], "to be a subclass of understudy.robots.Arm"),
         (["serve", "my_arm:MyArm", "--token-file", "nowhere"], "nowhere: cannot be read"),
         (["serve", "my_arm:MyArm", "--host", "0.0.0.0"], "token"),
