@@ -14,7 +14,7 @@ import pytest
 RunChild = Callable[..., list[dict[str, Any]]]
 
 
-@pytest.mark.parametrize("stride", [31, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("stride", [61, pytest.param(1, marks=pytest.mark.nightly)])
 def test_what_was_promised_survives_a_power_cut(stride: int, run_child: RunChild, tmp_path: Path) -> None:
     reports = run_child("power_cut.py", tmp_path, "cut", str(stride))
     assert {report["kept"] for report in reports} == {"nothing", "some"}

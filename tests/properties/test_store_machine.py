@@ -272,7 +272,7 @@ def examples(count: int) -> settings:
 
 
 class TestStore(StoreMachine.TestCase):
-    settings = examples(100)
+    settings = examples(40)
 
 
 @pytest.mark.nightly

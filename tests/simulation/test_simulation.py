@@ -19,8 +19,8 @@ pytestmark = [
 
 
 # Planted defects: those that a few seeds find are planted in every run, all of them at night.
-QUICK = ("skip_sync", "skip_directory_sync", "acknowledge_early", "reuse_version")
-SLOW = ("forget_fence", "drop_tail", "reuse_chunk_number")
+QUICK = ("skip_sync", "skip_directory_sync", "acknowledge_early")
+SLOW = ("reuse_version", "forget_fence", "drop_tail", "reuse_chunk_number")
 
 
 def simulate(*arguments: str) -> tuple[int, str]:

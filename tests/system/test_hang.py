@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from tests.system.train_process import small_config
 from tests.waiting import wait_for
 
@@ -29,6 +30,7 @@ def start(*arguments: object, log: Path) -> subprocess.Popen[bytes]:
         )
 
 
+@pytest.mark.nightly  # a long fault run; test_ranks.py has one that hangs in every run
 def test_who_hangs_who_is_gone_and_who_is_silent(tmp_path: Path) -> None:
     hang = tmp_path / "hang"
     env = f"tests.system.hang_world:HangWorld?cameras=false&task=touch_purple&hang={hang}"

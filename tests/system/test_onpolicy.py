@@ -157,6 +157,7 @@ def test_the_whole_way_on_the_command_line(
     assert not (tmp_path / "new" / "config.json").exists()
 
 
+@pytest.mark.nightly  # test_onpolicy_ranks.py compares ranks in every run
 def test_ranks_on_the_command_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

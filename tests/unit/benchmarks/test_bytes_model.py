@@ -82,6 +82,7 @@ def test_sizes_that_make_no_sense_are_refused() -> None:
         Setup(parameters=10, trained=11)
 
 
+@pytest.mark.nightly  # a study
 @pytest.mark.skipif(not can_count(), reason="users may not have a network of their own here (unshare --net)")
 def test_two_real_ranks_move_what_the_model_says() -> None:
     for found in count(2, "ddp", "adapters", "rows"):

@@ -47,7 +47,8 @@ def test_a_small_study_loses_nothing_and_leaves_its_figures(tmp_path: Path) -> N
     assert list(work.iterdir()) == []
 
 
-@pytest.mark.parametrize("num_envs", [6, pytest.param(12, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # a study
+@pytest.mark.parametrize("num_envs", [6, 12])
 def test_environments_are_spread_over_the_shards_and_keep_the_pace_of_all_together(
     num_envs: int, tmp_path: Path
 ) -> None:

@@ -132,7 +132,7 @@ def test_a_late_reply_of_a_replaced_worker_is_ignored(stand: Stand, monkeypatch:
         os.kill(asleep, signal.SIGKILL)
 
 
-@pytest.mark.nightly  # test_offpolicy.py has an actor that hangs in every run
+@pytest.mark.nightly  # test_supervisor.py shows it without Ray
 def test_a_worker_that_hangs_is_replaced_and_its_stack_is_shown(stand: Stand, tmp_path: Path) -> None:
     flag = tmp_path / "hung"
     cluster = ClusterConfig(rollout=RolloutConfig(num=1), progress_timeout_s=2.0)
@@ -212,6 +212,7 @@ def test_workers_run_on_separate_nodes_in_their_environment(stand: Stand, tmp_pa
         ray_cluster.remove_node(node, allow_graceful=False)
 
 
+@pytest.mark.nightly  # a long run
 def test_inference_workers_run_the_policy_for_rollout_workers(stand: Stand, tmp_path: Path) -> None:
     cluster = ClusterConfig(rollout=RolloutConfig(num=1, envs=2), inference=InferenceConfig(num=1))
     policy = save_policy(tmp_path / "start.safetensors")

@@ -263,6 +263,7 @@ def test_an_asynchronous_run_continues_whatever_is_killed(tmp_path: Path, demos:
     assert len(set(starts)) == len(starts)  # a restarted actor runs other episodes
 
 
+@pytest.mark.nightly  # test_supervisor.py shows it without Ray
 def test_an_actor_that_hangs_is_replaced_and_its_stack_is_shown(tmp_path: Path, demos: str, address: str) -> None:
     path = tmp_path / "run"
     env = f"tests.unit.cluster.offpolicy_worlds:HangsOnce?flag={tmp_path / 'hung'}"

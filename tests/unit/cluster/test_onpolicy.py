@@ -73,7 +73,8 @@ def kill_learner(path: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kill", [True, pytest.param(False, marks=pytest.mark.nightly)])
+@pytest.mark.nightly  # test_commands.py trains on a cluster in every run, and test_offpolicy.py kills its learner
+@pytest.mark.parametrize("kill", [True, False])
 def test_it_equals_the_local_run_also_if_the_learner_is_killed(kill: bool, tmp_path: Path, address: str) -> None:
     config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=MANY)
     with OnPolicyRun(Run.create(tmp_path / "here", "grpo", config)) as here:

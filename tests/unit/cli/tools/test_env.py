@@ -38,6 +38,7 @@ def test_a_world_is_checked_by_its_name(capsys: pytest.CaptureFixture[str]) -> N
     assert "expected at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.nightly  # .ci/run sets up two environments in every run
 def test_setup_makes_an_environment_tries_it_and_does_nothing_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

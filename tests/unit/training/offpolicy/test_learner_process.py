@@ -91,6 +91,7 @@ class Actors:
         assert not self._failed
 
 
+@pytest.mark.nightly  # a long fault run; test_remote.py and test_demo_online_shards.py lose shards in every run
 def test_a_shard_is_killed_and_comes_back_elsewhere_while_all_go_on(tmp_path: Path, undo: ExitStack) -> None:
     shards = {f"shard-{number}": Serving(tmp_path / f"shard-{number}", undo) for number in range(2)}
     places = ",".join(f"{name}={shard.address}" for name, shard in shards.items())
