@@ -3,6 +3,7 @@
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.docs.pages import DOCS, blocks
@@ -22,17 +23,15 @@ def test_the_quick_start_runs(
     """Every block and every command; only the number of training steps is smaller in every run."""
     monkeypatch.chdir(tmp_path)
     first, write, train, deliver = blocks(README)
-    names: dict[str, object] = {}
-    exec(compile(first, "README.md", "exec"), names)
-    assert len(names["batch"]) == 256  # type: ignore[arg-type]
-    exec(compile(write, "README.md", "exec"), names)
+    assert len(run(first)["batch"]) == 256
+    run(write)
     printed = capsys.readouterr().out.strip()
     assert f"# {printed}" in write  # what the README says is printed
-    exec(compile(train, "README.md", "exec"), names)
+    run(train)
     assert capsys.readouterr().out.startswith("(256, 128, 128, 3) ")
-    with Store.open("my-store") as store, Server(store, ServerConfig(port=0)) as server:
-        exec(compile(deliver.replace("127.0.0.1:7447", server.address), "README.md", "exec"), names)
-    assert len(names["batch"]) == 256  # type: ignore[arg-type]
+    with Store.open("served") as store, Server(store, ServerConfig(port=0)) as server:
+        names = run(deliver.replace("127.0.0.1:7447", server.address))
+    assert len(names["batch"]) == 256
     assert names["version"] == 1
     commands = [line.partition("#")[0] for block in blocks(README, "bash") for line in block.splitlines()]
     ours = [shlex.split(line)[1:] for line in commands if line.startswith("understudy ")]
@@ -45,6 +44,13 @@ def test_the_quick_start_runs(
                 main(args)
         elif args[0] not in ("crash-test", "demo", "watch") and "browser" not in args:  # tests/system runs these
             assert main(args) == 0, args
+
+
+def run(block: str) -> dict[str, Any]:
+    """Run a block by itself: each stands alone, and can be copied into a file of its own."""
+    names: dict[str, Any] = {}
+    exec(compile(block, "README.md", "exec"), names)
+    return names
 
 
 PAGES = [str(path.relative_to(ROOT)) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))]

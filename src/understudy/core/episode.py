@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
@@ -17,6 +18,12 @@ from understudy.core.tree import Tree
 # `practice` becomes `correction` with the first human step; `demonstration` stays. Stored in catalogs, never changed.
 Kind: TypeAlias = Literal["demonstration", "practice", "correction"]
 Split: TypeAlias = Literal["train", "eval"]
+
+# Labels that hold facts of the data set an episode was imported from; the export writes them back.
+FPS = "fps"  # steps per second, as text
+ROBOT_TYPE = "robot_type"  # such as "so101_follower"
+NAMES = "names"  # JSON: {"action": ["shoulder_pan.pos", ...], "observation/state": {"motors": [...]}}
+DATASET_LABELS = (FPS, ROBOT_TYPE, NAMES)
 
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -60,6 +67,29 @@ class EpisodeInfo:
         for text in (x for pair in self.labels.items() for x in pair):
             refuse_lone_surrogates(text, "labels")
         object.__setattr__(self, "labels", dict(self.labels))
+
+    @property
+    def names(self) -> dict[str, tuple[str, ...]]:
+        """The names of the numbers in each field, by its path, where the data set had them: {"action": ("x", "y")}."""
+        return {path: flat_names(given) for path, given in given_names(self.labels).items()}
+
+
+def given_names(labels: Mapping[str, str]) -> dict[str, Any]:
+    """The label NAMES as the data set gave it: lists of names, or dicts of such lists; {} if there is none."""
+    try:
+        found = json.loads(labels.get(NAMES, "{}"))
+    except ValueError:
+        return {}
+    return {path: given for path, given in found.items() if flat_names(given)} if isinstance(found, dict) else {}
+
+
+def flat_names(given: Any) -> tuple[str, ...]:
+    """The names in a list, or in a dict of lists such as {"motors": [...]}; () if it is neither."""
+    if isinstance(given, dict):
+        given = [name for part in given.values() for name in (part if isinstance(part, list) else [None])]
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        return ()
+    return tuple(given)
 
 
 _ATTRIBUTE_TYPES: dict[str, type] = {

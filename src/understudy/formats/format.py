@@ -6,12 +6,12 @@ so a dataset may be larger than memory.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from understudy.core import Episode, StepSpec, UnderstudyError
+from understudy.core import Episode, EpisodeInfo, StepSpec, UnderstudyError
 
 ORIGIN = "origin"  # label of an imported episode: the dataset and the episode that it came from
 
@@ -87,6 +87,9 @@ class Format(Protocol):
 
     def read(self, path: Path, options: Mapping[str, str]) -> DatasetReader: ...
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> DatasetWriter:
-        """Create a dataset at `path`, which must not exist."""
+    def write(
+        self, path: Path, spec: StepSpec, options: Mapping[str, str], infos: Sequence[EpisodeInfo] = ()
+    ) -> DatasetWriter:
+        """Create a dataset at `path`, which must not exist. `infos` are the attributes of the episodes that will be
+        added, for formats that write facts about all of them; without them the format takes its defaults."""
         ...

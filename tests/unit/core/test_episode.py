@@ -255,3 +255,20 @@ def test_episodes_are_frozen():
 def test_stack_keeps_the_shape_of_leaves_without_elements():
     assert stack([np.zeros((0, 2))] * 3, ArraySpec(shape=(0, 2), dtype="float64")).shape == (3, 0, 2)
     assert stack([1, 2], ArraySpec(shape=(), dtype="int8")).dtype == np.int8
+
+
+@pytest.mark.parametrize(
+    ("label", "names"),
+    [
+        (
+            '{"action": ["a", "b"], "state": {"motors": ["c"], "grip": ["d"]}}',
+            {"action": ("a", "b"), "state": ("c", "d")},
+        ),
+        ('{"action": ["a", 3], "state": null, "x": {"y": "z"}}', {}),
+        ("[1]", {}),
+        ("no JSON", {}),
+        (None, {}),
+    ],
+)
+def test_the_names_of_numbers_are_a_label(label: str | None, names: dict[str, tuple[str, ...]]) -> None:
+    assert EpisodeInfo(labels={} if label is None else {"names": label}).names == names

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from understudy.core import KINDS, Kind, Source, StepSpec
+from understudy.core import KINDS, EpisodeInfo, Kind, Source, StepSpec
 from understudy.formats.hil_serl.files import find_files
 from understudy.formats.hil_serl.reader import HilSerlReader, ReadOptions
 from understudy.formats.hil_serl.writer import HilSerlWriter
@@ -38,7 +38,9 @@ class HilSerlFormat:
         )
         return HilSerlReader(find_files(path), read)
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> HilSerlWriter:
+    def write(
+        self, path: Path, spec: StepSpec, options: Mapping[str, str], infos: Sequence[EpisodeInfo] = ()
+    ) -> HilSerlWriter:
         check_options(options, ("stack", "steps_per_file"), self.name)
         return HilSerlWriter(
             path,

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from understudy.core.episode import flat_names
 from understudy.formats.format import FormatError
 
 DATA_PATHS = {
@@ -46,6 +47,7 @@ CAMERAS = ("image", "video")
 MOST_TEXT_BYTES = 256 * 2**20  # of a file of JSON
 MOST_ELEMENTS = 2**26  # of one value
 MOST_STEPS = 1_000_000  # of one episode
+MOST_NAME = 1000  # characters of a robot's type, or of a number's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,7 @@ class Feature:
     key: str  # "observation.images.top"
     dtype: str  # a number's, "string", "image" or "video"
     shape: tuple[int, ...]  # of a camera [height, width, channels], however info.json orders it
+    names: Any = None  # of its numbers: a list, a dict of lists, or None
 
     @property
     def is_camera(self) -> bool:
@@ -71,6 +74,7 @@ class Info:
     features: Mapping[str, Feature]  # without the counters
     data_path: str
     video_path: str
+    robot_type: str | None = None
 
 
 def read_info(root: Path) -> Info:
@@ -90,6 +94,7 @@ def read_info(root: Path) -> Info:
     features = fields.get("features")
     if not isinstance(features, dict):
         raise FormatError(f"{path}: features: expected a dict, got {shown(features)}; fetch the dataset again")
+    robot_type = fields.get("robot_type")
     parsed = {key: _feature(path, key, value) for key, value in features.items() if key not in COUNTERS}
     return Info(
         root=root,
@@ -100,6 +105,7 @@ def read_info(root: Path) -> Info:
         features=parsed,
         data_path=_template(path, fields, "data_path", DATA_PATHS[version]),
         video_path=_template(path, fields, "video_path", VIDEO_PATHS[version]),
+        robot_type=robot_type if isinstance(robot_type, str) and len(robot_type) <= MOST_NAME else None,
     )
 
 
@@ -198,4 +204,13 @@ def _feature(path: Path, key: str, fields: Any) -> Feature:
             raise FormatError(
                 f"{where}: shape {shape} does not have 3 channels; depth videos are not read, leave it out"
             )
-    return Feature(key=key, dtype=dtype, shape=sizes)
+    return Feature(key=key, dtype=dtype, shape=sizes, names=None if dtype in CAMERAS else _names(fields, sizes))
+
+
+def _names(fields: Mapping[str, Any], shape: tuple[int, ...]) -> Any:
+    """The names of a feature's numbers as info.json has them, if there is one for each; else None."""
+    given = fields.get("names")
+    flat = flat_names(given)
+    if len(flat) != math.prod(shape) or len(flat) > MOST_NAME or any(len(name) > MOST_NAME for name in flat):
+        return None
+    return given

@@ -21,10 +21,19 @@ FLUSH_EPISODES = 100
 class MetaWriter:
     """Keeps the tasks in memory; episodes and their statistics are written continuously."""
 
-    def __init__(self, root: Path, version: str, fps: int, features: Sequence[Feature], codec: Codec | None) -> None:
+    def __init__(
+        self,
+        root: Path,
+        version: str,
+        fps: int,
+        features: Sequence[Feature],
+        codec: Codec | None,
+        robot_type: str | None = None,
+    ) -> None:
         self._meta = root / "meta"
         self._meta.mkdir()
         self._version, self._fps, self._features, self._codec = version, fps, features, codec
+        self._robot_type = robot_type
         self._merged = stats.MergedStats()
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
@@ -100,7 +109,7 @@ class MetaWriter:
         videos = [feature for feature in self._features if feature.dtype == "video"]
         fields: dict[str, Any] = {
             "codebase_version": f"v{self._version}" if self._version == "2.1" else "v3.0",
-            "robot_type": None,
+            "robot_type": self._robot_type,
             "total_episodes": self.num_episodes,
             "total_frames": num_frames,
             "total_tasks": len(self._tasks),
@@ -123,7 +132,7 @@ class MetaWriter:
         return fields
 
     def _feature(self, feature: Feature) -> dict[str, Any]:
-        names = ["height", "width", "channels"] if feature.is_camera else None
+        names = ["height", "width", "channels"] if feature.is_camera else feature.names
         fields: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": names}
         if feature.dtype == "video" and self._codec is not None:
             height, width, channels = feature.shape

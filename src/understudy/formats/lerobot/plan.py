@@ -125,6 +125,8 @@ def _mapping(columns: Mapping[str, Feature], special: Mapping[str, Feature]) -> 
     line("intervention", "source", "human where it is true, else policy", "human: a demonstration")
     lines.append(Field(external="task_index", internal="info/instruction", how="the text of the first frame's task"))
     lines.append(Field(external="timestamp", internal="", how="left out: it counts frames"))
+    facts = "fps, robot_type and the features' names"
+    lines.append(Field(external=facts, internal="info/labels", how="the labels fps, robot_type and names"))
     return tuple(lines)
 
 

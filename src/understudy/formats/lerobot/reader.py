@@ -13,6 +13,7 @@ each episode says which one was used.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,11 @@ import numpy as np
 
 from understudy.core import NO_VERSION, Episode, EpisodeInfo, Source, StepSpec
 from understudy.core import tree as trees
+from understudy.core.episode import FPS, NAMES, ROBOT_TYPE
 from understudy.formats.format import Field, FormatError
 from understudy.formats.lerobot.image import decode_image
 from understudy.formats.lerobot.index import Entry, read_index, read_tasks
-from understudy.formats.lerobot.info import Feature, read_info
+from understudy.formats.lerobot.info import Feature, Info, read_info
 from understudy.formats.lerobot.plan import Plan, mapping_of, plan_reading
 from understudy.formats.lerobot.sidecar import SidecarReader, is_observation, read_contents
 from understudy.formats.lerobot.tables import Array, Rows, dense, images, refusing, texts, whole_numbers
@@ -60,6 +62,7 @@ class LeRobotReader:
             self._plan = plan_reading(self._info, several_tasks=several)
         self._open: dict[str, Rows | VideoReader] = {}  # the last file of each kind
         self._sidecar: SidecarReader | None = None
+        self._dataset_labels = _dataset_labels(self._info, self._plan.columns)
 
     @property
     def spec(self) -> StepSpec:
@@ -205,7 +208,7 @@ class LeRobotReader:
                     steps[path] = _repeated(columns[path], entry.length)
         source, kind = self._sources(flags.get("intervention"), num)
         instruction = self._tasks.get(task)
-        labels = {"fps": f"{self._info.fps:g}", "last_observation": _LAST[last]}
+        labels = {**self._dataset_labels, "last_observation": _LAST[last]}
         episode = Episode(
             **{name: trees.unflatten(trees.below(steps, name)) for name in ("observation", "action", "extras")},
             reward=self._reward(table, entry, where)[:num],
@@ -237,6 +240,17 @@ class LeRobotReader:
         return np.where(human, Source.HUMAN, Source.POLICY).astype(
             np.uint8
         ), "correction" if human.any() else "practice"
+
+
+def _dataset_labels(info: Info, columns: Mapping[str, Feature]) -> dict[str, str]:
+    """What the whole dataset says, for the labels of each of its episodes; the export writes it back."""
+    names = {path: feature.names for path, feature in columns.items() if feature.names is not None}
+    labels = {FPS: f"{info.fps:g}"}
+    if info.robot_type is not None:
+        labels[ROBOT_TYPE] = info.robot_type
+    if names:
+        labels[NAMES] = json.dumps(names, ensure_ascii=False)
+    return labels
 
 
 _TREES = ("observation", "action", "proposal", "extras")

@@ -6,11 +6,13 @@ The dataset is written to a temporary directory beside its path and renamed when
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,8 @@ import av.error
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from understudy.core import Episode, Source, StepSpec
+from understudy.core import Episode, EpisodeInfo, Source, StepSpec
+from understudy.core.episode import FPS, NAMES, ROBOT_TYPE, flat_names, given_names
 from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.lerobot import stats
@@ -41,30 +44,41 @@ from understudy.formats.registry import check_options
 
 OPTIONS = ("version", "video", "fps")
 MOST_FPS = 1000
-FLAGS = ("next.done", "next.truncated", "next.success", "intervention")
+SUCCESS = "next.success"
+FLAGS = ("next.done", "next.truncated", SUCCESS, "intervention")
+USUAL_FPS = "10"  # where no episode knows its rate
 
 
 class LeRobotWriter:
     """Writes one dataset; `version`, `video` and `fps` are the options of docs/lerobot.md."""
 
-    def __init__(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: Path, spec: StepSpec, options: Mapping[str, str], infos: Sequence[EpisodeInfo] = ()
+    ) -> None:
         check_options(options, OPTIONS, "lerobot")
         version = one_of("lerobot", "version", options.get("version", "3"), ("3", "2.1"))
         video = one_of("lerobot", "video", options.get("video", "av1"), (*CODECS, "png"))
-        fps = number("lerobot", "fps", options.get("fps", "10"))
+        fps = number("lerobot", "fps", options["fps"] if "fps" in options else _frame_rate(infos))
         if fps > MOST_FPS:
             raise FormatError(f"lerobot: expected fps= a number up to {MOST_FPS}, got {fps}")
         if path.exists():
             raise FormatError(f"{path}: already exists; choose another name, or remove it")
         self._path, self._spec, self._fps, self._video = path, spec, fps, video
-        self._columns = plan_writing(spec, "image" if video == "png" else "video")
+        names = given_names({NAMES: _agreed(infos, NAMES) or "{}"})
+        self._columns = {
+            path: replace(feature, names=_fitting(names.get(path), feature))
+            for path, feature in plan_writing(spec, "image" if video == "png" else "video").items()
+        }
+        self._flags = tuple(
+            key for key in FLAGS if key != SUCCESS or not infos or any(info.success is not None for info in infos)
+        )
         with self._writing():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._root = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         self._mean_error: dict[str, float] = {}
         self._num_frames = 0
         file_per_episode = version == "2.1"
-        self._features = [*self._columns.values(), *(Feature(key=key, dtype="bool", shape=(1,)) for key in FLAGS)]
+        self._features = [*self._columns.values(), *(Feature(key=key, dtype="bool", shape=(1,)) for key in self._flags)]
         self._schema = _schema(self._features)
         rotation = FileRotation(
             root=self._root,
@@ -87,7 +101,9 @@ class LeRobotWriter:
             for feature in self._features
             if feature.dtype == "video"
         }
-        self._meta = MetaWriter(self._root, version, self._fps, self._features, CODECS.get(video))
+        self._meta = MetaWriter(
+            self._root, version, self._fps, self._features, CODECS.get(video), _agreed(infos, ROBOT_TYPE)
+        )
         self._sidecar = SidecarWriter(self._root, contents_of(spec, self._columns))
 
     def add(self, key: str, episode: Episode) -> None:
@@ -100,7 +116,7 @@ class LeRobotWriter:
         internal = episode.columns()
         index, length = self._meta.num_episodes, len(episode)
         values = {feature.key: internal[path][:length] for path, feature in self._columns.items()}
-        values |= _flags(episode)
+        values |= {key: column for key, column in _flags(episode).items() if key in self._flags}
         found: dict[str, dict[str, Any]] = {}
         for feature in self._features:
             if feature.is_camera:
@@ -175,13 +191,37 @@ class LeRobotWriter:
         return self._videos[key].add(video, len(frames))
 
 
+def _agreed(infos: Sequence[EpisodeInfo], label: str) -> str | None:
+    """The value of a label, if all episodes that have it agree."""
+    values = {info.labels[label] for info in infos if label in info.labels}
+    return values.pop() if len(values) == 1 else None
+
+
+def _frame_rate(infos: Sequence[EpisodeInfo]) -> str:
+    """The rate that the episodes were recorded at, as their labels say."""
+    rates = sorted({info.labels[FPS] for info in infos if FPS in info.labels})
+    if len(rates) > 1:
+        raise FormatError(
+            f"lerobot: the episodes have different frame rates ({', '.join(rates[:5])}), and a dataset has one; choose "
+            f"with --where \"json_extract(labels, '$.fps') = '{rates[0]}'\", or give one to all with ?fps="
+        )
+    if rates and not rates[0].isdigit():
+        raise FormatError(f"lerobot: the episodes have {rates[0]} frames per second; give a whole number with ?fps=")
+    return rates[0] if rates else USUAL_FPS
+
+
+def _fitting(names: Any, feature: Feature) -> Any:
+    """The names of a feature's numbers, if there is one for each."""
+    return names if not feature.is_camera and len(flat_names(names)) == math.prod(feature.shape) else None
+
+
 def _flags(episode: Episode) -> dict[str, Any]:
     """The flags that LeRobot's users expect; the exact ones are in the sidecar."""
     final = np.arange(len(episode)) == len(episode) - 1
     return {
         "next.done": episode.terminated | episode.truncated,
         "next.truncated": episode.truncated & ~episode.terminated,
-        "next.success": final & bool(episode.info.success),
+        SUCCESS: final & bool(episode.info.success),
         "intervention": episode.source == Source.HUMAN,
     }
 

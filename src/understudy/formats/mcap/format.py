@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from understudy.core import StepSpec
+from understudy.core import EpisodeInfo, StepSpec
 from understudy.formats.format import FormatError
 from understudy.formats.mcap.writer import McapWriter, WriteOptions
 from understudy.formats.options import number, one_of
@@ -29,10 +29,12 @@ class McapFormat:
             "A robot's bag has topics and rates of its own: convert it to one of these formats first"
         )
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> McapWriter:
+    def write(
+        self, path: Path, spec: StepSpec, options: Mapping[str, str], infos: Sequence[EpisodeInfo] = ()
+    ) -> McapWriter:
         check_options(options, ("hz", "time", "images", "compression"), self.name)
         write = WriteOptions(
-            hz=number(self.name, "hz", options.get("hz", "10")),
+            hz=number(self.name, "hz", options["hz"]) if "hz" in options else None,
             time=options.get("time"),
             images=one_of(self.name, "images", options.get("images", "jpeg"), ("jpeg", "png")),
             compression=one_of(self.name, "compression", options.get("compression", "zstd"), ("zstd", "lz4", "none")),

@@ -22,8 +22,9 @@ from typing import IO, Any
 import numpy as np
 from mcap.writer import CompressionType, Writer
 
-from understudy.core import ArraySpec, Episode, Source, StepSpec, UnderstudyError
+from understudy.core import ArraySpec, Episode, EpisodeInfo, Source, StepSpec, UnderstudyError
 from understudy.core import tree as trees
+from understudy.core.episode import FPS
 from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.mcap.messages import (
@@ -38,13 +39,14 @@ from understudy.formats.mcap.messages import (
 )
 
 TIMES = ("extras/time", "extras/timestamp")  # default fields with a step's time
+USUAL_HZ = 10.0  # where an episode does not know its rate
 GAP_NS = 10**9  # between episodes of one file
 _COMPRESSION = {"zstd": CompressionType.ZSTD, "lz4": CompressionType.LZ4, "none": CompressionType.NONE}
 
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    hz: int = 10  # steps per second, if no time is recorded
+    hz: int | None = None  # steps per second, if no time is recorded; None: those of the label fps, or USUAL_HZ
     time: str | None = None  # field with a step's time: seconds if float, nanoseconds if integer
     images: str = "jpeg"  # or png
     compression: str = "zstd"
@@ -84,7 +86,7 @@ class McapWriter:
 
     def _times(self, episode: Episode) -> list[int]:
         """The time of each of the T+1 rows, in nanoseconds."""
-        period_ns = 10**9 // self._options.hz
+        period_ns = round(10**9 / (self._options.hz or _rate(episode.info)))
         if self._time is None:
             return [self._next_ns + row * period_ns for row in range(len(episode) + 1)]
         given = episode.columns()[self._time]
@@ -191,6 +193,15 @@ def _step_message(episode: Episode, row: int) -> bytes:
         "policy_version": int(episode.policy_version[row]),
     }
     return json.dumps(message, allow_nan=False).encode()
+
+
+def _rate(info: EpisodeInfo) -> float:
+    """The rate in Hz that an episode was recorded at, as its label says."""
+    try:
+        rate = float(info.labels.get(FPS, USUAL_HZ))
+    except ValueError:
+        return USUAL_HZ
+    return rate if 0 < rate <= 1e6 else USUAL_HZ
 
 
 def _time_field(spec: StepSpec, name: str | None) -> str | None:

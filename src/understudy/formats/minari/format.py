@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn, cast
 
-from understudy.core import KINDS, Kind, Source, StepSpec
+from understudy.core import KINDS, EpisodeInfo, Kind, Source, StepSpec
 from understudy.formats.format import FormatError
 from understudy.formats.minari.reader import MinariReader, ReadOptions
 from understudy.formats.options import one_of
@@ -34,7 +34,9 @@ class MinariFormat:
         )
         return MinariReader(path, read)
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> NoReturn:
+    def write(
+        self, path: Path, spec: StepSpec, options: Mapping[str, str], infos: Sequence[EpisodeInfo] = ()
+    ) -> NoReturn:
         raise FormatError("minari: can be read, not written; write robomimic, rlds or lerobot instead")
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from understudy.core import Source, StepSpec
+from understudy.core import EpisodeInfo, Source, StepSpec
 from understudy.formats.options import number, one_of
 from understudy.formats.registry import check_options
 from understudy.formats.rlds.dataset import FILE_FORMATS
@@ -39,7 +39,9 @@ class RldsFormat:
         )
         return RldsReader(RldsEpisodes(path, read.split, read.workers), read)
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RldsWriter:
+    def write(
+        self, path: Path, spec: StepSpec, options: Mapping[str, str], infos: Sequence[EpisodeInfo] = ()
+    ) -> RldsWriter:
         check_options(options, ("file_format", "images", "shard_mb"), self.name)
         return RldsWriter(
             path,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
-from understudy.core import KINDS, Kind, Source, StepSpec
+from understudy.core import KINDS, EpisodeInfo, Kind, Source, StepSpec
 from understudy.formats.options import one_of
 from understudy.formats.registry import check_options
 from understudy.formats.robomimic.reader import ReadOptions, RobomimicReader
@@ -37,7 +37,9 @@ class RobomimicFormat:
         )
         return RobomimicReader(path, read)
 
-    def write(self, path: Path, spec: StepSpec, options: Mapping[str, str]) -> RobomimicWriter:
+    def write(
+        self, path: Path, spec: StepSpec, options: Mapping[str, str], infos: Sequence[EpisodeInfo] = ()
+    ) -> RobomimicWriter:
         check_options(options, ("compression",), self.name)
         compression = one_of(self.name, "compression", options.get("compression", "none"), ("none", "gzip"))
         return RobomimicWriter(path, spec, compression=None if compression == "none" else compression)

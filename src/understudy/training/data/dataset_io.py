@@ -22,6 +22,7 @@ import xxhash
 
 from understudy.core import NO_VERSION, Episode, EpisodeInfo, Kind, SpecError, StepSpec, StoreError
 from understudy.core import tree as trees
+from understudy.core.episode import NAMES, ROBOT_TYPE
 from understudy.core.spec import canonical_json
 from understudy.formats import ORIGIN, DatasetPath, DatasetReader, FormatError, NamedDataset
 from understudy.replay import Clause, EpisodeRecord, Reader, Store, View
@@ -130,9 +131,15 @@ def _digest(spec: StepSpec, episode: Episode) -> str:
         state.update(path.encode())
         for value in column if isinstance(column, list) else (column,):
             state.update(value.encode() if isinstance(value, str) else np.ascontiguousarray(value).tobytes())
-    state.update(canonical_json(asdict(episode.info)).encode())
+    about = asdict(episode.info)
+    for label in _NEWER_LABELS:
+        about["labels"].pop(label, None)
+    state.update(canonical_json(about).encode())
     digest: str = state.hexdigest()
     return digest
+
+
+_NEWER_LABELS = (ROBOT_TYPE, NAMES)  # earlier versions did not read them, and their imports must be known again
 
 
 class _Counted(Container[str]):
@@ -344,7 +351,8 @@ def export_episodes(
         if not ready:
             raise StoreError(f"{store}: no episode matches {where!r}; see `understudy info --episodes`")
         spec = _only_spec(reader, ready, store)
-        writer = dataset.format.write(dataset.path, spec, dataset.options)
+        infos = [record.info for record in ready]
+        writer = dataset.format.write(dataset.path, spec, dataset.options, infos)
         try:
             num_steps = 0
             for number, record in enumerate(ready):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from understudy.core import NO_VERSION, AnyTree, EpisodeError, EpisodeInfo, Kind, Source, Step, Tree
+from understudy.core.episode import FPS
 from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import Choice, Takeover
 from understudy.envs.world import World
@@ -76,7 +77,7 @@ def run_episode(
     update_screen()
     if act is None and takeover is not None:
         takeover.wait(lambda: _idle(update_screen))
-    info = _begin(writer, reset_info, takeover, kind)
+    info = _begin(writer, reset_info, takeover, kind, world.hz if pace is None else pace.hz)
     num_steps, num_human, total, success = 0, 0, 0.0, False
     if pace is not None:
         pace.begin()
@@ -125,7 +126,9 @@ def _idle(update_screen: Callable[[], None]) -> None:
     time.sleep(IDLE_S)
 
 
-def _begin(writer: Writer, reset_info: Mapping[str, Any], takeover: Takeover | None, kind: Kind) -> EpisodeInfo:
+def _begin(
+    writer: Writer, reset_info: Mapping[str, Any], takeover: Takeover | None, kind: Kind, hz: float | None
+) -> EpisodeInfo:
     info = EpisodeInfo(
         task=reset_info["task"],
         instruction=reset_info["instruction"],
@@ -135,6 +138,7 @@ def _begin(writer: Writer, reset_info: Mapping[str, Any], takeover: Takeover | N
         actor=writer.name,
         kind=kind,
         operator=takeover.operator if takeover is not None else None,
+        labels={} if hz is None else {FPS: f"{hz:g}"},
     )
     writer.begin(info)
     return info

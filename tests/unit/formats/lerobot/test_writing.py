@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,13 @@ import pyarrow.parquet as pq
 import pytest
 from tests.unit.formats.lerobot.made import SPEC, edit_json, read, smooth_episode, write
 
-from understudy.core import ArraySpec, Episode, Spec, StepSpec
+from understudy.core import ArraySpec, Episode, EpisodeInfo, Spec, StepSpec
 from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.core.tree import equal_leaf
-from understudy.formats import FormatError, find_format
+from understudy.formats import FormatError, find_format, parse_dataset_path
 from understudy.formats.lerobot import file_rotation as shelf
+from understudy.replay import Reader
+from understudy.training.data.dataset_io import export_episodes, import_episodes, open_import_target
 
 EPISODES = [smooth_episode(5, 0), smooth_episode(1, 1), smooth_episode(7, 2)]
 
@@ -207,3 +211,76 @@ def test_no_room_is_said_plainly(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(FormatError, match="cannot be written"):
         write(tmp_path / "file" / "d", EPISODES)
+
+
+JOINTS = {"motors": ["shoulder_pan.pos", "elbow.pos"]}
+FIELDS = ["x", "y", "z"]
+
+
+def as_others_have_it(folder: Path, *, success: bool) -> Path:
+    """A data set of 30 fps with names and a robot, as lerobot records one: without Understudy's own files."""
+    dataset_dir = write(folder / "theirs", EPISODES, video="png", fps="30")
+    shutil.rmtree(dataset_dir / "meta" / "understudy")
+
+    def change(info: dict[str, Any]) -> None:
+        info["robot_type"] = "so101_follower"
+        info["features"]["action"]["names"] = JOINTS
+        info["features"]["observation.state"]["names"] = FIELDS
+        for key in ("next.done", "next.truncated", "intervention", *(() if success else ("next.success",))):
+            del info["features"][key]
+
+    edit_json(dataset_dir / "meta" / "info.json", change)
+    return dataset_dir
+
+
+@pytest.mark.parametrize("success", [False, True])
+def test_a_data_set_goes_through_a_store_and_keeps_what_it_says_of_itself(tmp_path: Path, success: bool) -> None:
+    theirs = as_others_have_it(tmp_path, success=success)
+    for source, store in ((f"lerobot:{theirs}", "a"), (f"lerobot:{tmp_path / 'ours'}?rest=ignore", "b")):
+        dataset = parse_dataset_path(source)
+        with (
+            closing(dataset.format.read(dataset.path, dataset.options)) as opened,
+            open_import_target(str(tmp_path / store)) as target,
+        ):
+            import_episodes(opened, target, dataset)
+        with Reader(tmp_path / store) as reader:
+            infos = [record.info for record in reader.episodes()]
+        assert {info.success for info in infos} == {True if success else None}
+        for info in infos:
+            assert (info.labels["fps"], info.labels["robot_type"]) == ("30", "so101_follower")
+            assert info.names["action"] == ("shoulder_pan.pos", "elbow.pos")
+            assert info.names["observation/state"] == ("x", "y", "z")
+        if store == "a":
+            export_episodes(tmp_path / "a", parse_dataset_path(f"lerobot:{tmp_path / 'ours'}?video=png"))
+    ours, before = info_of(tmp_path / "ours"), info_of(theirs)
+    assert (ours["fps"], ours["robot_type"]) == (before["fps"], before["robot_type"]) == (30, "so101_follower")
+    assert ours["features"]["action"]["names"] == JOINTS
+    assert ours["features"]["observation.state"]["names"] == FIELDS
+    assert ("next.success" in ours["features"]) == success
+    (path,) = (tmp_path / "ours" / "data").rglob("*.parquet")
+    assert np.allclose(pq.read_table(path)["timestamp"].to_numpy()[:2], [0, 1 / 30])
+
+
+def test_episodes_that_disagree(tmp_path: Path) -> None:
+    def infos(*labels: dict[str, str]) -> list[EpisodeInfo]:
+        return [EpisodeInfo(labels=one) for one in labels]
+
+    def fields(*labels: dict[str, str], **options: str) -> dict[str, Any]:
+        place = tmp_path / str(len(list(tmp_path.iterdir())))
+        target = find_format("lerobot").write(place, SPEC, {"video": "png", **options}, infos(*labels))
+        target.add("0", EPISODES[0])
+        target.close()
+        return info_of(place)
+
+    with pytest.raises(FormatError, match=r"different frame rates \(10, 30\).*'\$.fps'\) = '10'"):
+        fields({"fps": "10"}, {"fps": "30"})
+    assert fields({"fps": "10"}, {"fps": "30"}, fps="25")["fps"] == 25
+    with pytest.raises(FormatError, match=r"have 29.97 frames per second; give a whole number with \?fps="):
+        fields({"fps": "29.97"})
+    names = [json.dumps({"action": ["a", one]}) for one in "bc"]
+    same = fields({"names": names[0], "robot_type": "r", "fps": "20"}, {})  # the second was recorded elsewhere
+    assert (same["features"]["action"]["names"], same["robot_type"], same["fps"]) == (["a", "b"], "r", 20)
+    other = fields({"names": names[0], "robot_type": "r"}, {"names": names[1], "robot_type": "s"})
+    assert (other["features"]["action"]["names"], other["robot_type"], other["fps"]) == (None, None, 10)
+    wrong = fields({"names": json.dumps({"action": ["only one"], "observation/state": 3})})
+    assert wrong["features"]["action"]["names"] is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,14 @@ def test_cameras_numbers_and_attributes_are_there(tmp_path: Path) -> None:
         assert {"foxglove.CompressedImage", "understudy.Step"} <= {schema.name for schema in summary.schemas.values()}
     assert about.metadata["key"] == "key 0"
     assert json.loads(about.metadata["info"])["task"] == "task-0"
+
+
+@pytest.mark.parametrize(("labels", "hz"), [({"fps": "25"}, 25), ({}, 10), ({"fps": "fast"}, 10)])
+def test_the_rate_is_that_of_the_episode(tmp_path: Path, labels: dict[str, str], hz: int) -> None:
+    episode = random_episode(small_spec(), 3, 0)
+    episode = replace(episode, info=replace(episode.info, labels=labels))
+    found = messages(write(tmp_path / "a.mcap", small_spec(), episode))
+    assert [time for time, _ in found["/step"]] == [n * 10**9 // hz for n in range(3)]
 
 
 def test_jpeg_is_smaller_and_close(tmp_path: Path) -> None:

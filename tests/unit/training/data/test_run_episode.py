@@ -188,6 +188,8 @@ def test_a_pace_is_kept(tmp_path: Path) -> None:
         run_episode(world, writer, act=lambda _: (np.float32([0]), 1), pace=pace)
         assert time.monotonic() - began >= 5 / 50  # between six steps
     assert pace.report.num_ticks == 5
+    with Reader(tmp_path / "store") as reader:
+        assert reader.record(1).info.labels["fps"] == "50"  # what an export needs to know
 
 
 # ---- record
