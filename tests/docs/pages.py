@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
+from tests.docs.quickstart import blocks
+
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-def blocks(text: str, language: str = "python") -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def run_page(page: Path, *, server: str = "127.0.0.1:7447") -> int:

@@ -28,6 +28,12 @@ def install(entry: WorldEntry, report: Callable[[str], None]) -> None:
     """Recreate the virtual environment of a world; `report` is called with each step."""
     if not entry.packages:
         raise WorldError(f"{entry.name}: needs no virtual environment; use it as {entry.form}")
+    if sys.version_info[:2] > entry.newest_python:
+        this, newest = (".".join(map(str, version)) for version in (sys.version_info[:2], entry.newest_python))
+        raise WorldError(
+            f"{entry.name}: {', '.join(entry.packages)} have no wheels for Python {this}; "
+            f"run `understudy env setup {entry.name}` in an environment with Python {newest} or older"
+        )
     lacking = missing_libraries(entry)
     if lacking:
         raise WorldError(

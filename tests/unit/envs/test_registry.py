@@ -158,6 +158,13 @@ def test_libraries_that_the_system_lacks_are_named_with_their_packages() -> None
         install(WORLD_REGISTRY["toy"], lambda text: None)
 
 
+def test_a_python_without_wheels_is_refused_before_anything_is_made() -> None:
+    old = replace(SMALL, newest_python=(3, 10))
+    with pytest.raises(WorldError, match=r"no wheels for Python 3\.\d+; run `.* setup small` in .* Python 3\.10 or"):
+        install(old, lambda text: None)
+    assert not old.venv.exists()
+
+
 def test_a_home_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("UNDERSTUDY_HOME", str(tmp_path / "file"))

@@ -114,13 +114,13 @@ def _show(findings: list[Finding]) -> None:
 
 
 def _python() -> Iterator[Finding]:
-    fits = (3, 11) <= sys.version_info[:2] < (3, 14)
+    fits = (3, 11) <= sys.version_info[:2] < (3, 15)
     yield Finding(
         part="python",
         name="python",
         state="good" if fits else "careful",
         found=f"{platform.python_version()} at {sys.executable}, {platform.system()} {platform.machine()}",
-        remedy="" if fits else "Understudy is tested with Python 3.11 to 3.13",
+        remedy="" if fits else "Understudy is tested with Python 3.11 to 3.14",
     )
     directory = Path(understudy.__file__).parent
     yield Finding(part="python", name="understudy", state="good", found=f"{understudy.__version__} at {directory}")
