@@ -324,14 +324,14 @@ class History:
             return
         for machine in self._machines:
             self._kill(machine)
-        path, promised = rng.choice(self._work.backups)
+        path, snapshot = rng.choice(self._work.backups)
         self._note(f"{path.name} becomes the store")
         self._world.library.sim_pause(1)
         shutil.rmtree(self._lab.path)
         shutil.copytree(path, self._lab.path)
-        self._world.library.sim_pause(0)
         with Reader(self._lab.path) as reader:
-            self._model.restored(reader, promised)
+            self._model.restored(reader, snapshot)
+        self._world.library.sim_pause(0)
 
     # ---- checks
 

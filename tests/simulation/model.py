@@ -79,7 +79,16 @@ class EpisodeModel:
     num_given: int = 0
     held: list[int] = field(default_factory=list)  # taken by the writer
     promised: set[int] = field(default_factory=set)  # acknowledged, or recorded in a spool: they are never lost
+    stored: set[int] = field(default_factory=set)  # acknowledged by the store: they are in every later backup
     ended: bool = False  # the last observation is among `held`
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """What a backup must have: the store may get another history after it."""
+
+    stored: dict[int, frozenset[int]]  # rows by episode
+    batches: tuple[tuple[str, str, str], ...]  # those that were drawn before it
 
 
 @dataclass
@@ -95,19 +104,20 @@ class Model:
     last_version: int = 0  # acknowledged
     asked: set[int] = field(default_factory=set)  # edited by requests, which are carried out at some time
 
-    def promises(self) -> dict[int, set[int]]:
-        """The rows that must be there now, by episode."""
-        return {number: set(episode.promised) for number, episode in self.episodes.items()}
+    def snapshot(self) -> Snapshot:
+        stored = {number: frozenset(episode.stored) for number, episode in self.episodes.items()}
+        return Snapshot(stored=stored, batches=tuple(self.batches))
 
-    def restored(self, reader: Reader, promised: dict[int, set[int]]) -> None:
+    def restored(self, reader: Reader, snapshot: Snapshot) -> None:
         """A backup has become the store: promises that were made after it are void."""
         for number, episode in self.episodes.items():
-            episode.promised = promised.get(number, set())
+            stored = snapshot.stored.get(number, frozenset())
+            episode.promised, episode.stored = set(stored), set(stored)
             episode.ended = False
         self.last_commit = reader.last_commit()
         self.deleted = {record.id: None for record in reader.episodes("1")}
         self.labels = dict(self.deleted)
-        self.batches = [batch for batch in self.batches if json.loads(batch[1])["commit"] <= self.last_commit]
+        self.batches = [batch for batch in snapshot.batches if json.loads(batch[1])["commit"] <= self.last_commit]
         self.versions, self.last_version = {}, 0
 
     def begin(self, spec: str) -> int:

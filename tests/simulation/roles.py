@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from tests.simulation import threads
 from tests.simulation import world as worlds
-from tests.simulation.model import SPECS, Model, digest, observation, step
+from tests.simulation.model import SPECS, Model, Snapshot, digest, observation, step
 from tests.simulation.world import Actor, Lab, Machine
 
 from understudy.core import DamageError, StoreError, UnavailableError, UnderstudyError
@@ -63,7 +63,7 @@ class Recorder(Actor):
         episode = self._model.episodes[self._number]
         index = episode.num_given
         episode.num_given += 1
-        self._call(lambda: writer.append(step(self.spec, self._number, index, last=last)), index)
+        self._call(writer, lambda: writer.append(step(self.spec, self._number, index, last=last)), index)
 
     def end(self) -> None:
         self._append(last=True)
@@ -78,21 +78,23 @@ class Recorder(Actor):
         episode.num_given += 1
         refused = bool(writer._num_refused)
         self._call(
-            lambda: writer.end(observation(self.spec, self._number, index)), None if refused else index, end=True
+            writer,
+            lambda: writer.end(observation(self.spec, self._number, index)),
+            None if refused else index,
+            end=True,
         )
 
     def cut(self) -> None:
         if self.writer is not None and self._number is not None:
-            self._call(self.writer.cut, None)
+            self._call(self.writer, self.writer.cut, None)
 
     def flush(self) -> None:
         if self.writer is not None:
-            self._call(self.writer.flush, None)
+            self._call(self.writer, self.writer.flush, None)
 
-    def _call(self, act: Callable[[], Any], index: int | None, *, end: bool = False) -> None:
+    def _call(self, writer: Any, act: Callable[[], Any], index: int | None, *, end: bool = False) -> None:
         """A call of the writer that takes the row `index`; a row whose call failed may be there or not."""
         episode = self._model.episodes[self._number] if self._number is not None else None
-        writer = self.writer
         try:
             act()
         except UnderstudyError as error:
@@ -108,12 +110,16 @@ class Recorder(Actor):
 
     def note_promises(self, flushed: bool) -> None:
         """After a call that was good: what the writer no longer holds is acknowledged."""
-        if not self.writer.num_uncommitted and not self.writer._parts and not self.writer._in_doubt:
-            self._promise()
+        writer = self.writer
+        if writer is not None and not writer.num_uncommitted and not writer._parts and not writer._in_doubt:
+            self._promise(stored=True)
 
-    def _promise(self) -> None:
+    def _promise(self, *, stored: bool) -> None:
         for number in self._mine:
-            self._model.episodes[number].promised.update(self._model.episodes[number].held)
+            episode = self._model.episodes[number]
+            episode.promised.update(episode.held)
+            if stored:
+                episode.stored.update(episode.held)
 
     def on_error(self, error: UnderstudyError) -> None:
         pass
@@ -128,14 +134,14 @@ class RemoteRecorder(Recorder):
 
     def note_promises(self, flushed: bool) -> None:
         if flushed and self._robot.spool is not None:
-            self._promise()
+            self._promise(stored=False)
 
     def deliver(self, timeout_s: float) -> None:
         if self.writer is None:
             return
         try:
             if self.writer.wait_delivered(timeout_s):
-                self._promise()
+                self._promise(stored=True)
         except UnderstudyError as error:
             self.on_error(error)
 
@@ -282,7 +288,7 @@ class LabWork:
         self._model = model
         self._samplers: dict[str, Sampler[Any]] = {}
         self._num_backups = 0
-        self.backups: list[tuple[Path, dict[int, set[int]]]] = []  # with the rows that each must have
+        self.backups: list[tuple[Path, Snapshot]] = []
         self.problems: list[str] = []
 
     def reset(self) -> None:
@@ -390,10 +396,10 @@ class LabWork:
             return
         self._num_backups += 1
         path = self._lab.disk.directory / f"backup-{self._num_backups}"
-        promised = self._model.promises()
+        snapshot = self._model.snapshot()
         with suppress(StoreError):
             backup(self.store, path)
-            self.backups.append((path, promised))
+            self.backups.append((path, snapshot))
 
     def compact(self, min_dead: float) -> None:
         if self.store is not None:

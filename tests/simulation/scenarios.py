@@ -9,7 +9,10 @@ from functools import partial
 
 from tests.simulation import disk
 from tests.simulation.history import History
+from tests.simulation.roles import wait
 
+from understudy.replay import Reader
+from understudy.replay.write.edit_requests import POLL_S, EditRequest, pending_edits, submit_edit
 from understudy.service.client.spool import Spool
 
 
@@ -50,7 +53,33 @@ def read_error_in_a_commit(history: History) -> None:
         shutil.rmtree(lab.path)  # the next one begins with a new store, whose catalog is not in SQLite's memory yet
 
 
+def edit_request_that_cannot_be_removed(history: History) -> None:
+    """A commit succeeds though the file of a request stays; the request after it waits, and both are applied once."""
+    lab = history.machine("lab")
+    history.revive(lab)
+    recorder = history.local[0]
+    history.inside(lab, partial(recorder.give, 4))
+    history.inside(lab, recorder.cut)
+    for action in ("delete", "restore"):
+        history.inside(lab, partial(submit_edit, lab.path, EditRequest(action=action, episodes=(1,))))
+        wait(0.1)  # the name of a request begins with its time
+    lab.disk.fail(disk.REMOVE, where="inbox", times=-1, error=errno.EIO)
+    for left, deleted in ((2, True), (0, False)):
+        wait(2 * POLL_S)
+        problem = history.inside(lab, partial(recorder.give, 4))
+        history.expect(problem is None, f"a commit failed: {problem}")
+        history.expect(len(pending_edits(lab.path)) == left, f"expected {left} requests, got another number")
+        with Reader(lab.path) as reader:
+            history.expect(reader.catalog.episode_ids("deleted is not null") == [1] * deleted, f"expected {deleted}")
+        lab.disk.heal()
+
+
 SCENARIOS: dict[str, Callable[[History], None]] = {
     scenario.__name__: scenario
-    for scenario in (first_power_cut_of_a_spool, first_power_cut_after_a_publication, read_error_in_a_commit)
+    for scenario in (
+        first_power_cut_of_a_spool,
+        first_power_cut_after_a_publication,
+        read_error_in_a_commit,
+        edit_request_that_cannot_be_removed,
+    )
 }

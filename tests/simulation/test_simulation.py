@@ -45,7 +45,13 @@ def test_a_seed_repeats_exactly() -> None:
 
 
 @pytest.mark.parametrize(
-    "scenario", ["first_power_cut_of_a_spool", "first_power_cut_after_a_publication", "read_error_in_a_commit"]
+    "scenario",
+    [
+        "first_power_cut_of_a_spool",
+        "first_power_cut_after_a_publication",
+        "read_error_in_a_commit",
+        "edit_request_that_cannot_be_removed",
+    ],
 )
 def test_what_was_found_before_stays_mended(scenario: str) -> None:
     status, text = simulate("--scenario", scenario)

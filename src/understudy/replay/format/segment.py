@@ -10,7 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 import xxhash
 
-from understudy.core import DamageError, StepSpec, StoreError, UnreadableError
+from understudy.core import DamageError, StepSpec, UnreadableError
 from understudy.core.episode import Column
 from understudy.core.spec import ArraySpec
 from understudy.durable import files
@@ -76,10 +76,8 @@ class Segment:
     @staticmethod
     def open(layout: Layout, path: Path, *, write: bool = False) -> Segment:
         """Open a file that should have this layout; a DamageError if it is missing, short or has another header."""
-        try:
+        with _read_errors(path, "open"):
             file = OpenFile(path, os.O_RDWR if write else os.O_RDONLY)
-        except OSError as error:
-            raise _read_error(error, path, "open") from error
         segment = Segment(layout, file)
         try:
             problem = segment.file_problem()
@@ -92,7 +90,7 @@ class Segment:
 
     def file_problem(self) -> str | None:
         """What is wrong with the size or the header; None if nothing is."""
-        with self._file as fd:
+        with self._reading() as fd:
             size = os.fstat(fd).st_size
         if size != self.layout.file_bytes:
             return f"expected {self.layout.file_bytes} bytes, got {size}"
@@ -108,9 +106,10 @@ class Segment:
 
     def expect_random_reads(self) -> None:
         """Let the system read single frames without their neighbours, but now the small fields of all rows at once."""
-        self._file.expect_random_reads()
+        with _read_errors(self.path, "read"):
+            self._file.expect_random_reads()
         if self.layout.large:
-            with self._file as fd:
+            with self._reading() as fd:
                 for column in self.layout.small:
                     size = column.row_bytes * self.layout.capacity
                     os.posix_fadvise(fd, column.offset, size, os.POSIX_FADV_WILLNEED)
@@ -125,11 +124,14 @@ class Segment:
 
     def _read_at(self, size: int, offset: int) -> tuple[bytes, list[tuple[int, int]]]:
         """Bytes of the file, and which ranges of them the disk does not give back."""
-        try:
-            with self._file as fd:
-                return files.read_readable(fd, size, offset)
-        except OSError as error:
-            raise _read_error(error, self.path, "read") from error
+        with self._reading() as fd:
+            return files.read_readable(fd, size, offset)
+
+    @contextmanager
+    def _reading(self) -> Iterator[int]:
+        """The open file; an OSError in the block becomes the error of a file that cannot be read."""
+        with _read_errors(self.path, "read"), self._file as fd:
+            yield fd
 
     # ---- writing
 
@@ -218,19 +220,16 @@ class Segment:
         """
         column = self.layout.columns[name]
         offset, size, preadv = column.offset, column.row_bytes, cast(Any, os.preadv)
-        try:
-            with self._file as fd:
-                for row, start, stop in runs:
-                    try:
-                        if preadv(fd, outs[start:stop], offset + row * size) == (stop - start) * size:
-                            continue
-                    except OSError as error:
-                        if error.errno not in files.UNREADABLE:
-                            raise
-                    for out, value in zip(outs[start:stop], self.read_column(name, row, stop - start), strict=True):
-                        out[...] = value
-        except OSError as error:
-            raise _read_error(error, self.path, "read") from error
+        with self._reading() as fd:
+            for row, start, stop in runs:
+                try:
+                    if preadv(fd, outs[start:stop], offset + row * size) == (stop - start) * size:
+                        continue
+                except OSError as error:
+                    if error.errno not in files.UNREADABLE:
+                        raise
+                for out, value in zip(outs[start:stop], self.read_column(name, row, stop - start), strict=True):
+                    out[...] = value
 
     def data_rows(self, name: str, first_row: int, stop_row: int | None = None) -> Iterator[tuple[int, Array]]:
         """The rows of one tensor that are not in holes of the file, unchecked: the first row of each part, the part.
@@ -316,7 +315,7 @@ class Segment:
         return dirty
 
     def _data_extents(self, start: int, stop: int) -> list[tuple[int, int]]:
-        with store_errors(self.path, "read"), self._file as fd:
+        with self._reading() as fd:
             return list(files.data_extents(fd, start, stop))
 
     def clear_tail(self, num_rows: int, heap_used: int) -> int:
@@ -329,19 +328,24 @@ class Segment:
         return len(dirty)
 
 
-def _read_error(error: OSError, path: Path, operation: str) -> StoreError:
-    """The error of a file that cannot be opened or read: it is damaged, or something else is in the way."""
-    if isinstance(error, FileNotFoundError):
-        return DamageError(f"{path}: the file is gone; restore it from a backup, or run `understudy repair`")
-    if error.errno in files.UNREADABLE:
-        return UnreadableError(f"{path}: {operation} failed: {error.strerror}; run `understudy verify`, then repair")
-    return store_error(error, path, operation)
+@contextmanager
+def _read_errors(path: Path, operation: str) -> Iterator[None]:
+    """Turn an OSError inside the block into the error of a file that is damaged, or that something is in the way of."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise DamageError(f"{path}: the file is gone; restore it from a backup, or run `understudy repair`") from error
+    except OSError as error:
+        if error.errno not in files.UNREADABLE:
+            raise store_error(error, path, operation) from error
+        advice = "run `understudy verify`, then `understudy repair`"
+        raise UnreadableError(f"{path}: {operation} failed: {error.strerror}; {advice}") from error
 
 
 def read_layout(path: Path) -> Layout:
     """The layout that the header of a segment file describes; a DamageError if it describes none."""
     try:
-        with path.open("rb") as file:
+        with _read_errors(path, "read"), path.open("rb") as file:
             start = file.read(8)
             size = struct.unpack("<Q", start)[0]
             if size > 100_000_000:
@@ -355,8 +359,6 @@ def read_layout(path: Path) -> Layout:
             store_id=metadata["store"],
             segment_id=int(metadata["segment"]),
         )
-    except OSError as error:
-        raise _read_error(error, path, "read") from error
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise DamageError(f"{path}: not a readable segment ({error}); restore it from a backup") from None
 

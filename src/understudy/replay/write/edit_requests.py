@@ -129,6 +129,7 @@ class EditInbox:
         self._applying = threading.Lock()
         self._polled_s = float("-inf")
         self._seen_ns = -1  # modification time of the directory when all its requests had been applied
+        self._applied: Path | None = None  # a request whose file could not be removed
 
     def poll(self) -> None:
         """Apply new requests, at most once in POLL_S. If the directory has not changed, this costs one system call."""
@@ -141,25 +142,38 @@ class EditInbox:
             except OSError:
                 return  # there has been no request yet
             if changed_ns != self._seen_ns:
-                self._apply_all()
+                finished = self._apply_all()
                 settled = time.time_ns() - changed_ns > CLOCK_TICK_S * 1e9
-                self._seen_ns = changed_ns if settled else -1
+                self._seen_ns = changed_ns if finished and settled else -1
         finally:
             self._applying.release()
 
-    def _apply_all(self) -> None:
+    def _apply_all(self) -> bool:
+        """Apply the requests in their order; returns whether there is none left.
+
+        While the file of one cannot be removed, those after it wait: a process that opens the store again applies it
+        once more, which changes nothing only as long as no later one has been applied.
+        """
         for path in _request_files(self._path):
+            if path != self._applied:
+                try:
+                    request = EditRequest.parse(_read_request(path))
+                    num_changed = request.apply(self._editor)
+                except (StoreFailedError, StoreClosedError):
+                    return False  # the disk failed, not the request; it is applied when the store is opened again
+                except (UnderstudyError, OSError) as error:
+                    self._refuse(path, error)
+                    continue
+                who = request.who
+                logger.info("%s: %s of %d episodes, asked for by %s", path.name, request.action, num_changed, who)
             try:
-                request = EditRequest.parse(_read_request(path))
-                num_changed = request.apply(self._editor)
-            except (StoreFailedError, StoreClosedError):
-                return  # the disk failed, not the request; it is applied when the store is opened again
-            except (UnderstudyError, OSError) as error:
-                self._refuse(path, error)
-                continue
-            logger.info("%s: %s of %d episodes, asked for by %s", path.name, request.action, num_changed, request.who)
-            with suppress(StoreFailedError):
                 files.remove_durably(path)
+            except OSError as error:
+                if path != self._applied:
+                    logger.warning("%s: was applied and cannot be removed: %s; later requests wait", path, error)
+                self._applied = path
+                return False
+        return True
 
     def _refuse(self, path: Path, error: Exception) -> None:
         logger.warning("%s: moved to %s/: %s", path, REFUSED_DIRECTORY, error)

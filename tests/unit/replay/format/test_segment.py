@@ -1,5 +1,6 @@
 """Segment: rows come back as they were written, and damage is found where it is."""
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from understudy.core import DamageError
 from understudy.core.episode import stack
 from understudy.core.examples import random_steps, text_spec
 from understudy.core.tree import equal_leaf
+from understudy.durable.open_files import close_removed
 from understudy.replay.format.layout import Layout
 from understudy.replay.format.segment import (
     HEAP_CHECKSUM,
@@ -118,3 +120,13 @@ def test_ragged_values_as_bytes() -> None:
 def test_checksums_fit_sqlites_integers() -> None:
     assert (signed(2**63 - 1), signed(2**63), signed(2**64 - 1)) == (2**63 - 1, -(2**63), -1)
     assert -(2**63) <= digest_of_checksums(np.arange(3, dtype=np.uint64)) < 2**63
+
+
+def test_a_file_that_is_removed_between_two_reads_is_gone(segment) -> None:
+    path = segment[0].path
+    with closing(Segment.open(read_layout(path), path)) as opened:
+        path.unlink()
+        close_removed()  # as compaction does
+        for read in (opened.expect_random_reads, opened.file_problem, lambda: opened.read_small(2, 1)):
+            with pytest.raises(DamageError, match="the file is gone; restore it from a backup"):
+                read()
