@@ -19,6 +19,7 @@ from tests.waiting import wait_for
 from understudy.cli import main
 from understudy.policies.config import EncoderConfig
 from understudy.replay import EpisodeRecord, Reader, Store
+from understudy.training.runs.health import Health
 from understudy.training.runs.run import Run
 
 pytest.importorskip("fastapi")
@@ -28,6 +29,8 @@ WatchServer: Any = pytest.importorskip("understudy.dashboard.server").WatchServe
 pytestmark = pytest.mark.xdist_group("browser")
 
 ENV = "toy:touch_purple?size=32&state=task"
+AXES = """[...document.querySelectorAll(".chart:has(.line)")]
+    .map(chart => [...chart.querySelectorAll(".axis")].map(axis => axis.textContent))"""
 VIEWS = ("overview", "episodes", "episode/2", "interventions", "replay", "health", "runs")
 
 
@@ -240,12 +243,15 @@ def test_the_other_views_say_what_the_store_says(page: Any, server: Any, run: Pa
     page.goto(f"{server.url}#/0/health")
     role = page.locator(".role")
     role.locator(".pill.good").wait_for()
+    assert "{}" not in role.inner_text()
     assert "local" in role.inner_text()
     wait_for(lambda: "policy" in role.inner_text())
     page.goto(f"{server.url}#/0/runs")
-    page.get_by_text("with everything that a score depends on").wait_for()
-    assert "touch" in page.locator(".prints").inner_text()
-    assert ENV in page.locator(".prints").inner_text()
+    page.get_by_text("everything that a score depends on").wait_for()
+    assert "touch" in page.locator(".prints").last.inner_text()
+    assert ENV in page.locator(".prints").last.inner_text()
+    assert re.search(r"\d+ % to \d+ %", page.locator(".prints").first.inner_text())
+    wait_for(lambda: page.locator(".chart .band").count() + page.locator(".chart .whisker").count() > 0)
 
 
 @pytest.mark.parametrize(
@@ -262,6 +268,9 @@ def test_every_view_fits_a_phone_and_the_dark(phone: bool, dark: bool, browser: 
             page.goto(f"{server.url}#/0/{view}")
             page.locator("h1").first.wait_for()
             page.wait_for_timeout(150)
+            for labels in page.evaluate(AXES):  # every axis says what it counts
+                assert len(labels) == 2, view
+                assert all(labels), (view, labels)
             wide = page.evaluate("[document.documentElement.scrollWidth, document.querySelector('#view').scrollWidth]")
             assert max(wide) <= page.viewport_size["width"], view
             red, green, blue = map(
@@ -339,5 +348,15 @@ def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: P
         page.get_by_text("The store is empty").wait_for()
         assert main(["record", str(tmp_path / "soon"), "--env", ENV, "--successes", "1"]) == 0
         page.locator(".episode[data-id='1']").wait_for()  # without a reload
+        learner = Health(tmp_path / "soon" / "health", role="learner", name="rlpd").start()
+        learner.add(lambda: {"away": {}, "oldest_pending_s": 0.0})
+        page.goto(f"{server.url}#/0/health")
+        page.locator(".role .pill.good", has_text="running").wait_for()
+        learner.progress("learning", step=3)
+        learner.close(KeyboardInterrupt())  # Ctrl-C: it has ended, and has not failed
+        role = page.locator(".role:not(.unhealthy)", has_text="stopped by Ctrl-C while learning")
+        role.wait_for()
+        assert role.locator(".bad").count() == 0
+        assert not any(word in role.inner_text() for word in ("KeyboardInterrupt", "{}", "away", "oldest"))
         page.goto(f"{server.url}#/0/episode/77")
         page.get_by_text("This episode does not exist").wait_for()

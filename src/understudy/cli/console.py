@@ -36,6 +36,13 @@ def size_text(num_bytes: int) -> str:
     return f"{value:.1f} TB"
 
 
+def print_page(console: Console, url: str, port: int, wanted: int) -> None:
+    """Print the address of a page, and that its port is not the usual one."""
+    if wanted not in (0, port):
+        console.print(f"port {wanted} is taken, so the page is at port {port}", style="yellow", soft_wrap=True)
+    console.print(f"the page: {url}", style="bold", soft_wrap=True, markup=False)
+
+
 def with_remote(module: str) -> ModuleType:
     """Import a module that needs the extra `remote`."""
     return with_extra(module, "remote")

@@ -7,12 +7,11 @@ from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 
-from understudy.cli.console import with_extra
+from understudy.cli.console import print_page, with_extra
 from understudy.core import UnderstudyError
 from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import Device
 from understudy.envs.world import World
-from understudy.training.data.run_episode import Show
 from understudy.web.access import is_loopback
 from understudy.web.tokens import new_token
 
@@ -27,9 +26,11 @@ def open_page(stack: ExitStack, console: Console, world: World, address: str | N
     host, port = split_address(address or PAGE)
     token = None if is_loopback(host) else new_token()
     browser = with_extra("understudy.envs.teleop.browser", "web")
-    page = browser.BrowserDevice(world.step_spec, host=host, port=port, token=token, **options)
+    page = browser.BrowserDevice(
+        world.step_spec, host=host, port=port, or_any_free=address is None, token=token, **options
+    )
     stack.callback(page.close)
-    console.print(f"the page: {page.url}", style="bold", soft_wrap=True, markup=False)
+    print_page(console, page.url, page.port, port)
     return page
 
 
@@ -43,19 +44,19 @@ def split_address(address: str) -> tuple[str, int]:
 
 def open_operator_input(
     stack: ExitStack, console: Console, world: World, human: HumanDevice, page: str | None, *, to_the_end: bool
-) -> tuple[Device, Show | None]:
-    """The operator's device, and the function that shows observations on a page, if there is a page.
+) -> tuple[Device, Any]:
+    """The operator's device, and the page that shows observations, a BrowserDevice; None without a page.
 
     With `to_the_end` the operator acts from the first input to the end of the episode, as in a demonstration.
     """
     if human == "browser":
         browser = open_page(stack, console, world, page, to_the_end=to_the_end)
-        return browser, browser.show
-    show: Show | None = None if page is None else open_page(stack, console, world, page, watch_only=True).show
+        return browser, browser
+    shown = None if page is None else open_page(stack, console, world, page, watch_only=True)
     spacemouse = with_extra("understudy.envs.teleop.spacemouse", "spacemouse")
     device: Device = spacemouse.SpaceMouseDevice(world.step_spec, to_the_end=to_the_end)
     stack.callback(device.close)
-    return device, show
+    return device, shown
 
 
 def open_pace(world: World, hz: float | None, *, human: bool) -> Pace | None:

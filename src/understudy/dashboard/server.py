@@ -27,7 +27,7 @@ CONTENT_SECURITY_POLICY = (
 
 
 class WatchServer(Closeable):
-    """Shows runs and stores from the constructor to `close`."""
+    """Shows runs and stores from the constructor to `close`; with `or_any_free`, at another port if `port` is taken."""
 
     def __init__(
         self,
@@ -35,13 +35,14 @@ class WatchServer(Closeable):
         *,
         host: str = "127.0.0.1",
         port: int = 0,
+        or_any_free: bool = False,
         token: str | None = None,
         hosts: Sequence[str] = (),
     ):
         check_access(host, token, in_url=True)
         self._targets = make_targets(list(paths))
         self._changes = ChangeEvents(self._targets)
-        listening = listen(host, port)
+        listening = listen(host, port, or_any_free=or_any_free)
         self.port: int = listening.getsockname()[1]
         self.url = page_url(host, listening, token)
         cookie = LoginCookie(token, port=self.port)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 
 from understudy.web.errors import ListenError
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket at a name or address; port 0 takes any that is free."""
+def listen(host: str, port: int, *, or_any_free: bool = False) -> socket.socket:
+    """A listening socket at a name or address; port 0 takes any that is free.
+
+    With `or_any_free`, a port that is taken is replaced by a free one: for a default that nobody asked for.
+    """
     if not 0 <= port <= 65535:
         raise ListenError(f"{host}:{port}: cannot listen there (a port is 0 to 65535); choose another port (0: any)")
     host = host.strip("[]")
@@ -18,6 +22,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         listening = socket.create_server((address, port), family=family)
     except OSError as error:
+        if or_any_free and error.errno == errno.EADDRINUSE:
+            return listen(host, 0)
         raise ListenError(
             f"{host}:{port}: cannot listen there ({error.strerror or error}); stop the server that does, "
             f"or choose another port (0: any)"

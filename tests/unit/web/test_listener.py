@@ -29,6 +29,8 @@ def test_a_port_in_use_is_refused_in_a_sentence() -> None:
         port = listening.getsockname()[1]
         with pytest.raises(ListenError, match=rf"^127.0.0.1:{port}: cannot listen there \(.*\); .*another port"):
             listen("127.0.0.1", port)
+        with listen("127.0.0.1", port, or_any_free=True) as other:  # a default that nobody asked for
+            assert other.getsockname()[1] not in (0, port)
     for host, wrong in (("127.0.0.1", 70_000), ("no-such-host.invalid", 0), ("192.0.2.1", 0)):
         with pytest.raises(ListenError, match="cannot listen there"):
             listen(host, wrong)

@@ -72,9 +72,9 @@ def command(
         config = RecordConfig(task=task, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed)
         if human == "script":
             device: Device = _script(world, noise, seed)
-            show: Show | None = None if page is None else open_page(stack, console, world, page, watch_only=True).show
+            screen = None if page is None else open_page(stack, console, world, page, watch_only=True)
         else:
-            device, show = open_operator_input(stack, console, world, human, page, to_the_end=True)
+            device, screen = open_operator_input(stack, console, world, human, page, to_the_end=True)
         pace = open_pace(world, hz, human=human != "script")
         takeover = Takeover(device, operator=operator)
         opened = stack.enter_context(open_target(target, spool=spool, token_file=token_file, tls_cert=tls_cert))
@@ -85,11 +85,15 @@ def command(
             last = f"last: {'success' if episode.success else 'failure'} in {episode.num_steps} steps"
             bar.update(line, completed=min(report.num_successes, successes), last=last)
 
+        show: Show | None = None if screen is None else screen.show
         report = record(world, opened, takeover, config, progress, pace=pace, show=show)
-    reached = report.num_successes >= successes
+        reached = report.num_successes >= successes
+        if screen is not None:
+            screen.finish(_farewell(report, successes))
+    discarded = f", {report.num_discarded} discarded" if report.num_discarded else ""
     broken = f", {report.num_broken} of them cut because the simulator failed" if report.num_broken else ""
     console.print(
-        f"{report.num_successes} successes in {report.num_episodes} episodes of {task}{broken} "
+        f"{report.num_successes} successes in {report.num_episodes} episodes of {task}{broken}{discarded} "
         f"({report.num_steps} new steps)",
         style="green" if reached else "red",
         soft_wrap=True,
@@ -98,6 +102,13 @@ def command(
     if kept is not None and kept.report.num_ticks:
         console.print(str(kept.report), soft_wrap=True)
     return 0 if reached else 1
+
+
+def _farewell(report: RecordReport, successes: int) -> str:
+    """What the page says when the recording is over."""
+    if report.num_successes < successes:
+        return f"Recording has stopped: {report.num_successes} of {successes} demonstrations have succeeded"
+    return "The demonstration is recorded" if successes == 1 else f"All {successes} demonstrations are recorded"
 
 
 def _script(world: World, noise: float | None, seed: int) -> Device:

@@ -12,8 +12,10 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from understudy.cli.console import with_extra
+from understudy.cli.console import print_page, with_extra
 from understudy.web.tokens import read_token
+
+PORT = 7449
 
 
 def command(
@@ -21,7 +23,7 @@ def command(
     more: Annotated[tuple[Path, ...], tyro.conf.Positional] = (),
     *,
     host: str = "127.0.0.1",
-    port: int = 7449,
+    port: int | None = None,
     token_file: Path | None = None,
     hosts: tuple[str, ...] = (),
     open_browser: bool = False,
@@ -35,7 +37,7 @@ def command(
         target: Directory of a run or a store, which need not exist yet.
         more: Directories of further runs and stores to compare.
         host: Address to listen on; all but loopback addresses need --token-file.
-        port: TCP port to listen on; 0 takes any free port.
+        port: TCP port to listen on; 0 takes any free port. By default 7449, or any free port if that one is taken.
         token_file: File with the token that the page needs, of at least 16 letters and digits.
         hosts: Further host names under which browsers may open the page.
         open_browser: Open the page in the browser of this machine.
@@ -47,13 +49,18 @@ def command(
         for number in (signal.SIGINT, signal.SIGTERM):
             stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
         token = None if token_file is None else read_token(token_file)
-        page = stack.enter_context(server.WatchServer([target, *more], host=host, port=port, token=token, hosts=hosts))
+        wanted = PORT if port is None else port
+        page = stack.enter_context(
+            server.WatchServer(
+                [target, *more], host=host, port=wanted, or_any_free=port is None, token=token, hosts=hosts
+            )
+        )
         for path in (target, *more):
             if not path.exists():
                 console.print(
                     f"{path}: does not exist yet; the page shows it as soon as it does", style="yellow", soft_wrap=True
                 )
-        console.print(f"the page: {page.url}", style="bold", soft_wrap=True, markup=False)
+        print_page(console, page.url, page.port, wanted)
         if open_browser:
             webbrowser.open(page.url)
         while not stop.wait(0.2):

@@ -63,7 +63,8 @@ def command(
                 show = None if page is None else open_page(stack, console, world, page, watch_only=True).show
                 health.page = page_of(show)
                 return make_takeover(config, world), open_pace(world, hz, human=False), show
-            device, show = open_operator_input(stack, console, world, human, page, to_the_end=False)
+            device, screen = open_operator_input(stack, console, world, human, page, to_the_end=False)
+            show = None if screen is None else screen.show
             health.page = page_of(show)
             return Takeover(device, operator=operator), open_pace(world, hz, human=True), show
 

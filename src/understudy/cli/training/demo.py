@@ -10,7 +10,6 @@ import tyro
 from understudy.cli.console import needs_extra
 
 DIRECTORY = Path("understudy-demo")
-PAGE = "127.0.0.1:7449"
 
 
 def command(
@@ -19,7 +18,7 @@ def command(
     seed: int | None = None,
     steps: int | None = None,
     episodes: int | None = None,
-    page: str = PAGE,
+    page: str | None = None,
 ) -> int:
     """Train a gripper on a small task: demonstrations, behaviour cloning, then RLPD with fewer and fewer interventions.
 
@@ -31,7 +30,8 @@ def command(
         seed: Seed of all random numbers; by default 0, or that of the demo in the directory.
         steps: Number of environment steps of RLPD; by default enough for the task, or as in the directory.
         episodes: Number of held-out episodes of each evaluation; by default 100, or as in the directory.
-        page: Address (HOST:PORT) of the page that shows the run while it trains, on this machine only; or `none`.
+        page: Address (HOST:PORT) of the page that shows the run while it trains, on this machine only; or `none`. By
+            default 127.0.0.1:7449, or any free port if that one is taken.
     """
     with needs_extra("train"):
         import PIL  # noqa: F401  # for the videos: fail now instead of at the end

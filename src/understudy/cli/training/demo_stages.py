@@ -39,16 +39,17 @@ LEVELS = "▁▂▃▄▅▆▇█"
 Image: TypeAlias = np.ndarray[Any, Any]  # [H, W, 3] uint8
 
 
-def run_demo(directory: Path, *, seed: int | None, steps: int | None, episodes: int | None, page: str) -> int:
+def run_demo(directory: Path, *, seed: int | None, steps: int | None, episodes: int | None, page: str | None) -> int:
     """Run or continue the demo and print its result; returns the exit code."""
     console = Console(highlight=False)
-    address = None if page == "none" else split_address(page)
+    if page not in (None, "none"):
+        split_address(page)  # a wrong one is refused before anything is made
     try:
         demo = demos.Demo(directory, seed=seed, steps=steps, episodes=episodes)
         if demo.result is not None:
             console.print(f"[bold]{directory}[/]: the demo has finished; this is its result", soft_wrap=True)
         else:
-            with Page(console, directory, address):
+            with Page(console, directory, page):
                 _work(console, demo)
         _show(console, demo)
     except KeyboardInterrupt:
@@ -123,13 +124,16 @@ class Page:
         "die and die(1, signal.SIGTERM); from understudy.cli import main; sys.exit(main())"
     )
 
-    def __init__(self, console: Console, directory: Path, address: tuple[str, int] | None):
+    def __init__(self, console: Console, directory: Path, page: str | None):
         self._console = console
         self._process: subprocess.Popen[str] | None = None
         self._closed = False
-        if address is None:
+        if page == "none":
             return
-        words = ["watch", str(directory), "--host", address[0], "--port", str(address[1])]
+        words = ["watch", str(directory)]
+        if page is not None:
+            host, port = split_address(page)
+            words += ["--host", host, "--port", str(port)]
         self._process = subprocess.Popen(
             [sys.executable, "-c", self.CODE, *words],
             stdin=subprocess.DEVNULL,
@@ -147,8 +151,9 @@ class Page:
         assert process.stdout is not None
         assert process.stderr is not None
         for line in process.stdout:
+            if line.startswith(("the page: ", "port ")):
+                self._console.print(Text(f"  {line.strip()}", style="bold"), soft_wrap=True)
             if line.startswith("the page: "):
-                self._console.print(f"  {line.strip()}", style="bold", soft_wrap=True)
                 return
         if not self._closed:
             why = process.stderr.read().strip().removeprefix("error: ")

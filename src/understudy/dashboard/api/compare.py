@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from understudy.dashboard.api.rollout_groups import ON_POLICY
+from understudy.dashboard.api.store_stats import training_course
 from understudy.dashboard.api.targets import Target
 
 MISSING = "-"
@@ -29,6 +31,7 @@ def compare(targets: list[Target]) -> dict[str, Any]:
                 "flat": dict(_flat(config.get("config", {}))),
                 "evaluations": [_evaluation(one) for one in metrics["evaluations"]],
                 "train": train,
+                "course": training_course(target) if target.has_store and config.get("kind") not in ON_POLICY else [],
                 "last": {kind: line for kind, line in metrics["last"].items() if kind == "train"},
             }
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,12 @@ from understudy.replay.format.paths import INBOX_DIRECTORY, REFUSED_DIRECTORY
 from understudy.replay.write import edit_requests
 from understudy.replay.write.edit_requests import EditRequest
 
+# Labels that the software writes and reads again. People cannot change them here, because they would break what
+# depends on them: an import that adds nothing the second time, the counts of interventions, the tickets of a run.
+RECORDED_LABELS = re.compile(
+    r"(origin|origin_digest|(intervention|takeover)_.*|ticket|iteration|policy_seed|clipped_steps"
+    r"|trajectory|complete|cut|steps_missing_before|salvaged_.*|trimmed_from)"
+)
 MAX_PAGE = 300
 MAX_VALUES = 100  # of a field, to filter by
 LISTED = (
@@ -120,7 +127,9 @@ def _row(names: tuple[str, ...], row: Any, overlay: Overlay, cameras: dict[int, 
     found["pending"] = found["id"] in overlay.deleted or found["id"] in overlay.labels
     found["deleted"] = overlay.deleted.get(found["id"], found["deleted"])
     labels = {**found["labels"], **overlay.labels.get(found["id"], {})}
-    found["labels"] = {name: value for name, value in labels.items() if value is not None}
+    present = {name: value for name, value in labels.items() if value is not None}
+    found["labels"] = {name: value for name, value in present.items() if not RECORDED_LABELS.fullmatch(name)}
+    found["recorded_labels"] = {name: value for name, value in present.items() if name not in found["labels"]}
     return found
 
 
@@ -170,6 +179,9 @@ def facets(target: Target) -> dict[str, Any]:
 
 def edit_episodes(target: Target, request: EditRequest) -> dict[str, Any]:
     """Request an edit; applied at once if no process holds the store. Returns whether it is pending, and its undo."""
+    for name in request.labels:
+        if RECORDED_LABELS.fullmatch(name):
+            raise StoreError(f"labels: {name!r} is written and read again by Understudy itself; choose another name")
     undo = _undo(target, request)
     path = edit_requests.submit_edit(target.store, request)
     target.close_readers()  # an open reader would keep SQLite from merging the catalog's log

@@ -20,6 +20,9 @@ RATE_S = 60.0
 PRESENT = "not purged and deleted is null"
 PRACTICE = f"{PRESENT} and kind != 'demonstration'"
 TAKEN_OVER = f"{PRACTICE} and num_human > 0"
+# Practice that succeeded: by the policy alone, or with a human's help, which says little about the policy. Both are
+# counted of all practice, because the episodes without a takeover are those that went well anyhow.
+ALONE, HELPED = "success = 1 and num_human = 0", "success = 1 and num_human > 0"
 
 
 def score_json(successes: int, episodes: int) -> dict[str, Any]:
@@ -152,38 +155,45 @@ def _ages(catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def tasks(target: Target) -> list[dict[str, Any]]:
-    """Success rate by task: of all episodes, and of the last RECENT."""
+    """Success rate by task, of all episodes and of the last RECENT: of demonstrations, and of practice as two parts.
+
+    `part` is "demonstration", "alone" or "helped". The rates of the last two are of all practice of the task, so their
+    sum is its success rate.
+    """
     return target.cached("tasks", lambda: _tasks(target))
 
 
 def _tasks(target: Target) -> list[dict[str, Any]]:
+    counts = f"coalesce(sum({ALONE}), 0), coalesce(sum({HELPED}), 0), coalesce(sum(success is not null), 0)"
     with target.catalog().reader() as reader:
         rows = reader.catalog.select(
-            "select task, kind = 'demonstration', count(*), sum(num_steps), coalesce(sum(success = 1), 0),"
-            f" sum(success is not null) from episodes where {PRESENT} group by 1, 2 order by 2, 3 desc limit 60"
+            f"select task, kind = 'demonstration', count(*), sum(num_steps), {counts}, coalesce(sum(num_human), 0)"
+            f" from episodes where {PRESENT} group by 1, 2 order by 2, 3 desc limit 60"
         )
         found = []
-        for task, is_demo, episodes, steps, successes, finished in rows:
+        for task, is_demo, episodes, steps, alone, helped, finished, human_steps in rows:
             recent = reader.catalog.select(
-                "select coalesce(sum(success = 1), 0), count(*) from (select success from episodes where task is ? and"
+                f"select {counts} from (select success, num_human from episodes where task is ? and"
                 f" (kind = 'demonstration') = ? and {PRESENT} and success is not null order by id desc limit {RECENT})",
                 (task, is_demo),
             )[0]
-            found.append(
-                {
-                    "task": task,
-                    "demonstration": bool(is_demo),
-                    "episodes": episodes,
-                    "steps": steps,
-                    "all": score_json(successes, finished),
-                    "recent": score_json(*recent),
-                }
-            )
+            shared = {"task": task, "episodes": episodes, "steps": steps}
+            if is_demo:
+                scores = {"demonstration": ((alone + helped, finished), (recent[0] + recent[1], recent[2]))}
+            else:
+                scores = {"alone": ((alone, finished), (recent[0], recent[2]))}
+                if human_steps:
+                    scores["helped"] = ((helped, finished), (recent[1], recent[2]))
+            for part, (whole, last) in scores.items():
+                found.append({**shared, "part": part, "all": score_json(*whole), "recent": score_json(*last)})
         return found
 
 
 def training_course(target: Target) -> list[dict[str, Any]]:
-    """Practice over training, in bins of episodes: success, human steps and takeovers, by environment steps so far."""
+    """Practice over training, in bins of episodes, by environment steps so far: human steps, takeovers and success.
+
+    `alone` is the share of the episodes that succeeded without a human step, `helped` that of those with some.
+    """
     return target.cached("course", lambda: _training_course(target))
 
 
@@ -196,14 +206,15 @@ def _training_course(target: Target) -> list[dict[str, Any]]:
         span = last - first + 1
         width = max(1, -(-span // NUM_BINS), min(BIN_EPISODES, span // 6))
         rows = catalog.select(
-            "select (id - ?) / ?, count(*), sum(num_steps), sum(num_human), coalesce(sum(success = 1), 0),"
-            " sum(success is not null), coalesce(sum(case when num_human > 0 then"
+            "select (id - ?) / ?, count(*), sum(num_steps), sum(num_human),"
+            f" coalesce(sum({ALONE}), 0), coalesce(sum({HELPED}), 0), sum(success is not null),"
+            " coalesce(sum(case when num_human > 0 then"
             " coalesce(json_extract(labels, '$.intervention_count'), 1) end), 0), min(begun_at),"
             f" max(coalesce(ended_at, begun_at)), max(id) from episodes where {PRACTICE} group by 1 order by 1",
             (first, width),
         )
     found, so_far = [], 0
-    for _, episodes, steps, human, successes, finished, takeovers, begun, ended, last_id in rows:
+    for _, episodes, steps, human, alone, helped, finished, takeovers, begun, ended, last_id in rows:
         so_far += steps
         found.append(
             {
@@ -212,7 +223,8 @@ def _training_course(target: Target) -> list[dict[str, Any]]:
                 "steps": steps,
                 "human_steps": human,
                 "takeovers": takeovers,
-                "score": score_json(successes, finished),
+                "alone": score_json(alone, finished),
+                "helped": score_json(helped, finished),
                 "begun_s": begun,
                 "ended_s": ended,
                 "last": last_id,

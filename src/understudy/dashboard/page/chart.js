@@ -3,12 +3,13 @@
 import { h, svg } from "./dom.js";
 import { short } from "./format.js";
 
-const LEFT = 44, RIGHT = 12, TOP = 10, BOTTOM = 22;
+const LEFT = 44, RIGHT = 12, TOP = 24, BOTTOM = 38; // the label of y stands above its ticks, that of x below
 
+// `xLabel` and `yLabel` say what the axes count, with the unit; `x` and `y` write their numbers.
 // series: { name, color, points: [[x, y], ...], band: [[x, low, high], ...], dots, dash, bars }
 export class Chart {
-  constructor({ height = 200, xMin = 0, yMin = null, yMax = null, y = short, x = short, label = "", legend = true } = {}) {
-    Object.assign(this, { height, xMin, yMin, yMax, formatY: y, formatX: x, named: legend });
+  constructor({ height = 200, xMin = 0, yMin = null, yMax = null, y = short, x = short, label = "", xLabel, yLabel, legend = true }) {
+    Object.assign(this, { height, xMin, yMin, yMax, formatY: y, formatX: x, named: legend, label, xLabel, yLabel });
     this.series = [];
     this.svg = svg("svg", { class: "chart", role: "img", "aria-label": label, height });
     this.legend = h("div", { class: "legend" });
@@ -19,10 +20,12 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.svg.parentNode);
   }
 
-  set(series) {
+  set(series, { xLabel = this.xLabel } = {}) {
+    this.xLabel = xLabel;
     this.series = series.filter((one) => one.points.some(([, y]) => y !== null));
     this.legend.replaceChildren(...(this.named && (series.length > 1 || series[0]?.always) ? series : []).map((one) =>
       h("span", { class: one.dash ? "dash" : "", vars: { "--c": one.color } }, h("i", {}), one.name)));
+    this.svg.setAttribute("aria-label", `${this.label}: ${this.series.map(described(this.formatY)).join("; ") || "no data yet"}`);
     this.draw();
     return this;
   }
@@ -48,13 +51,14 @@ export class Chart {
     const sy = (y) => this.height - BOTTOM - (y - y0) / (y1 - y0) * (this.height - TOP - BOTTOM);
     this.scale = { sx, sy, x0, x1, width };
     const parts = [];
-    for (const y of ticks(y0, y1, Math.max(2, Math.floor(this.height / 55)))) {
+    for (const y of ticks(y0, y1, Math.max(3, Math.floor(this.height / 50)))) {
       parts.push(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: sy(y), y2: sy(y) }),
         svg("text", { class: "tick", x: LEFT - 8, y: sy(y) + 4, "text-anchor": "end" }, this.formatY(y)));
     }
     for (const x of ticks(x0, x1, Math.max(2, Math.floor(width / 120))).filter((one) => !bars || Number.isInteger(one))) {
-      parts.push(svg("text", { class: "tick", x: Math.min(sx(x), width - RIGHT - 8), y: this.height - 6, "text-anchor": "middle" }, this.formatX(x)));
+      parts.push(svg("text", { class: "tick", x: Math.min(sx(x), width - RIGHT - 8), y: this.height - BOTTOM + 16, "text-anchor": "middle" }, this.formatX(x)));
     }
+    parts.push(svg("text", { class: "axis", x: 0, y: 11 }, this.yLabel), svg("text", { class: "axis", x: width - RIGHT, y: this.height - 5, "text-anchor": "end" }, this.xLabel));
     for (const one of this.series) parts.push(...this.lines(one, sx, sy, y0, width));
     this.cursor = svg("line", { class: "cursor", y1: TOP, y2: this.height - BOTTOM, visibility: "hidden" });
     this.svg.replaceChildren(...parts, this.cursor);
@@ -68,7 +72,8 @@ export class Chart {
       found.push(svg("polygon", { class: "band", points: [...top, ...low].join(" "), style: { fill: one.color } }));
     } else if (one.band?.length === 1) {
       const [[x, low, high]] = one.band;
-      found.push(svg("line", { class: "whisker", x1: sx(x), x2: sx(x), y1: sy(low), y2: sy(high), style: { stroke: one.color } }));
+      const line = (x1, x2, y1, y2) => svg("line", { class: "whisker", x1, x2, y1, y2, style: { stroke: one.color } });
+      found.push(line(sx(x), sx(x), sy(low), sy(high)), ...[low, high].map((end) => line(sx(x) - 5, sx(x) + 5, sy(end), sy(end))));
     }
     if (one.bars) {
       const wide = Math.max(1, Math.min(26, (width - LEFT - RIGHT) / one.points.length - 2));
@@ -86,7 +91,7 @@ export class Chart {
     found.push(svg("path", { class: one.dash ? "line dash" : "line", d: path, style: { stroke: one.color } }));
     if (one.dots || one.points.length === 1) {
       for (const [x, y] of one.points.slice(-200)) {
-        if (y !== null) found.push(svg("circle", { class: "dot", cx: sx(x), cy: sy(y), r: 3, style: { fill: one.color } }));
+        if (y !== null) found.push(svg("circle", { class: "dot", cx: sx(x), cy: sy(y), r: one.points.length === 1 ? 4.5 : 3, style: { fill: one.color } }));
       }
     }
     return found;
@@ -103,7 +108,7 @@ export class Chart {
     this.cursor.setAttribute("x1", sx(x));
     this.cursor.setAttribute("x2", sx(x));
     this.cursor.setAttribute("visibility", "visible");
-    this.tip.replaceChildren(h("b", {}, this.formatX(x)), ...found.map(([one, [px, y]]) => {
+    this.tip.replaceChildren(h("b", {}, `${this.formatX(x)} `), h("small", {}, this.xLabel), ...found.map(([one, [px, y]]) => {
       const range = one.band?.find(([bx]) => bx === px);
       return h("div", { vars: { "--c": one.color } }, h("i", {}), one.name, h("span", {}, this.formatY(y), range ? ` (${this.formatY(range[1])} to ${this.formatY(range[2])})` : ""));
     }));
@@ -118,6 +123,9 @@ export class Chart {
     this.cursor?.setAttribute("visibility", "hidden");
   }
 }
+
+// The last number of a curve, for those who hear the page.
+const described = (format) => ({ name, points }) => `${name} ${format(points.findLast(([, y]) => y !== null)[1])}`;
 
 export function ticks(low, high, number) {
   const rough = (high - low) / number;
@@ -147,4 +155,11 @@ export function stack(parts, { legend = false, format = short } = {}) {
   if (!legend) return bar;
   return h("div", {}, bar, h("div", { class: "legend" }, parts.filter(([, value]) => value > 0).map(([name, value, color]) =>
     h("span", { vars: { "--c": color } }, h("i", {}), name, h("b", {}, format(value))))));
+}
+
+// Practice over training: the share of its episodes that succeeded alone, and with a human's help.
+export function practiceCurves(course) {
+  const curve = (part, name, color) => ({ name, color, dash: true, always: true, points: course.map((one) => [one.step, one[part].rate]) });
+  const helped = course.some((one) => one.human_steps > 0);
+  return [curve("alone", "practice that succeeded alone", "var(--policy)"), ...(helped ? [curve("helped", "practice that succeeded with help", "var(--human)")] : [])];
 }

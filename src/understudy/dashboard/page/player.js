@@ -2,7 +2,8 @@
 
 import { getBytes } from "./api.js";
 import { h } from "./dom.js";
-import { short, WHO } from "./format.js";
+import { ticks } from "./chart.js";
+import { count, short, WHO } from "./format.js";
 
 const BLOCK = 32, CACHE_BYTES = 96e6;
 
@@ -59,7 +60,7 @@ export class CameraVideo {
   close() { this.controller.abort(); }
 }
 
-const LANE = 52, LEFT = 8;
+const LANE = 52, LEFT = 8, AXIS = 30;
 
 // The lanes of an episode: { name, values, proposal }; a click or a drag chooses the step.
 export class Lanes {
@@ -97,7 +98,7 @@ export class Lanes {
   }
 
   draw() {
-    const width = this.plot.clientWidth, height = 26 + this.lanes.length * LANE, ratio = devicePixelRatio;
+    const width = this.plot.clientWidth, height = 26 + this.lanes.length * LANE + AXIS, ratio = devicePixelRatio;
     if (!width) return;
     this.canvas.width = width * ratio;
     this.canvas.height = height * ratio;
@@ -111,6 +112,14 @@ export class Lanes {
       pen.fillStyle = color(WHO[this.source[at]]);
       pen.fillRect(x(at) - wide / 2, 6, wide + 0.6, 12);
     }
+    pen.fillStyle = color("soft");
+    pen.font = "11px system-ui, sans-serif";
+    for (const step of ticks(0, Math.max(steps - 1, 1), Math.max(2, Math.floor(width / 90))).filter(Number.isInteger)) {
+      pen.textAlign = step === 0 ? "left" : x(step) > width - 24 ? "right" : "center";
+      pen.fillText(count(step), x(step), height - AXIS + 12);
+    }
+    pen.textAlign = "right";
+    pen.fillText("step", width - LEFT, height - 4);
     this.lanes.forEach((lane, number) => this.drawLane(pen, lane, 26 + number * LANE, x, color, width));
     this.move(this.at);
   }

@@ -166,17 +166,23 @@ def _lengths(data: RunData) -> tuple[Figure, str] | None:
     success = np.array([episode.success for episode in episodes])
     figure, axes = new_axes()
     size = 14 if len(at) < 150 else 6
-    for which, colour, label in ((success, GREEN, "success"), (~success, RED, "failure")):
+    helped = np.array([episode.human_steps > 0 for episode in episodes])
+    alone = success & ~helped
+    for which, colour, label in (
+        (alone, GREEN, "success alone"),
+        (success & helped, ORANGE, "success, helped"),
+        (~success, RED, "failure"),
+    ):
         if which.any():
             axes.scatter(at[which], length[which], s=size, color=colour, alpha=0.55, linewidth=0, label=label)
     middle = [float(np.median(length[max(0, i + 1 - RECENT) : i + 1])) for i in range(len(at))]
     axes.plot(at, middle, color="#333333", linewidth=1.2, label=f"median of {RECENT}")
     axes.set(xlabel="environment steps of practice", ylabel="steps in the episode", ylim=(0, length.max() * 1.06))
     axes.legend(
-        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.4, columnspacing=1.4, markerscale=2
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handletextpad=0.2, columnspacing=0.8, markerscale=2
     )
     steps_axis(axes, int(at[-1]))
-    return figure, "Every episode of practice, by outcome; with or without interventions."
+    return figure, "Every episode of practice, by outcome. Helped: a human intervened in it."
 
 
 def _age(data: RunData) -> tuple[Figure, str] | None:

@@ -6,6 +6,7 @@ import base64
 import html
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from understudy.core import UnderstudyError
 from understudy.dashboard.api.cluster import summary_line
 from understudy.dashboard.report.plots import Plot, draw_all
 from understudy.dashboard.report.repeat_command import changed_options, command_of, evaluation_of, options_of
-from understudy.dashboard.report.run_data import RunData, read_run
+from understudy.dashboard.report.run_data import PracticeEpisode, RunData, read_run
 from understudy.dashboard.report.scores import evaluations, headline
 
 EMBED_BYTES = 8 * 2**20  # of videos in the file; the others are listed by path
@@ -84,7 +85,8 @@ def _head(data: RunData) -> str:
     facts |= _iterations(data) if data.on_policy else _steps(data)
     if data.cluster is not None:
         facts["cluster"] = summary_line(data.cluster)
-    state = "<span class='state live'>running</span>" if data.is_running else "<span class='state'>not running</span>"
+    doing = "running" if data.is_running else "finished" if data.is_finished else "stopped"
+    state = f"<span class='state{' live' if data.is_running else ''}'>{doing}</span>"
     listed = "".join(f"<div><dt>{name}</dt><dd>{html.escape(str(value))}</dd></div>" for name, value in facts.items())
     title = html.escape(data.path.resolve().name)
     return (
@@ -103,8 +105,19 @@ def _steps(data: RunData) -> dict[str, str]:
     whole = data.config.get("steps", 0)
     return facts | {
         "practice": f"{data.step:,} of {whole:,} steps, {len(data.episodes):,} episodes",
+        "successful practice": _practice(data.episodes),
         "intervention rate": f"{100 * human / steps:.1f} % of steps" if steps else "no steps yet",
     }
+
+
+def _practice(episodes: Sequence[PracticeEpisode]) -> str:
+    """How many episodes succeeded alone, and how many with a human's help: the second says little about the policy."""
+    if not episodes:
+        return "no episodes yet"
+    helped = sum(episode.success and episode.human_steps > 0 for episode in episodes)
+    alone = sum(episode.success for episode in episodes) - helped
+    share = f"{alone:,} of {len(episodes):,} alone ({100 * alone / len(episodes):.0f} %)"
+    return f"{share}, {helped:,} with a human's help ({100 * helped / len(episodes):.0f} %)" if helped else share
 
 
 def _iterations(data: RunData) -> dict[str, str]:

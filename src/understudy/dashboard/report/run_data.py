@@ -84,6 +84,15 @@ class RunData:
         return max((int(line["update"]) for line in (*self.evaluations, *self.trains)), default=0)
 
     @property
+    def is_finished(self) -> bool:
+        """Whether all its steps, updates or iterations are done."""
+        if self.on_policy:
+            return bool(self.rollout_groups["iterations"] >= self.config["iterations"])
+        if self.imitates:
+            return self.update >= int(self.config["updates"])
+        return self.step >= int(self.config.get("steps", 0))
+
+    @property
     def is_running(self) -> bool:
         if self.cluster is not None and self.cluster.driver_state == "running":
             return True

@@ -31,11 +31,12 @@ MAX_SIDE = 512  # pixels of an image; of a larger one, every second or third pix
 class BrowserDevice(Closeable):
     """A page at `url`, served from construction to `close`.
 
-    One operator drives and others watch. Any address other than loopback needs a `token`, which is part of `url`.
-    `hosts` are further host names of the page, for example behind a proxy. `names` and `high_closes` say what the
-    numbers of the action mean, and `speed` (up to 1) is the speed at the start. With `to_the_end`, an operator who has
-    begun to act stays in control until the episode ends. Input older than `expiry_s` is ignored. With `watch_only` the
-    page only shows the cameras, for any action, and nobody can drive.
+    One operator drives and others watch. With `or_any_free`, a `port` that is taken is replaced by a free one. Any
+    address other than loopback needs a `token`, which is part of `url`. `hosts` are further host names of the page, for
+    example behind a proxy. `names` and `high_closes` say what the numbers of the action mean, and `speed` (up to 1) is
+    the speed at the start. With `to_the_end`, an operator who has begun to act stays in control until the episode ends,
+    and can discard it. Input older than `expiry_s` is ignored. With `watch_only` the page only shows the cameras, for
+    any action, and nobody can drive.
     """
 
     source = Source.HUMAN
@@ -45,6 +46,7 @@ class BrowserDevice(Closeable):
         step_spec: StepSpec,
         *,
         port: int = 0,
+        or_any_free: bool = False,
         host: str = "127.0.0.1",
         token: str | None = None,
         hosts: Sequence[str] = (),
@@ -64,6 +66,7 @@ class BrowserDevice(Closeable):
             for path, leaf in step_spec.observation.leaves()
             if leaf.dtype == "uint8" and len(leaf.shape) == 3 and leaf.shape[-1] == 3
         ]
+        self._farewell = ""
         self._acted = False  # whether the operator acted in the last reading
         self._num_frames = 0
         self._num_episodes = 0
@@ -72,6 +75,7 @@ class BrowserDevice(Closeable):
             self._operator_input,
             host=host,
             port=port,
+            or_any_free=or_any_free,
             token=token,
             hosts=hosts,
             speed=speed,
@@ -82,6 +86,11 @@ class BrowserDevice(Closeable):
     def url(self) -> str:
         """The address to open in a browser. A token is in its fragment, which browsers do not send."""
         return self._server.url
+
+    @property
+    def port(self) -> int:
+        """The TCP port that it listens on."""
+        return self._server.port
 
     @property
     def connected(self) -> bool:
@@ -121,9 +130,13 @@ class BrowserDevice(Closeable):
             )
         )
 
+    def finish(self, farewell: str) -> None:
+        """The work is done: open pages show `farewell` (up to 120 characters) when `close` has stopped the server."""
+        self._farewell = farewell
+
     def close(self) -> None:
         """Stop the page's server; open pages show that it has ended."""
-        self._server.close()
+        self._server.close(self._farewell)
 
 
 def _image(path: str, pixels: np.ndarray[Any, Any]) -> Image:

@@ -62,7 +62,7 @@ HELLO_S = 5.0
 WATCH_S = 0.01
 FIRST_PINGS, FIRST_PING_S, PING_S = 5, 0.1, 1.0
 SILENT_S = 3.0  # without input from the driver, after which another page may drive
-TRY_AGAIN, REFUSED = 1013, 1008  # codes with which a socket is closed
+GOING_AWAY, TRY_AGAIN, REFUSED = 1001, 1013, 1008  # codes with which a socket is closed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +112,7 @@ class PageServer:
         *,
         host: str,
         port: int,
+        or_any_free: bool,
         token: str | None,
         hosts: Sequence[str],
         speed: float,
@@ -124,7 +125,7 @@ class PageServer:
         self._expiry_s = expiry_s
         self._speed = speed
         self._token = token
-        self._socket = listen(host, port)
+        self._socket = listen(host, port, or_any_free=or_any_free)
         self.port: int = self._socket.getsockname()[1]
         self._allowed_hosts = AllowedHosts(host, hosts)
         self.url = page_url(host, self._socket, token)
@@ -132,6 +133,7 @@ class PageServer:
         self._viewers: list[_Viewer] = []
         self._driver: _Viewer | None = None
         self._frame: Frame | None = None
+        self._farewell = ""
         self._closing: set[asyncio.Task[None]] = set()
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # once the thread runs
@@ -153,7 +155,9 @@ class PageServer:
         """
         self._frame = frame
 
-    def close(self) -> None:
+    def close(self, farewell: str = "") -> None:
+        """Close all pages, which then show `farewell`: what has been done, in up to 120 characters."""
+        self._farewell = farewell
         if self._thread.is_alive():
             assert self._loop is not None
             self._loop.call_soon_threadsafe(self._stop.set)
@@ -200,6 +204,7 @@ class PageServer:
             self._ready.set()
             await self._stop.wait()
             watching.cancel()
+            await asyncio.gather(*(viewer.connection.close(GOING_AWAY, self._farewell) for viewer in self._viewers))
             for transport in opened - accepted:
                 transport.abort()
         while opened:  # sockets that were not closed in time
@@ -356,6 +361,8 @@ class PageServer:
             for event in self._bindings.events(before, held):
                 if event == "grip":
                     self._operator_input.toggle_grip()
+                elif event == "discard":
+                    self._operator_input.discard()
                 else:
                     self._operator_input.mark_outcome(event == "success")
         if speed != self._speed or held != before:
@@ -367,7 +374,11 @@ class PageServer:
     async def _send(self, viewer: _Viewer) -> None:
         """Send a page new frames and states, as fast as it draws them."""
         await viewer.send_json(
-            {"type": "welcome", "controls": self._bindings.describe(), "expiry_ms": self._expiry_s * 1e3}
+            {
+                "type": "welcome",
+                "controls": self._bindings.describe(can_discard=self._operator_input.to_the_end),
+                "expiry_ms": self._expiry_s * 1e3,
+            }
         )
         sent_state: dict[str, Any] = {}
         num_pings, ping_due_s = 0, 0.0

@@ -14,6 +14,7 @@ from understudy.envs.teleop.axes import Axes, DeviceError
 
 SPEEDS = {"Digit1": 0.25, "Digit2": 0.5, "Digit3": 1.0}
 HOLD, TOGGLE, SUCCESS, FAILURE = "Space", "KeyG", "Enter", "Backspace"
+DISCARD = "Digit0"  # far from the keys that move
 DEAD_ZONE = 0.15  # of sticks and triggers
 
 # axis: (key for less, key for more), with labels for an operator who stands behind the robot
@@ -34,7 +35,7 @@ _PAD_GRIP, _PAD_HOLD, _PAD_SPEED, _PAD_FAILURE, _PAD_SUCCESS = 0, 1, 3, 8, 9
 _PAD_NAMES = ("left stick ↔", "left stick ↕", "triggers", "bumpers", "right stick ↕", "right stick ↔")  # x, y, z, ...
 NUM_STICKS, NUM_BUTTONS = 4, 17
 
-Event: TypeAlias = Literal["grip", "success", "failure"]
+Event: TypeAlias = Literal["grip", "success", "failure", "discard"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,8 @@ class KeyBindings:
             yield "success"
         if FAILURE in down or pressed[_PAD_FAILURE]:
             yield "failure"
+        if DISCARD in down:
+            yield "discard"
 
     def speed(self, speed: float, before: Held, after: Held) -> float:
         """The speed after the keys that were pressed between two moments; a gamepad's button selects the next one."""
@@ -130,8 +133,8 @@ class KeyBindings:
         """Whether the arrow keys push x and y."""
         return self.pairs.get("x") == ("KeyA", "KeyD") and self.pairs.get("y") == ("KeyS", "KeyW")
 
-    def describe(self) -> dict[str, Any]:
-        """What the page needs to draw and explain the controls."""
+    def describe(self, *, can_discard: bool = False) -> dict[str, Any]:
+        """What the page needs to draw and explain the controls; `can_discard` in a recording of demonstrations."""
         return {
             "axes": [
                 {
@@ -147,6 +150,7 @@ class KeyBindings:
             "hold": HOLD,
             "success": SUCCESS,
             "failure": FAILURE,
+            "discard": DISCARD if can_discard else None,
             "speeds": SPEEDS,
         }
 

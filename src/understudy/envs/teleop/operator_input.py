@@ -40,9 +40,15 @@ class OperatorInput:
         self._changed_s: float | None = None  # when the oldest change was made that was not read yet
         self._tap: tuple[Mapping[str, float], float] | None = None  # pushes released unread, and their time
         self._verdict: bool | None = None
+        self._discard = False
         self._begun = False  # the operator has acted in this episode
         self._read: Mapping[str, float] = {}  # pushes of the last reading
         self._latency_s: float | None = None
+
+    @property
+    def to_the_end(self) -> bool:
+        """Whether the operator stays in control to the end of the episode: it is a demonstration."""
+        return self._to_the_end
 
     @property
     def driving(self) -> bool:
@@ -95,6 +101,11 @@ class OperatorInput:
         with self._lock:
             self._verdict = success
 
+    def discard(self) -> None:
+        """The operator ends the episode and wants to record it again."""
+        with self._lock:
+            self._discard = self._to_the_end and self._begun
+
     def follow_grip(self, action: Tree) -> None:
         """Take over the grip of an action of the policy, so that a takeover does not drop the object."""
         with self._lock:
@@ -106,7 +117,7 @@ class OperatorInput:
     def begin(self) -> None:
         """An episode begins: the grip is open, and there is no verdict."""
         with self._lock:
-            self._verdict, self._closed = None, False
+            self._verdict, self._closed, self._discard = None, False, False
             self._changed_s = self._tap = None
             self._begun = False
 
@@ -129,4 +140,7 @@ class OperatorInput:
                 return Reading(verdict=verdict)
             if made_s is not None:
                 self._latency_s = now_s - made_s
-            return Reading(action=self._axes.action(pushes, closed=self._closed), since_s=made_s, verdict=verdict)
+            discard, self._discard = self._discard, False
+            return Reading(
+                action=self._axes.action(pushes, closed=self._closed), since_s=made_s, verdict=verdict, discard=discard
+            )

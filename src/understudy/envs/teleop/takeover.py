@@ -32,6 +32,7 @@ class Reading:
     reason: str = ""  # why the operator took over, if known
     since_s: float | None = None  # when the operator made this input, on the monotonic clock; None: just now
     verdict: bool | None = None  # the operator ends the episode as a success or a failure
+    discard: bool = False  # the operator ends the episode and wants to record it again
 
 
 class Device(Protocol):
@@ -61,6 +62,7 @@ class Choice:
     proposal: Tree | None  # the policy's action, whether it is executed or not
     began: bool = False  # whether this is the first step of a takeover
     verdict: bool | None = None  # the operator ends the episode with this step, as a success or a failure
+    discard: bool = False  # the operator ends the episode before this step and wants to record it again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +132,12 @@ class Takeover:
         began, self._active = not self._active, True
         self._count(reading, began)
         return Choice(
-            action=reading.action, source=self.device.source, proposal=proposal, began=began, verdict=reading.verdict
+            action=reading.action,
+            source=self.device.source,
+            proposal=proposal,
+            began=began,
+            verdict=reading.verdict,
+            discard=reading.discard,
         )
 
     def _count(self, reading: Reading, began: bool) -> None:

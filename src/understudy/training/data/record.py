@@ -56,6 +56,7 @@ class RecordReport:
     num_episodes: int
     num_steps: int = 0  # of this call
     num_broken: int = 0  # episodes of this call that were cut because the world's process failed
+    num_discarded: int = 0  # episodes of this call that the operator discarded; they are not counted above
 
 
 class RecordTarget(Protocol):
@@ -66,6 +67,9 @@ class RecordTarget(Protocol):
     def num_episodes(self, view: View) -> int:
         """The number of episodes in a view."""
         ...
+
+    def discard_last(self) -> None:
+        """Delete the episode that was recorded last, as far as the target can."""
 
 
 def record(
@@ -80,6 +84,7 @@ def record(
 ) -> RecordReport:
     """Run episodes in which the operator acts, until the target has `successes` of the task.
 
+    An episode that the operator discards is recorded again, from the same start.
     If the world's process fails, its episode is cut and recording continues; after MAX_BROKEN_IN_A_ROW failures the
     error is raised.
     """
@@ -112,6 +117,10 @@ def record(
                 report = replace(report, num_episodes=report.num_episodes + 1, num_broken=report.num_broken + 1)
             continue
         broken_in_a_row = 0
+        if episode.discarded:
+            target.discard_last()
+            report = replace(report, num_discarded=report.num_discarded + 1)
+            continue
         report = replace(
             report,
             num_successes=report.num_successes + episode.success,
@@ -165,6 +174,11 @@ class _StoreTarget:
         with Reader(self._store.path) as reader:
             return count_views(reader, [view])[0].episodes
 
+    def discard_last(self) -> None:
+        with Reader(self._store.path) as reader:
+            last = reader.catalog.last_episode_id()
+        self._store.delete([last])
+
 
 class _ServerTarget:
     def __init__(
@@ -178,6 +192,9 @@ class _ServerTarget:
 
     def writer(self, spec: StepSpec) -> Writer:
         return self._undo.enter_context(self._remote.writer(WRITER, spec, spool=self._spool))
+
+    def discard_last(self) -> None:
+        """Nothing: only the server's store deletes episodes. This one is a cut failure, which the view `DEMO` omits."""
 
     def num_episodes(self, view: View) -> int:
         return sum(int(status["episodes"][view.name]) for status in self._remote.status([view]).values())

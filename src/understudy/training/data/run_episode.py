@@ -24,6 +24,7 @@ Act: TypeAlias = Callable[[Tree], tuple[Tree, int]]
 # A screen: gets the observation, and a status with task, instruction, step, source, reward and success.
 Show: TypeAlias = Callable[[Tree, Mapping[str, Any]], None]
 
+DISCARDED = "discarded"  # label of an episode that the operator discarded
 IDLE_S = 0.05  # between two polls of an operator who has not started
 
 
@@ -37,6 +38,7 @@ class EpisodeResult:
     total_reward: float
     success: bool
     info: EpisodeInfo
+    discarded: bool = False  # by the operator, who wants to record it again; what there is of it is stored as cut
 
 
 def run_episode(
@@ -84,6 +86,8 @@ def run_episode(
     try:
         while True:
             choice, version = _choose(observation, act, source, takeover)
+            if choice.discard:
+                break
             next_observation, reward, terminated, truncated, outcome = world.step(choice.action)
             success = bool(outcome["success"])
             if choice.verdict is not None:  # the operator's verdict overrides the world's
@@ -110,7 +114,10 @@ def run_episode(
         writer.cut(observation if num_steps else None)
         raise
     labels = {**info.labels, **(takeover.summary.labels() if takeover is not None else {})}
-    writer.end(observation, success=success, labels=labels)
+    if choice.discard:
+        writer.cut(observation if num_steps else None, success=False, labels={**labels, DISCARDED: "yes"})
+    else:
+        writer.end(observation, success=success, labels=labels)
     return EpisodeResult(
         num_steps=num_steps,
         num_human=num_human,
@@ -118,6 +125,7 @@ def run_episode(
         success=success,
         info=info,
         num_takeovers=takeover.summary.count if takeover is not None else 0,
+        discarded=choice.discard,
     )
 
 

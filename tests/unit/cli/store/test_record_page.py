@@ -45,6 +45,10 @@ def recording(place: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[
         process.communicate()
 
 
+def steps_shown(page: Any) -> int:
+    return int(page.evaluate("info.step ?? 0"))
+
+
 def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
     words = [
         "--env",
@@ -63,6 +67,12 @@ def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
         page.locator("#link.on").wait_for()
         told = "stack the red block on the blue block"
         wait_for(lambda: page.locator("#instruction").text_content() == told)
+        page.keyboard.down("s")
+        wait_for(lambda: steps_shown(page) > 1)
+        page.keyboard.press("0")  # went wrong: discard it and record it again
+        page.keyboard.up("s")
+        wait_for(lambda: steps_shown(page) == 0)
+        page.locator("#who", has_text="Nobody acts yet").wait_for()
         began_s = time.monotonic()
         page.keyboard.down("w")
         wait_for(lambda: time.monotonic() - began_s > 0.5)
@@ -70,12 +80,19 @@ def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
         page.keyboard.press("Enter")  # a success, the person says
         out, error = process.communicate(timeout=WAIT_S)
         took_s = time.monotonic() - began_s
+        page.locator("#who", has_text="The demonstration is recorded").wait_for()
+        wait_for(lambda: page.evaluate("socket.readyState === WebSocket.CLOSED && controls === null"))
+        assert page.locator("#who").text_content() == "The demonstration is recorded"
     assert (process.returncode, error) == (0, "")
-    assert "1 successes in 1 episodes of stack_red_on_blue" in out
+    assert "1 successes in 1 episodes of stack_red_on_blue, 1 discarded" in out
     assert re.search(r"[\d.]+ of 20 Hz over \d+ ticks", out)
     with Reader(tmp_path / "store") as reader:
-        (record,) = reader.episodes()
+        discarded, record = reader.episodes("1")
         episode = reader.read(record.id)
+    assert discarded.deleted is not None
+    assert (discarded.state, discarded.info.success) == ("cut", False)
+    assert discarded.info.labels["discarded"] == "yes"
+    assert (discarded.info.init_state, discarded.info.seed) == (record.info.init_state, record.info.seed)
     assert (record.info.operator, record.info.kind, record.info.success) == ("ada", "demonstration", True)
     assert (episode.source == Source.HUMAN).all()
     assert 3 <= len(episode) <= 20 * took_s + 2  # not faster than was asked for

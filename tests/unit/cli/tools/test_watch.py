@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("PIL")
 
 from understudy.cli import main
+from understudy.cli.tools.watch import PORT
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import Store
 
@@ -120,6 +122,16 @@ def test_what_cannot_be_is_said(
         options += ["--token-file", str(tmp_path / "token")]
     assert main(["watch", str(store), *options]) == 1
     assert words in capsys.readouterr().err
+
+
+def test_the_usual_port_gives_way_if_it_is_taken(store: Path) -> None:
+    with ExitStack() as stack:
+        with suppress(OSError):  # somebody else has it: so much the better
+            stack.enter_context(socket.create_server(("127.0.0.1", PORT)))
+        url, printed = stack.enter_context(watching(store))
+        port = url.split(":")[2].strip("/")
+        assert f"port {PORT} is taken, so the page is at port {port}" in "".join(printed)
+        assert get(url, "api/targets")["targets"]
 
 
 def test_a_port_that_is_taken_is_said(store: Path, capsys: pytest.CaptureFixture[str]) -> None:

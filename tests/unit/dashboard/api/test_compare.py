@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.unit.dashboard.stores import make_store
+
 from understudy.dashboard.api.compare import compare
 from understudy.dashboard.api.targets import Target
 from understudy.training.runs.metrics import MetricLog
@@ -43,6 +45,7 @@ def test_runs_are_compared_by_config_and_score(tmp_path: Path) -> None:
             episode_results=[],
         )
         log.close()
+        make_store(run.store)
         runs.append(Target(run.path, name))
     found = compare([*runs, Target(tmp_path / "nothing", "nothing")])
     assert [run["name"] for run in found["runs"]] == ["one", "two"]
@@ -52,3 +55,7 @@ def test_runs_are_compared_by_config_and_score(tmp_path: Path) -> None:
     assert table["sac.hidden"]["values"] == [[8, 8], [8, 8]]
     assert found["runs"][1]["evaluations"][0]["fingerprint"] == {"code": "two"}
     assert found["runs"][0]["train"]["values"]["loss"] == [1e-3]
+    assert [one["step"] for one in found["runs"][0]["course"]][-1] == 54  # practice, with its intervals
+    assert all(one["alone"]["low"] <= one["alone"]["high"] for one in found["runs"][0]["course"])
+    for target in runs:
+        target.close()

@@ -61,6 +61,18 @@ def test_undo_of_a_label_brings_back_what_each_had(target: Target) -> None:
     assert {row: episode_queries.one_episode(target, row)["labels"] for row in (1, 2, 6)} == before
 
 
+@pytest.mark.parametrize("name", ["origin", "origin_digest", "intervention_count", "ticket"])
+def test_a_label_that_the_software_reads_again_cannot_be_changed(name: str, target: Target, store: Path) -> None:
+    with Store.open(store) as opened:
+        opened.label([1], {name: "written"})
+    assert episode_queries.one_episode(target, 1)["recorded_labels"][name] == "written"
+    assert episode_queries.one_episode(target, 1)["labels"] == {"look": "again"}  # of a person
+    for value in (None, "other"):
+        with pytest.raises(StoreError, match=f"labels: '{name}' is written and read again by Understudy itself"):
+            episode_queries.edit_episodes(target, EditRequest(action="label", episodes=(1,), labels={name: value}))
+    assert episode_queries.one_episode(target, 1)["recorded_labels"][name] == "written"
+
+
 def test_what_cannot_be_done_is_said(target: Target, store: Path) -> None:
     with pytest.raises(StoreError, match="1 of them do not exist"):
         episode_queries.edit_episodes(target, EditRequest(action="delete", episodes=(1, 99)))

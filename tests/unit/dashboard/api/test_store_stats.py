@@ -51,15 +51,18 @@ def test_lost_and_doubled_rows_are_counted(damage: str, lost: int, duplicates: i
 
 
 def test_success_by_task_has_wilsons_interval(target: Target) -> None:
-    found = {(one["task"], one["demonstration"]): one for one in store_stats.tasks(target)}
-    pick = found["pick", False]["all"]
+    found = {(one["task"], one["part"]): one for one in store_stats.tasks(target)}
     with Reader(target.store) as reader:
-        records = [r for r in reader.episodes() if r.info.task == "pick" and r.info.kind == "practice"]
-        records += [r for r in reader.episodes() if r.info.task == "pick" and r.info.kind == "correction"]
-    assert pick["episodes"] == sum(r.info.success is not None for r in records)
-    assert pick["successes"] == sum(r.info.success is True for r in records)
-    assert pick["low"] <= pick["rate"] <= pick["high"]
-    assert sum(one["episodes"] for one in found.values()) == 12
+        practice = [r for r in reader.episodes() if r.info.kind != "demonstration"]
+    assert {part for _, part in found} == {"alone", "helped", "demonstration"}
+    for (task, part), one in found.items():
+        score, some = one["all"], [r for r in practice if r.info.task == task and r.info.success is not None]
+        if part == "demonstration":
+            continue
+        assert score["episodes"] == len(some)  # both parts are of all practice
+        assert score["successes"] == sum(bool(r.info.success) and (r.num_human > 0) == (part == "helped") for r in some)
+        assert score["low"] - 1e-9 <= (score["rate"] or 0.0) <= score["high"]
+    assert sum(one["episodes"] for (_, part), one in found.items() if part != "helped") == 12
 
 
 def test_the_course_of_training(target: Target) -> None:
@@ -67,6 +70,12 @@ def test_the_course_of_training(target: Target) -> None:
     assert [one["step"] for one in found] == sorted(one["step"] for one in found)
     assert found[-1]["step"] == sum(one["steps"] for one in found) == 54  # nine episodes of practice
     assert sum(one["human_steps"] for one in found) == 4
+    with Reader(target.store) as reader:
+        practice = [r for r in reader.episodes() if r.info.kind != "demonstration" and r.info.success is not None]
+    for name, helped in (("alone", False), ("helped", True)):
+        assert sum(one[name]["episodes"] for one in found) == len(practice)
+        some = [r for r in practice if r.info.success and (r.num_human > 0) is helped]
+        assert sum(one[name]["successes"] for one in found) == len(some)
     assert sum(one["takeovers"] for one in found) == 4
 
 

@@ -81,10 +81,11 @@ def test_all_of_a_finished_run_is_in_it(finished: Path, written: Report) -> None
         assert f"<td>{line['step']:,}</td><td>{line['update']:,}</td>" in text
         assert line["fingerprint"]["parameters"] in text
         assert f"{100 * line['low']:.1f} to {100 * line['high']:.1f} %" in text
-    assert "<span class='state'>not running</span>" in text
+    assert "<span class='state'>finished</span>" in text
     assert text.count("data:image/gif;base64,") == 1  # the worst episode
     assert text.count("data:image/svg+xml;base64,") == len(FIGURES)
     assert "2 (" in text  # demonstrations
+    assert re.search(r"<dt>successful practice</dt><dd>\d+ of \d+ alone \(\d+ %\)", text)
     assert re.search(r"<b>intervention\.patience_steps: 5</b>", text)  # not the default
     assert "\nseed: 0\n" in text
 
@@ -250,6 +251,6 @@ def test_a_run_on_a_cluster_says_who_worked_and_what_is_lost(finished: Path, tmp
     text = write_report(run, tmp_path / "many").html.read_text()
     assert "<dt>cluster</dt><dd>3 nodes: 8 learners, 4 shards, 1,000 rollout workers; 4 restarts, 301 " in text
     assert "250,002 steps of shard-2: the disk with <code>/data/understudy/press/shard-2</code> was lost" in text
-    assert "<span class='state'>not running</span>" in text
+    assert "<span class='state'>finished</span>" in text
     status.write()
     assert read_run(run).is_running

@@ -139,6 +139,8 @@ def test_the_page_is_told_all() -> None:
     assert said["axes"][0]["less"] == {"key": "KeyA", "label": "left"}
     assert said["axes"][2]["pad"] == "triggers"
     assert (said["grip"], len(said["arrows"])) == ("KeyG", 4)
+    assert (said["discard"], bindings(7).describe(can_discard=True)["discard"]) == (None, "Digit0")
+    assert list(bindings(7).events(down(), down("Digit0"))) == ["discard"]
     assert (bindings(3).describe()["grip"], bindings(5).describe()["arrows"]) == (None, [])
 
 

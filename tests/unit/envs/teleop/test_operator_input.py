@@ -162,6 +162,21 @@ def test_a_verdict_is_said_once_and_not_of_the_next_episode() -> None:
     assert operator_input.read().verdict is None
 
 
+@pytest.mark.parametrize("to_the_end", [True, False])
+def test_a_demonstration_can_be_discarded_once_it_has_begun(to_the_end: bool) -> None:
+    operator_input = OperatorInput(AXES, to_the_end=to_the_end)
+    operator_input.discard()  # there is nothing yet
+    push(operator_input, 1.0)
+    assert not operator_input.read().discard
+    operator_input.discard()
+    assert operator_input.read().discard is to_the_end
+    assert not operator_input.read().discard
+    operator_input.discard()
+    operator_input.begin()
+    push(operator_input, 0.5)
+    assert not operator_input.read().discard
+
+
 def test_to_the_end_begins_with_the_first_act_and_then_rests() -> None:
     operator_input = OperatorInput(AXES, expiry_s=0.1, to_the_end=True)
     assert operator_input.read().action is None

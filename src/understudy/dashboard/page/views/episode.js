@@ -9,7 +9,9 @@ import { editEpisodes } from "../toast.js";
 
 const SPEEDS = [2, 5, 10, 20, 50].map((value) => [value, `${value} steps/s`]);
 const AXES = { 2: "x y", 3: "x y z", 4: "x y z grip", 6: "x y z roll pitch yaw", 7: "x y z roll pitch yaw grip" };
-const NOTES = /^((intervention|takeover)_.*|ticket|iteration|policy_seed|clipped_steps)$/; // labels that a run writes
+// Labels that a run or an import writes: their words and units.
+const RECORDED = { origin: "imported from", origin_digest: "digest of the original", intervention_count: "takeovers", intervention_steps: "intervention", takeover_latency_ms: "longest takeover latency", takeover_reasons: "reason of the takeover", policy_seed: "seed of the policy", clipped_steps: "actions beyond their bounds", trimmed_from: "trimmed from" };
+const UNITS = { intervention_steps: (value) => plural(Number(value), "step"), takeover_latency_ms: (value) => `${value} ms`, clipped_steps: (value) => plural(Number(value), "step"), origin_digest: (value) => value.slice(0, 12) };
 const ICONS = { play: "M8 5v14l11-7z", pause: "M7 5h4v14H7zM13 5h4v14h-4z", back: "M16 6v12l-8-6z", next: "M8 6v12l8-6z", first: "M6 6h2v12H6zM18 6v12l-9-6z", last: "M16 6h2v12h-2zM6 6v12l9-6z" };
 
 export async function open(page, { target, rest }) {
@@ -91,7 +93,7 @@ export async function open(page, { target, rest }) {
     fill(head, h("div", { class: "title" }, h("a", { class: "back", href: `#/${target}/episodes` }, "Episodes"), h("h1", {}, `${data.task ?? "Episode"} `, h("span", { class: "soft" }, `#${id}`)), h("span", { class: `pill ${outcome[0]}` }, outcome[1]), gone,
       h("span", { class: "fill" }), step(data.before, "Older"), step(data.after, "Newer")),
     h("div", { class: "row" }, h("p", { class: "soft" }, data.instruction ?? data.kind),
-      Object.entries(data.labels).filter(([name]) => !NOTES.test(name)).map(([name, value]) => h("button", { class: "tag", title: "Remove this label", onclick: () => editEpisodes(target, { action: "label", episodes: [id], labels: { [name]: null } }, `Label ${name} removed`, reload) }, value === "yes" ? name : `${name}=${value}`, h("i", {}, "×"))),
+      Object.entries(data.labels).map(([name, value]) => h("button", { class: "tag", title: `Remove the label ${name}`, onclick: () => editEpisodes(target, { action: "label", episodes: [id], labels: { [name]: null } }, `Label ${name} removed`, reload) }, value === "yes" ? name : `${name}=${value}`, h("i", {}, "×"))),
       h("button", { onclick: () => labelDialog(`episode ${id}`, (labels, text) => editEpisodes(target, { action: "label", episodes: [id], labels }, `Episode ${id} ${text}`, reload)) }, "Label"),
       data.deleted ? h("button", { onclick: () => editEpisodes(target, { action: "restore", episodes: [id] }, `Episode ${id} restored`, reload) }, "Restore")
         : h("button", { class: "bad", onclick: () => editEpisodes(target, { action: "delete", episodes: [id] }, `Episode ${id} deleted`, reload) }, "Delete")));
@@ -100,10 +102,10 @@ export async function open(page, { target, rest }) {
   const step = (other, text) => (other ? h("a", { class: "button", href: `#/${target}/episode/${other}` }, text) : null);
 
   function drawFacts() {
-    const notes = Object.entries(data.labels).filter(([name]) => NOTES.test(name)).map(([name, value]) => [name.replaceAll("_", " "), value]);
+    const notes = Object.entries(data.recorded_labels).map(([name, value]) => [RECORDED[name] ?? name.replaceAll("_", " "), (UNITS[name] ?? String)(value)]);
     const shown = data.steps.all_steps > data.steps.num_steps ? `, the first ${count(data.steps.num_steps)} are shown` : "";
-    fill(facts, [["kind", data.kind], ["steps", plural(data.num_steps, chunkSize(data.steps) > 1 ? `chunk of up to ${chunkSize(data.steps)} steps` : "step", chunkSize(data.steps) > 1 ? `chunks of up to ${chunkSize(data.steps)} steps` : "steps") + shown], ["source", WHO.filter((name) => data[`num_${name}`]).map((name) => `${name} ${count(data[`num_${name}`])}`).join(", ") || NONE], ["reward", short(data.total_reward)],
-      ["actor", data.actor], ["operator", data.operator], ["split", data.split], ["start", data.init_state], ["seed", data.seed], ["group", data.group_key], ["recorded", clock(data.begun_at)], ["size", bytes(data.num_bytes)], ...notes]
+    fill(facts, [["kind", data.kind], ["steps", plural(data.num_steps, chunkSize(data.steps) > 1 ? `chunk of up to ${chunkSize(data.steps)} steps` : "step", chunkSize(data.steps) > 1 ? `chunks of up to ${chunkSize(data.steps)} steps` : "steps") + shown], ["source", WHO.filter((name) => data[`num_${name}`]).map((name) => `${name} ${plural(data[`num_${name}`], "step")}`).join(", ") || NONE], ["total reward", short(data.total_reward)],
+      ["actor", data.actor], ["operator", data.operator], ["split", data.split], ["start state", data.init_state === null ? null : `number ${data.init_state}`], ["seed", data.seed], ["group", data.group_key], ["recorded", clock(data.begun_at)], ["size", bytes(data.num_bytes)], ...notes]
       .filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
   }
 

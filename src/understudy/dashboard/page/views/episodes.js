@@ -157,7 +157,7 @@ export async function open(page, { target, query, root, info }) {
     fill(who, stack(WHO.map((name) => [name, row[`num_${name}`], `var(--${name})`])));
     top.children[0].textContent = row.task ?? "no task";
     top.children[1].textContent = `#${row.id}`;
-    const tags = Object.keys(row.labels).filter((name) => !/^(intervention|takeover)_/.test(name));
+    const tags = Object.keys(row.labels);
     low.children[0].textContent = tags.length ? tags.join(", ") : row.kind;
     low.children[0].className = tags.length ? "tags" : "";
     low.children[1].textContent = `${count(row.num_steps)} steps`;

@@ -1,21 +1,25 @@
 // Interventions: when a human took over, who, why, and with which latency.
 
 import { get } from "../api.js";
-import { Chart, intervalBar } from "../chart.js";
+import { Chart, intervalBar, practiceCurves } from "../chart.js";
 import { card, empty, fill, h, throttle, tile } from "../dom.js";
 import { clock, count, IMITATION, NONE, ON_POLICY, percent, plural, short } from "../format.js";
 
 export async function open(page, { target }) {
   const tiles = h("dl", { class: "tiles" }), none = h("div", {});
-  const rate = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), height: 190, label: "Intervention rate" });
+  const share = { yMin: 0, yMax: 1, y: (v) => percent(v), height: 200, xLabel: "environment steps" };
+  const rate = new Chart({ ...share, label: "Intervention rate", yLabel: "practice steps by a human" });
+  const success = new Chart({ ...share, label: "Success of practice", yLabel: "episodes that succeed" });
   let course = [];
-  const number = new Chart({ yMin: 0, height: 150, label: "Takeovers", x: (at) => (course[at] ? short(course[at].step) : "") });
-  const latency = new Chart({ yMin: 0, height: 150, label: "Takeover latency", x: () => "" });
-  const operators = h("div", {}), reasons = h("div", {}), newest = h("div", {}), scale = h("div", { class: "scale" });
+  const number = new Chart({ yMin: 0, height: 180, label: "Takeovers", yLabel: "takeovers", xLabel: "environment steps", x: (at) => (course[at] ? short(course[at].step) : "") });
+  let limits = [];
+  const latency = new Chart({ yMin: 0, height: 180, label: "Takeover latency", yLabel: "episodes", xLabel: "latency, up to this many milliseconds", x: (at) => (at < limits.length ? String(limits[at]) : "more") });
+  const operators = h("div", {}), reasons = h("div", {}), newest = h("div", {});
   const body = h("div", { class: "cards" },
-    card("Intervention rate", { note: "share of practice steps by a human, and success rate", wide: true }, rate.node),
-    card("Takeovers", { note: "number by part of training" }, number.node),
-    card("Latency", { note: "from the operator's input to its execution, the worst of each episode" }, latency.node, scale),
+    card("Intervention rate", {}, rate.node),
+    card("Success of practice", { note: "of all episodes of practice" }, success.node),
+    card("Takeovers", { note: "by part of training" }, number.node),
+    card("Latency", { note: "from the operator's input to its execution, the worst of each episode" }, latency.node),
     card("By operator", {}, operators), card("By reason", {}, reasons),
     card("Latest interventions", { wide: true }, newest));
   fill(page, h("div", { class: "head" }, h("h1", {}, "Interventions")), tiles, none, body);
@@ -37,17 +41,16 @@ export async function open(page, { target }) {
       tile("takeovers", count(total.takeovers), `in ${plural(total.episodes, "episode")} of ${count(practice.episodes)}`),
       tile("intervention rate", percent(practice.human / Math.max(practice.steps, 1)), `of ${count(practice.steps)} steps`, "human"),
       tile("recent rate", percent(late), "second half of training"),
-      tile("success rate", percent(total.score.rate), `after a takeover, ${percent(total.score.low)} to ${percent(total.score.high)}`),
-      tile("latency", data.latency.p50 === null ? NONE : `${short(data.latency.p50)} ms`, data.latency.p99 === null ? "not measured" : `p90 ${short(data.latency.p90)}, p99 ${short(data.latency.p99)} ms`));
-    rate.set([
-      { name: "intervention rate", color: "var(--human)", points: data.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) },
-      { name: "success rate", color: "var(--policy)", dash: true, points: data.course.map((one) => [one.step, one.score.rate]) }]);
+      tile("success when helped", percent(total.score.rate), `${percent(total.score.low)} to ${percent(total.score.high)}, of ${plural(total.score.episodes, "episode")}`),
+      tile("median latency", data.latency.p50 === null ? NONE : `${short(data.latency.p50)} ms`, data.latency.p99 === null ? "not measured" : `90 % below ${short(data.latency.p90)} ms, 99 % below ${short(data.latency.p99)} ms`));
+    rate.set([{ name: "intervention rate", color: "var(--human)", points: data.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) }]);
+    success.set(practiceCurves(data.course));
     number.set([{ name: "takeovers", color: "var(--human)", bars: true, points: course.map((one, at) => [at, one.takeovers]) }]);
+    limits = data.histogram.limits;
     latency.set([{ name: "episodes", color: "var(--accent)", bars: true, points: data.histogram.counts.map((value, at) => [at, value]) }]);
-    fill(scale, [...data.histogram.limits.map((limit) => `≤ ${limit}`), "more"].map((text) => h("span", {}, text)), h("em", {}, "ms"));
     fill(operators, table(data.operators, "operator", total));
     fill(reasons, table(data.reasons, "reason", total));
-    fill(newest, h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["episode", "when", "operator", "takeovers", "human steps", "latency", "reason", "outcome"].map((name) => h("th", {}, name)))),
+    fill(newest, h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["episode", "when", "operator", "takeovers", "steps by the human", "latency", "reason", "outcome"].map((name) => h("th", {}, name)))),
       h("tbody", {}, data.newest.map((one) => h("tr", {}, h("td", {}, h("a", { href: `#/${target}/episode/${one.id}` }, `#${one.id}`)), h("td", {}, clock(one.begun_s)), h("td", {}, one.operator ?? NONE),
         h("td", { class: "num" }, count(one.takeovers)), h("td", { class: "num" }, `${count(one.num_human)} of ${count(one.num_steps)}`), h("td", { class: "num" }, one.latency_ms === null ? NONE : `${short(one.latency_ms)} ms`),
         h("td", {}, one.reasons ?? NONE), h("td", { class: one.success ? "good" : one.success === 0 ? "bad" : "soft" }, one.success ? "success" : one.success === 0 ? "failure" : NONE)))))));
@@ -58,7 +61,7 @@ export async function open(page, { target }) {
 }
 
 function table(rows, name, total) {
-  return h("table", { class: "bars" }, h("tbody", {}, rows.map((row) => h("tr", {},
+  return h("table", { class: "bars" }, h("thead", {}, h("tr", {}, [name, "", "takeovers", "success, 0 to 100 %"].map((one) => h("th", {}, one)))), h("tbody", {}, rows.map((row) => h("tr", {},
     h("td", {}, row.name ?? `no ${name}`), h("td", { class: "meter" }, h("i", { style: { width: `${100 * row.takeovers / Math.max(total.takeovers, 1)}%`, background: "var(--human)" } })),
     h("td", { class: "num" }, count(row.takeovers)), h("td", { class: "narrow" }, intervalBar(row.score, "var(--policy)"))))));
 }

@@ -1,9 +1,10 @@
 // Overview: is it working, and is it getting better?
 
 import { get } from "../api.js";
-import { Chart, intervalBar, stack } from "../chart.js";
+import { Chart, intervalBar, practiceCurves, stack } from "../chart.js";
 import { card, empty, fill, h, throttle, tile } from "../dom.js";
 import { ago, protocolText, count, IMITATION, NONE, ON_POLICY, percent, plural, short, span } from "../format.js";
+import { metricName } from "../metric_names.js";
 
 const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch_digest", "steps_per_s", "cpu_s", "bytes_moved", "episodes", "rollouts", "groups", "carried", "waves"]);
 const REASONS = { "too easy": "var(--random)", "too hard": "var(--human)", "failed workers": "var(--bad)", "too old": "var(--soft)", truncated: "var(--script)", "out of bounds": "var(--run-5)" };
@@ -11,18 +12,19 @@ const REASONS = { "too easy": "var(--random)", "too hard": "var(--human)", "fail
 export async function open(page, { target, info }) {
   const head = h("div", { class: "head" }), alarms = h("div", { class: "alarms" }), tiles = h("dl", { class: "tiles" });
   const scores = h("div", { class: "scores" });
-  const success = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), label: "Success over training", height: 230 });
-  const interventions = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), label: "Intervention rate", height: 170 });
-  const speed = new Chart({ yMin: 0, label: "Throughput", height: 170 });
-  const groups = new Chart({ yMin: 0, label: "Groups of an iteration, kept and dropped", height: 170 }), sum = h("div", {});
+  const rate = { yMin: 0, yMax: 1, y: (v) => percent(v), xLabel: STEPS };
+  const success = new Chart({ ...rate, label: "Success rate", yLabel: "episodes that succeed", height: 250 });
+  const interventions = new Chart({ ...rate, label: "Intervention rate", yLabel: "practice steps by a human", height: 190 });
+  const speeds = Object.fromEntries([["updates_per_s", "updates per second"], ["steps_per_s", "environment steps per second"]].map(([name, yLabel]) => [name, new Chart({ yMin: 0, label: "Throughput", yLabel, xLabel: STEPS, height: 190 })]));
+  const groups = new Chart({ yMin: 0, label: "Rollout groups of an iteration", yLabel: "groups of an iteration", xLabel: STEPS, height: 190 }), sum = h("div", {});
   const latest = h("div", { class: "latest" });
   const metrics = h("div", { class: "multiples" });
   const small = new Map();
-  const speedNote = h("span", {}), cards = {
+  const speed = h("div", {}), cards = {
     success: card("Success rate", { note: "with 95 % intervals", wide: true }, h("div", { class: "split" }, scores, success.node)),
-    interventions: card("Intervention rate", { note: "share of practice steps by a human" }, interventions.node),
+    interventions: card("Intervention rate", {}, interventions.node),
     groups: card("Rollout groups", { note: "of each iteration: kept, or dropped by reason" }, groups.node, sum),
-    speed: card("Throughput", { note: speedNote }, speed.node),
+    speed: card("Throughput", {}, speed),
     latest: card("Latest episodes", { wide: true, tools: h("a", { class: "more", href: `#/${target}/episodes` }, "All episodes") }, latest),
     learning: card("Training metrics", { wide: true }, metrics),
   };
@@ -45,15 +47,16 @@ export async function open(page, { target, info }) {
     success.set(successCurves(data));
     interventions.set([{ name: "intervention rate", color: "var(--human)", points: data.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) }]);
     const train = data.metrics.curves.train;
-    const groupwise = onPolicy(data), rate = groupwise ? "steps_per_s" : "updates_per_s";
-    speed.set([{ name: "per second", color: "var(--accent)", points: pair(train, rate) }]);
-    fill(speedNote, groupwise ? "environment steps per second during collection" : "updates per second");
+    const groupwise = onPolicy(data), speedName = groupwise ? "steps_per_s" : "updates_per_s";
+    const against = imitates(data) ? "update" : "step";
+    speeds[speedName].set([{ name: "per second", color: "var(--accent)", points: pair(train, speedName, against) }], { xLabel: imitates(data) ? UPDATES : STEPS });
+    if (speed.firstChild !== speeds[speedName].node) fill(speed, speeds[speedName].node);
     drawGroups(data);
-    drawMetrics(train, imitates(data) ? "update" : "step");
+    drawMetrics(train, against);
     success.node.hidden = imitates(data) && !data.metrics.evaluations.length;
     cards.interventions.hidden = groupwise || imitates(data);
     cards.groups.hidden = !groupwise;
-    cards.speed.hidden = !train?.values[rate];
+    cards.speed.hidden = !train?.values[speedName];
     cards.learning.hidden = !train;
     cards.latest.hidden = imitates(data) && !data.totals?.episodes;
     await drawLatest(data);
@@ -71,11 +74,12 @@ export async function open(page, { target, info }) {
     for (const name of Object.keys(train?.values ?? {})) {
       if (HIDDEN.has(name)) continue;
       if (!small.has(name)) {
-        const chart = new Chart({ height: 104, label: name });
+        const { title, unit, meaning } = metricName(name);
+        const chart = new Chart({ height: 132, label: title, yLabel: unit, xLabel: against === "update" ? UPDATES : STEPS });
         small.set(name, chart);
-        metrics.append(h("figure", {}, h("figcaption", {}, name.replaceAll("_", " ")), chart.node));
+        metrics.append(h("figure", {}, h("figcaption", { title: meaning }, title), chart.node));
       }
-      small.get(name).set([{ name, color: "var(--accent)", points: pair(train, name, against) }]);
+      small.get(name).set([{ name: metricName(name).title, color: "var(--accent)", points: pair(train, name, against) }]);
     }
   }
 
@@ -97,6 +101,7 @@ function pair(curves, name, against = "step") {
   return (curves?.values[name] ?? []).map((value, at) => [curves[against][at], value]);
 }
 
+const STEPS = "environment steps", UPDATES = "updates";
 const onPolicy = (data) => ON_POLICY.has(data.config?.kind);
 const imitates = (data) => IMITATION.has(data.config?.kind);
 
@@ -125,10 +130,13 @@ function status(data, finished) {
   if (data.cluster && data.cluster !== "ended") states.push(data.cluster); // the driver of a cluster
   const bad = ["failed", "gone", "stuck", "silent"].find((state) => states.includes(state));
   if (bad) return ["bad", { failed: "failed", gone: "killed", stuck: "stuck", silent: "no heartbeat" }[bad]];
-  if (states.includes("running")) return ["good", data.processes.find((role) => role.state === "running" && role.role !== "server")?.doing ?? (data.cluster ? "running on a cluster" : "running")];
-  if (data.totals?.being_written) return ["good", "being written"];
+  const busy = data.processes.filter((role) => role.state === "running" && role.role !== "server"); // a server may outlive the run
+  if (busy.length) return ["good", (busy.find((role) => role.role !== "actor") ?? busy[0]).doing ?? "running"];
+  if (data.cluster === "running") return ["good", "running on a cluster"];
   if (finished) return ["calm", "finished"];
-  return ["calm", data.run ? "not running" : data.store ? "not being written" : "does not exist yet"];
+  if (states.includes("running")) return ["calm", "served, not training"];
+  if (data.totals?.being_written) return ["good", "being written"];
+  return ["calm", data.run ? "stopped" : data.store ? "not being written" : "does not exist yet"];
 }
 
 function numbers(data) {
@@ -140,11 +148,11 @@ function numbers(data) {
   const last = data.metrics.last.train;
   const steps = data.config?.config?.steps;
   if (onPolicy(data)) return iterations(data);
-  if (imitates(data)) return [tile("updates", count(last?.update ?? 0), `of ${count(data.config.config.updates)}`), tile("demonstration steps", count(last?.step ?? 0), "sampled from")];
+  if (imitates(data)) return [tile("updates", count(last?.update ?? 0), `of ${count(data.config.config.updates)}`), tile("demonstration steps", count(last?.step ?? 0), "to sample from")];
   return [
     tile("environment steps", count(practice.steps), steps ? `of ${count(steps)}` : "of practice"),
-    last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} per second now` : last.updates_per_s ? `${short(last.updates_per_s)} per second` : "") : null,
-    tile("steps per second", stepsPerS === null ? NONE : short(stepsPerS), stepsPerS === null ? "not being written" : "now"),
+    last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} per second now` : last.updates_per_s ? `${short(last.updates_per_s)} per second at the end` : "") : null,
+    tile("steps per second", stepsPerS === null ? NONE : short(stepsPerS), stepsPerS === null ? "nothing is being written" : "now, of all actors"),
     tile("episodes", count(data.totals?.episodes ?? 0), data.totals ? `last ${ago(data.totals.rate.last_commit_s)}` : ""),
     tile("intervention rate", practice.steps ? percent(practice.human / practice.steps) : NONE, "of practice steps", practice.human ? "human" : ""),
     eta(data, practice.steps, steps, stepsPerS),
@@ -183,11 +191,15 @@ function scoreRows(data) {
     return [...rows, ...tasks.slice(0, 12).map((task) => row(task.task, `rollouts of the last ${plural(recent, "iteration")}`, task.recent, "var(--policy)"))];
   }
   for (const task of data.tasks.slice(0, 12)) {
-    const recent = task.recent.episodes < task.all.episodes ? `last ${task.recent.episodes} of ${count(task.episodes)}` : plural(task.episodes, "episode");
-    rows.push(row(task.task ?? "no task", `${task.demonstration ? "demonstrations" : "practice, with and without interventions"}, ${recent}`, task.recent, task.demonstration ? "var(--script)" : "var(--policy)"));
+    const recent = task.recent.episodes < task.all.episodes ? `last ${task.recent.episodes} of ${plural(task.episodes, "episode")}` : plural(task.episodes, "episode");
+    const [what, color] = PARTS[task.part];
+    rows.push(row(task.task ?? "no task", `${what}, ${recent}`, task.recent, color));
   }
   return rows;
 }
+
+// Whose success it is: episodes in which a human helped say little about the policy.
+const PARTS = { alone: ["practice that succeeded alone", "var(--policy)"], helped: ["practice that succeeded with a human's help", "var(--human)"], demonstration: ["demonstrations", "var(--script)"] };
 
 function row(name, note, score, color, big) {
   return h("div", { class: big ? "score big" : "score" }, h("div", {}, h("b", {}, name), h("small", {}, note)),
@@ -201,7 +213,7 @@ function successCurves(data) {
   if (evaluations.length) {
     found.push({ name: "evaluation", color: "var(--accent)", dots: true, points: evaluations.map((one) => [one.step, one.success]), band: evaluations.map((one) => [one.step, one.low, one.high]) });
   }
-  const rollouts = onPolicy(data) ? pair(data.metrics.curves.collection, "success") : data.course.map((one) => [one.step, one.score.rate]);
-  if (!imitates(data)) found.push({ name: "practice", color: "var(--policy)", dash: true, always: true, points: rollouts });
+  if (onPolicy(data)) found.push({ name: "rollouts", color: "var(--policy)", dash: true, always: true, points: pair(data.metrics.curves.collection, "success") });
+  else if (!imitates(data)) found.push(...practiceCurves(data.course));
   return found;
 }

@@ -6,17 +6,18 @@ import { card, empty, fill, h, throttle, tile } from "../dom.js";
 import { bytes, count, ON_POLICY, percent, plural, short } from "../format.js";
 
 const KINDS = { demonstration: "var(--script)", practice: "var(--policy)", correction: "var(--human)" };
+const STEPS = "environment steps";
 const COLORS = ["var(--accent)", "var(--script)", "var(--human)", "var(--random)", "var(--policy)", "var(--good)"];
 
 export async function open(page, { target, info }) {
   const tiles = h("dl", { class: "tiles" }), none = h("div", {}), inside = h("div", { class: "groups" }), sound = h("dl", { class: "tiles plain" });
-  const unit = h("span", {}), mixture = h("div", {}), share = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), height: 150, label: "Share of demonstrations" });
-  const ages = h("div", { class: "hist" }), lag = new Chart({ yMin: 0, height: 150, label: "Policy lag" }), reuse = new Chart({ yMin: 0, height: 150, label: "Reuse" });
-  const learned = [card("Demonstrations in batches", { note: "share of sampled steps" }, mixture, share.node),
-    card("Policy lag", { note: "versions between the newest policy and the one that chose the sampled action" }, lag.node),
-    card("Reuse", { note: "samples per stored step" }, reuse.node)];
+  const unit = h("span", {}), mixture = h("div", {}), share = new Chart({ yMin: 0, yMax: 1, y: (v) => percent(v), height: 180, label: "Share of demonstrations", yLabel: "sampled steps that are demonstrations", xLabel: STEPS });
+  const ages = h("div", { class: "hist" }), lag = new Chart({ yMin: 0, height: 180, label: "Policy lag", yLabel: "versions behind the newest policy", xLabel: STEPS }), reuse = new Chart({ yMin: 0, height: 180, label: "Reuse", yLabel: "samples per stored step", xLabel: STEPS });
+  const learned = [card("Demonstrations in batches", {}, mixture, share.node),
+    card("Policy lag", { note: "how old the policy is that chose the sampled action" }, lag.node),
+    card("Reuse", { note: "how often a stored step has been sampled so far" }, reuse.node)];
   const body = h("div", { class: "cards" }, card("Contents", { note: unit, wide: true }, inside), ...learned,
-    card("Age", { note: "steps by the start time of their episode" }, ages), card("Integrity", { note: "counts of the catalog and the writers", wide: true }, sound));
+    card("Age", { note: "when the episode of a step began", tools: h("div", { class: "legend" }, [["practice", "policy"], ["demonstrations", "script"]].map(([name, color]) => h("span", { vars: { "--c": `var(--${color})` } }, h("i", {}), name))) }, ages), card("Integrity", { note: "counts of the catalog and the writers", wide: true }, sound));
   fill(page, h("div", { class: "head" }, h("h1", {}, "Replay")), tiles, none, body);
 
   async function draw() {
@@ -27,14 +28,14 @@ export async function open(page, { target, info }) {
     const { totals, groups } = data;
     fill(unit, ON_POLICY.has(data.config?.kind) ? "action chunks of all episodes, with those of dropped groups" : "steps");
     fill(tiles, tile("episodes", count(totals.episodes), totals.deleted.episodes ? `and ${count(totals.deleted.episodes)} deleted` : ""),
-      ON_POLICY.has(data.config?.kind) ? tile("action chunks", count(totals.steps), "one row each") : tile("steps", count(totals.steps), `${count(totals.human_steps)} by a human`), tile("commit", count(totals.commit), totals.being_written ? "being written" : "not being written"),
+      ON_POLICY.has(data.config?.kind) ? tile("action chunks", count(totals.steps), "one row each") : tile("steps", count(totals.steps), `${count(totals.human_steps)} by a human`), tile("commits", count(totals.commit), totals.being_written ? "being written" : "not being written"),
       tile("on disk", bytes(totals.disk_bytes), totals.deleted.bytes ? `${bytes(totals.deleted.bytes)} of deleted episodes` : ""),
       tile("disk free", bytes(data.disk.free), `of ${bytes(data.disk.size)}`, data.disk.free < Math.min(0.05 * data.disk.size, 1e10) ? "bad" : ""));
     fill(inside, ["kind", "source", "task", "operator", "actor"].map((name) => group(name, groups)));
     drawLearned(data);
     const most = Math.max(...groups.ages.map((one) => one.practice + one.demonstration), 1);
     fill(ages, groups.ages.map((one) => h("div", {}, h("span", {}, one.name), h("div", { class: "meter" },
-      h("i", { style: { width: `${100 * one.practice / most}%`, background: "var(--policy)" } }), h("i", { style: { width: `${100 * one.demonstration / most}%`, background: "var(--script)" } })), h("b", {}, short(one.practice + one.demonstration)))));
+      h("i", { style: { width: `${100 * one.practice / most}%`, background: "var(--policy)" } }), h("i", { style: { width: `${100 * one.demonstration / most}%`, background: "var(--script)" } })), h("b", {}, `${short(one.practice + one.demonstration)} steps`))));
     const dropped = data.processes.reduce((sum, role) => sum + (role.delivery?.dropped ?? 0), 0);
     const repeated = data.processes.flatMap((role) => role.writers ?? []).reduce((sum, writer) => sum + (writer.repeated ?? 0), 0);
     fill(sound, tile("lost rows", count(groups.lost), "in the catalog", groups.lost ? "bad" : "good"), tile("duplicate rows", count(groups.duplicates), "in the catalog", groups.duplicates ? "bad" : "good"),

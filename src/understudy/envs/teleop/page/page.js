@@ -16,7 +16,7 @@ let info = {};
 let episode = -1;
 let sources = []; // of each step of this episode
 let refusal = null; // why the server refused this page
-let ended = false; // by the program that served it
+let ended = null; // what the program said when it closed the page, until another one serves it
 let beat = null;
 
 const held = new Set(); // codes of keys that are down, a finger on the screen included
@@ -35,7 +35,7 @@ function connect() {
     controls = null;
     clearInterval(beat);
     letGo();
-    ended = code === 1001;
+    if (code === 1001) ended = reason || "The session has ended";
     if (code === 1008) refusal = reason;
     else setTimeout(connect, 1000);
     render();
@@ -54,6 +54,7 @@ function receive(message) {
     $("round-trip").textContent = ms(message.round_trip_ms);
   } else if (message.type === "welcome") {
     controls = message.controls;
+    ended = null;
     clearInterval(beat);
     beat = setInterval(report, message.expiry_ms / 4);
     drawControls();
@@ -215,7 +216,7 @@ function render() {
 
 function inControl() {
   if (refusal) return ["lost", "Refused", refusal];
-  if (!controls && ended) return ["nobody", "The session has ended", "This page reconnects when the next one begins."];
+  if (!controls && ended) return ["done", ended, "You can close this page. If you record again, it connects by itself."];
   if (!controls) return ["lost", "Not connected", "Nothing you press arrives. Trying again."];
   if (state.driving && state.you_drive) return ["human", "You are driving", "Let go to give control back."];
   if (state.driving) return ["human", "A person is driving", "You are watching."];
@@ -274,6 +275,7 @@ function push(bar, value) {
 function drawControls() {
   known = new Set([controls.hold, controls.success, controls.failure, ...Object.keys(controls.speeds)]);
   if (controls.grip) known.add(controls.grip);
+  if (controls.discard) known.add(controls.discard);
   for (const axis of controls.axes) known.add(axis.less.key).add(axis.more.key);
   for (const arrow of controls.arrows) known.add(arrow);
   document.body.classList.toggle("watch", !controls.axes.length);
@@ -310,6 +312,7 @@ function drawKeyboard() {
     board.append(key);
   };
   Object.entries(controls.speeds).forEach(([code, speed], i) => add(code, code.replace("Digit", ""), `${speed * 100} %`, 1, 1 + 4 * i, 5 + 4 * i));
+  if (controls.discard) add(controls.discard, "0", "discard, again", 1, 15, 25);
   add(controls.failure, "⌫", "failure", 1, 26, 34);
   add(controls.success, "⏎", "success", 1, 34, 41);
   LETTERS.forEach((letters, row) => [...letters].forEach((letter, i) => {
@@ -366,6 +369,7 @@ function drawTouch() {
   if (controls.grip) others.unshift(button(controls.grip, "grip"));
   others.push(...Object.entries(controls.speeds).map(([key, speed]) => button(key, `${speed * 100}%`)));
   const verdict = [button(controls.failure, "failure", "no"), button(controls.success, "success", "yes")];
+  if (controls.discard) verdict.unshift(button(controls.discard, "discard, again"));
   $("touch").replaceChildren(pads, ...rows, group("row", ...others), group("row", ...verdict));
 }
 

@@ -1,0 +1,65 @@
+// What the numbers of a training log are called, their unit, and what they mean. docs/rlpd.md and docs/ppo.md say when they are healthy.
+
+const SHARE = "share, 0 to 1", NATS = "nats", NORM = "gradient norm", REWARD = "discounted reward", LOSS = "loss";
+
+const NAMES = {
+  critic_loss: ["critic loss", "squared reward", "mean squared error of the critics from their target"],
+  td_error: ["TD error", REWARD, "mean absolute error of the critics from their target"],
+  q: ["Q", REWARD, "mean value of the batch's actions"],
+  q_target: ["Q target", REWARD, "mean target of the critics"],
+  q_target_max: ["largest Q target", REWARD, "largest target of the critics in the batch"],
+  q_disagreement: ["Q disagreement", REWARD, "standard deviation among the critics"],
+  actor_q: ["Q of the policy", REWARD, "mean value of the policy's own actions"],
+  actor_loss: ["actor loss", LOSS, "temperature times log-prob minus value"],
+  critic_gradient: ["critic gradient", NORM, "norm of the critics' gradient"],
+  actor_gradient: ["actor gradient", NORM, "norm of the actor's gradient"],
+  entropy: ["entropy", NATS, "entropy of the policy's actions"],
+  temperature: ["temperature", "reward per nat", "weight of the entropy in the actor's loss"],
+  saturation: ["saturation", SHARE, "share of the policy's action numbers beyond 0.99 of their bound"],
+  bc_mse: ["distance from demonstrations", "squared action", "squared distance of the policy's mode from the demonstrated action"],
+  gripper_loss: ["gripper loss", LOSS, "loss of the gripper's discrete action"],
+  gripper_q: ["gripper Q", REWARD, "mean value of the gripper's actions"],
+  gripper_agreement: ["gripper agreement", SHARE, "how often the best gripper action is the executed one"],
+  lag_mean: ["mean policy lag", "versions", "versions between the newest policy and the one that chose the sampled action"],
+  lag_max: ["largest policy lag", "versions", "versions between the newest policy and the oldest one in a batch"],
+  reuse: ["reuse", "samples per step", "how often a stored step has been sampled so far, on average"],
+  mse: ["distance from demonstrations", "squared action", "squared distance of the policy's mode from the demonstrated action"],
+  log_likelihood: ["log-likelihood", NATS, "log-likelihood of the demonstrated actions"],
+  loss: ["loss", LOSS, "the loss that is minimised"],
+  error: ["error", "of an action range of 2", "mean distance of the most likely value from the demonstrated one"],
+  score: ["score", "reward", "mean score of the episodes, before any KL penalty"],
+  success: ["success of rollouts", SHARE, "success rate on training starts, with sampled actions"],
+  episode_steps: ["episode length", "steps", "mean number of executed steps of an episode"],
+  advantage: ["advantage", "normalised reward", "mean advantage of the executed steps"],
+  advantage_std: ["spread of the advantage", "normalised reward", "standard deviation of the advantage"],
+  no_advantage: ["steps without advantage", SHARE, "share of executed steps whose advantage is exactly 0"],
+  value: ["value", REWARD, "mean of the recorded values"],
+  return: ["return", REWARD, "mean of the returns that the values predict"],
+  explained_variance: ["explained variance", "share, up to 1", "share of the returns' variance that the values explain"],
+  kl: ["KL from the reference", NATS, "KL of the recorded policy from the reference, per log-prob"],
+  kl_coef: ["weight of the KL", "reward per nat", "weight of the KL penalty in this batch"],
+  kl_loss: ["KL loss", NATS, "KL of the current policy from the reference"],
+  policy_loss: ["policy loss", LOSS, "the policy's term of the loss"],
+  value_loss: ["value loss", "squared reward", "squared error of the values from the returns"],
+  approx_kl: ["KL of the update", NATS, "how far the policy moved from the recorded one"],
+  ratio: ["ratio", "new over old", "mean ratio of new to recorded probabilities"],
+  ratio_spread: ["spread of the ratio", "new over old", "root mean square of the ratio minus 1"],
+  clip_low: ["clipped below", SHARE, "share of log-probs that are clipped at the lower bound"],
+  clip_high: ["clipped above", SHARE, "share of log-probs that are clipped at the upper bound"],
+  clip_dual: ["dual-clipped", SHARE, "share of log-probs that clip_ratio_c limits"],
+  value_clip_fraction: ["clipped values", SHARE, "share of blocks whose value was clipped"],
+  gradient: ["gradient", NORM, "mean gradient norm before clipping"],
+  learning_rate: ["learning rate", "per update", "learning rate of the last update"],
+  collect_s: ["collecting rollouts", "seconds", "seconds that an iteration collected rollouts"],
+  learn_s: ["updating", "seconds", "seconds that an iteration updated the policy"],
+  updates_per_s: ["update rate", "updates per second", "updates per second of the learner"],
+  steps_per_s: ["step rate", "steps per second", "environment steps per second during collection"],
+  demo_share: ["demonstrations in batches", SHARE, "share of demonstrations and human steps in the sampled batches"],
+  demo_share_wanted: ["demonstrations wanted", SHARE, "share of demonstrations and human steps that the batches should have"],
+};
+
+// { title, unit, meaning } of a number in the log. One that an algorithm of your own writes keeps its name.
+export function metricName(name) {
+  const [title, unit, meaning] = NAMES[name] ?? [name.replaceAll("_", " ").replace(/ s$/, ""), name.endsWith("_s") ? "seconds" : "as the algorithm reports it", ""];
+  return { title, unit, meaning };
+}
