@@ -19,7 +19,7 @@ from understudy.replay.write.edit_requests import EditRequest
 # Labels that the software writes and reads again. People cannot change them here, because they would break what
 # depends on them: an import that adds nothing the second time, the counts of interventions, the tickets of a run.
 RECORDED_LABELS = re.compile(
-    r"(origin|origin_digest|(intervention|takeover)_.*|ticket|iteration|policy_seed|clipped_steps"
+    r"(origin|origin_digest|fps|robot_type|names|(intervention|takeover)_.*|ticket|iteration|policy_seed|clipped_steps"
     r"|trajectory|complete|cut|steps_missing_before|salvaged_.*|trimmed_from)"
 )
 MAX_PAGE = 300

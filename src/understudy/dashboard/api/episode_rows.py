@@ -106,6 +106,7 @@ def steps_of(target: Target, episode: int) -> dict[str, Any]:
         "all_steps": record.num_steps,
         "num_rows": min(record.num_rows, MAX_STEPS + 1),
         "cameras": cameras,
+        "names": {path: list(names) for path, names in record.info.names.items()},
         "curves": curves,
         "source": found["source"].tolist(),
         "policy_version": found["policy_version"].tolist(),

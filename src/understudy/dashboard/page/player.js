@@ -92,7 +92,7 @@ export class Lanes {
     this.lanes = lanes;
     this.source = source;
     this.values = lanes.map(() => h("span", {}));
-    this.names.replaceChildren(h("div", { class: "strip" }, "source"), ...lanes.map((lane, at) => h("div", {}, h("b", {}, lane.name), this.values[at])));
+    this.names.replaceChildren(h("div", { class: "strip" }, "source"), ...lanes.map((lane, at) => h("div", { title: lane.title }, h("b", {}, lane.name), this.values[at])));
     this.draw();
     this.move(this.at);
   }

@@ -1,6 +1,7 @@
 """Rows and images: what is shown is what was recorded, and damage is never shown."""
 
 import io
+import json
 import struct
 from pathlib import Path
 
@@ -88,6 +89,14 @@ def test_curves_have_actions_proposals_rewards_and_extras(target: Target) -> Non
     assert action["proposal"][1] == [None, None, None, None, pytest.approx(0.9), pytest.approx(1.0)]
     assert found["cameras"] == {CAMERA: [48, 64]}
     assert found["policy_version"] == [1] * 6
+    assert found["names"] == {}  # none are invented
+
+
+def test_names_of_joints_are_those_of_the_data(target: Target, store: Path) -> None:
+    joints = ["shoulder_pan.pos", "elbow_flex.pos", "wrist_roll.pos", "gripper.pos"]
+    with Store.open(store) as opened:
+        opened.label([2], {"names": json.dumps({"action": {"motors": joints}})})
+    assert steps_of(target, 2)["names"] == {"action": joints}
 
 
 def test_an_episode_that_is_being_recorded_is_shown_as_far_as_it_is(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ import { CameraVideo, Lanes } from "../player.js";
 import { editEpisodes } from "../toast.js";
 
 const SPEEDS = [2, 5, 10, 20, 50].map((value) => [value, `${value} steps/s`]);
-const AXES = { 2: "x y", 3: "x y z", 4: "x y z grip", 6: "x y z roll pitch yaw", 7: "x y z roll pitch yaw grip" };
 // Labels that a run or an import writes: their words and units.
-const RECORDED = { origin: "imported from", origin_digest: "digest of the original", intervention_count: "takeovers", intervention_steps: "intervention", takeover_latency_ms: "longest takeover latency", takeover_reasons: "reason of the takeover", policy_seed: "seed of the policy", clipped_steps: "actions beyond their bounds", trimmed_from: "trimmed from" };
-const UNITS = { intervention_steps: (value) => plural(Number(value), "step"), takeover_latency_ms: (value) => `${value} ms`, clipped_steps: (value) => plural(Number(value), "step"), origin_digest: (value) => value.slice(0, 12) };
+const RECORDED = { origin: "imported from", origin_digest: "digest of the original", intervention_count: "takeovers", intervention_steps: "intervention", takeover_latency_ms: "longest takeover latency", takeover_reasons: "reason of the takeover", policy_seed: "seed of the policy", clipped_steps: "actions beyond their bounds", trimmed_from: "trimmed from", fps: "control rate", robot_type: "robot" };
+const UNITS = { fps: (value) => `${value} steps per second`, intervention_steps: (value) => plural(Number(value), "step"), takeover_latency_ms: (value) => `${value} ms`, clipped_steps: (value) => plural(Number(value), "step"), origin_digest: (value) => value.slice(0, 12) };
 const ICONS = { play: "M8 5v14l11-7z", pause: "M7 5h4v14H7zM13 5h4v14h-4z", back: "M16 6v12l-8-6z", next: "M8 6v12l8-6z", first: "M6 6h2v12H6zM18 6v12l-9-6z", last: "M16 6h2v12h-2zM6 6v12l9-6z" };
 
 export async function open(page, { target, rest }) {
@@ -102,7 +101,7 @@ export async function open(page, { target, rest }) {
   const step = (other, text) => (other ? h("a", { class: "button", href: `#/${target}/episode/${other}` }, text) : null);
 
   function drawFacts() {
-    const notes = Object.entries(data.recorded_labels).map(([name, value]) => [RECORDED[name] ?? name.replaceAll("_", " "), (UNITS[name] ?? String)(value)]);
+    const notes = Object.entries(data.recorded_labels).filter(([name]) => name !== "names").map(([name, value]) => [RECORDED[name] ?? name.replaceAll("_", " "), (UNITS[name] ?? String)(value)]);
     const shown = data.steps.all_steps > data.steps.num_steps ? `, the first ${count(data.steps.num_steps)} are shown` : "";
     fill(facts, [["kind", data.kind], ["steps", plural(data.num_steps, chunkSize(data.steps) > 1 ? `chunk of up to ${chunkSize(data.steps)} steps` : "step", chunkSize(data.steps) > 1 ? `chunks of up to ${chunkSize(data.steps)} steps` : "steps") + shown], ["source", WHO.filter((name) => data[`num_${name}`]).map((name) => `${name} ${plural(data[`num_${name}`], "step")}`).join(", ") || NONE], ["total reward", short(data.total_reward)],
       ["actor", data.actor], ["operator", data.operator], ["split", data.split], ["start state", data.init_state === null ? null : `number ${data.init_state}`], ["seed", data.seed], ["group", data.group_key], ["recorded", clock(data.begun_at)], ["size", bytes(data.num_bytes)], ...notes]
@@ -139,11 +138,11 @@ function curves(steps) {
   const found = [], size = chunkSize(steps);
   for (const [path, curve] of Object.entries(steps.curves)) {
     if (size > 1 && /^extras\/(replay|log_prob|executed)/.test(path)) continue; // one number for each token of a chunk
-    const each = curve.size / size, names = AXES[each]?.split(" "), wide = size > 1 && path.startsWith("action");
-    const usual = !path.startsWith("action") ? null : wide ? curve.values.map((_, at) => `${Math.floor(at / each)}: ${names?.[at % each] ?? at % each}`) : names;
+    const each = curve.size / size, wide = size > 1 && path.startsWith("action"), field = path.replace("extras/", "");
+    const named = steps.names[path]?.length === each ? (at) => steps.names[path][at] : (at) => `${field} ${at + 1}`; // of the data, or numbers: never invented
     curve.values.forEach((values, at) => found.push({
-      name: curve.size === 1 ? path.replace("extras/", "") : usual ? `${path === "action" ? "" : `${path.slice(7)} `}${usual[at]}` : `${path.replace("extras/", "")} ${at}`,
-      values, proposal: curve.proposal?.[at], plain: !path.startsWith("action"),
+      name: curve.size === 1 ? steps.names[path]?.[0] ?? field : wide ? `${Math.floor(at / each) + 1}: ${named(at % each)}` : named(at),
+      title: path, values, proposal: curve.proposal?.[at], plain: !path.startsWith("action"),
     }));
   }
   return found.sort((a, b) => (a.name === "reward" ? -1 : b.name === "reward" ? 1 : 0));
