@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import runpy
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,14 +17,16 @@ from tests.docs.pages import DOCS, blocks, run_page
 from understudy.cli import main
 from understudy.training.runs.health import Health
 
-PAGES = ("quickstart.md", "reference/metrics.md", "guides/policy.md", "guides/simulator.md")
+PAGES = ("quickstart.md", "reference/metrics.md", "guides/policy.md", "guides/simulator.md", "guides/own.md")
+MAX_LINES = 30  # of a file of the user's own
+SHORT = {"400": "100", "1500": "80", "300": "60", "50": "5", "20": "3"}  # in every run, of steps, updates and episodes
 
 
 def commands(page: str) -> list[list[str]]:
     found = blocks((DOCS / page).read_text(), "bash")
     lines = [line.partition(" #")[0] for block in found for line in block.splitlines()]
-    assert all(line.startswith("understudy ") for line in lines)
-    return [shlex.split(line)[1:] for line in lines]
+    assert all(line.startswith(("understudy ", "python ")) for line in lines)
+    return [shlex.split(line)[line.startswith("understudy ") :] for line in lines]
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +65,41 @@ def test_a_simulator(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     finally:
         sys.modules.pop("line", None)
     assert "100 % of 5" in capsys.readouterr().out
+
+
+@pytest.fixture
+def own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The files of guides/own.md, whose first lines name them, in the current directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    names = []
+    for block in blocks((DOCS / "guides" / "own.md").read_text()):
+        title, _, text = block.partition("\n")
+        names.append(title.removeprefix("# "))
+        assert len(text.strip().splitlines()) <= MAX_LINES, title
+        (tmp_path / names[-1]).write_text(text)
+    yield names
+    for name in names:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+@pytest.mark.parametrize("short", [True, pytest.param(False, marks=pytest.mark.nightly)])
+def test_ones_own(short: bool, own_files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("gymnasium")
+    assert own_files == ["reach.py", "my_policy.py", "my_reward.py", "my_data.py"]
+    scores = []
+    for words in commands("guides/own.md"):
+        words = [SHORT.get(word, word) if short else word for word in words]
+        capsys.readouterr()
+        if words[0] == "python":
+            runpy.run_path(words[1], run_name="__main__")
+        else:
+            assert main(words) == 0, words
+        printed = capsys.readouterr().out
+        scores += [int(found) for found in re.findall(r"^(\d+) % of", printed, re.MULTILINE)]
+    assert len(scores) == 5
+    assert short or (scores[2] >= 60 and scores[3] >= 80), scores  # RLPD, and the policy in plain PyTorch
+    assert "3 of 3" in printed  # the imported demonstrations
 
 
 def test_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

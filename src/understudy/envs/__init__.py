@@ -1,6 +1,8 @@
 """Environments (worlds), their tasks, the checker for your own world, and the toy table."""
 
 from understudy.envs.check import CheckError, Report, check_env
+from understudy.envs.rewards import RewardedWorld
+from understudy.envs.simulators.gym import GymWorld
 from understudy.envs.suite import Suite, SuiteError, Task
 from understudy.envs.toy import ToyTable, script
 from understudy.envs.workers.isolated import IsolatedWorld
@@ -13,9 +15,11 @@ from understudy.envs.world_factory import WorldFactory
 __all__ = [
     "CheckError",
     "ExpertAction",
+    "GymWorld",
     "IsolatedWorld",
     "Limits",
     "Report",
+    "RewardedWorld",
     "Suite",
     "SuiteError",
     "Task",

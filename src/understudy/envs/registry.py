@@ -3,8 +3,8 @@
     NAME[:REST][?option=value&...]
 
 Each world defines what REST means, mostly a task. Options are passed to the factory; `task` selects the task of the
-next episode. A name that is not in WORLD_REGISTRY is "module:factory", for worlds of your own; the module may be a file
-in the current directory.
+next episode, and `reward` and `success` name functions of your own as "module:function" (rewards.py). A name that is
+not in WORLD_REGISTRY is "module:factory", for worlds of your own; the module may be a file in the current directory.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
+from understudy.envs.rewards import OPTIONS
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.world import World, WorldError
 from understudy.envs.world_factory import WorldFactory
@@ -110,11 +111,11 @@ def find_world(name: str) -> ResolvedWorld:
     head, _, rest = path.partition(":")
     given = _options(name, query)
     task = given.pop("task", None)
+    functions = _functions(name, given)
     entry = WORLD_REGISTRY.get(head)
     if entry is None:
-        return ResolvedWorld(
-            source=WorldFactory(factory=_user_factory(name, path), options=given), task=task, isolated=False
-        )
+        own = WorldFactory(factory=_user_factory(name, path), options=given)
+        return ResolvedWorld(source=_rewarded(own, functions), task=task, isolated=False)
     options, named_task = entry.parse_rest(rest)
     if task is not None and named_task is not None:
         raise WorldError(f"{name}: two tasks, {named_task!r} and {task!r}; leave one of them out")
@@ -126,7 +127,34 @@ def find_world(name: str) -> ResolvedWorld:
         env=entry.variables,
         python=str(entry.python) if entry.packages else None,
     )
-    return ResolvedWorld(source=source, task=task or named_task, isolated=bool(entry.packages), limits=entry.limits)
+    return ResolvedWorld(
+        source=_rewarded(source, functions),
+        task=task or named_task,
+        isolated=bool(entry.packages),
+        limits=entry.limits,
+    )
+
+
+def _functions(name: str, given: dict[str, Any]) -> dict[str, str]:
+    """Take the user's reward and success functions, given as Python paths, out of the options of a world."""
+    found = {key: given.pop(key) for key in OPTIONS if isinstance(given.get(key), str) and ":" in given[key]}
+    for path in found.values():
+        module = path.partition(":")[0]
+        if not find_module(module):
+            raise WorldError(f"{name}: {missing(module)}")
+    return found
+
+
+def _rewarded(source: WorldFactory, functions: Mapping[str, str]) -> WorldFactory:
+    """The same world with the user's functions, in whatever process it is built."""
+    if not functions:
+        return source
+    return WorldFactory(
+        factory="understudy.envs.rewards:RewardedWorld.build",
+        options={"factory": source.factory, "options": dict(source.options), **functions},
+        env=source.env,
+        python=source.python,
+    )
 
 
 def _options(name: str, query: str) -> dict[str, Any]:

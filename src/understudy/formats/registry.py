@@ -2,6 +2,8 @@
 
     FORMAT:PATH[?option=value&...]
 
+A reader of your own is a function, module:function:PATH (function_format.py).
+
 Each format is a package here that defines `FORMAT`. It is imported on demand, because some formats need optional
 libraries.
 """
@@ -16,6 +18,8 @@ from pathlib import Path
 from urllib.parse import parse_qsl
 
 from understudy.formats.format import Format, FormatError
+from understudy.formats.function_format import FunctionFormat
+from understudy.processes.python_path import find_module
 
 FORMATS: Mapping[str, str] = {  # with one line of help each
     "rlds": "RLDS, as TensorFlow Datasets keeps it (tfrecord or array_record).",
@@ -39,7 +43,11 @@ class DatasetPath:
 def find_format(name: str) -> Format:
     if name not in FORMATS:
         nearest = difflib.get_close_matches(name, FORMATS, n=1)
-        advice = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(FORMATS)}"
+        advice = (
+            f"did you mean {nearest[0]!r}?"
+            if nearest
+            else f"there are {', '.join(FORMATS)}, or module:function of your own file"
+        )
         raise FormatError(f"format {name!r}: is unknown; {advice}")
     try:
         found: Format = importlib.import_module(f"understudy.formats.{name}").FORMAT
@@ -57,11 +65,15 @@ def parse_dataset_path(name: str) -> DatasetPath:
         raise FormatError(
             f"{name!r}: expected FORMAT:PATH, such as rlds:{name or 'DIR'}; formats: {', '.join(FORMATS)}"
         )
+    own = None
+    if which not in FORMATS and ":" in rest and find_module(which):  # module:function:PATH
+        function, _, rest = rest.partition(":")
+        own = FunctionFormat(f"{which}:{function}")
     path, _, query = rest.partition("?")
     pairs = parse_qsl(query, keep_blank_values=True)
     if len(dict(pairs)) < len(pairs):
         raise FormatError(f"{name!r}: an option is given twice; give each once")
-    return DatasetPath(format=find_format(which), path=Path(path).expanduser(), options=dict(pairs))
+    return DatasetPath(format=own or find_format(which), path=Path(path).expanduser(), options=dict(pairs))
 
 
 def check_options(options: Mapping[str, str], allowed: Collection[str], name: str) -> None:

@@ -26,7 +26,8 @@ def command(
     """Evaluate a policy on held-out episodes; prints its success rate with a 95 % interval and a fingerprint.
 
     Args:
-        policy: Directory of a run, or a file policy.safetensors.
+        policy: Directory of a run, a file policy.safetensors, or a function of your own from an observation to an
+            action, as module:function.
         env: Name of the world and its task; by default that of the run. A VLA is evaluated on all tasks of the world.
         episodes: Number of episodes; above the number of starts, starts are used again.
         split: Starts to evaluate on: eval (never used in training), train, or all (a benchmark's protocol, for VLAs).

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +14,16 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from understudy.core import Tree, UnderstudyError
+from understudy.core import NO_VERSION, Tree, UnderstudyError
+from understudy.core.spec import describe
 from understudy.envs.registry import open_world
+from understudy.envs.world import World
 from understudy.policies import ActorPolicy
 from understudy.policies.load import is_actor, load_block_policy
 from understudy.policies.openvla.config import OpenVLAConfig
+from understudy.processes.python_path import import_object
 from understudy.training.collection.collector import Collector
+from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.rlpd import policy_act
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.multi_task_evaluation import evaluate_tasks
@@ -44,7 +49,14 @@ def run_evaluation(
     out: Path | None,
 ) -> int:
     """Evaluate a policy, print the result and write it to `out`; returns the exit code."""
-    run = Run(policy) if Run.is_at(policy) or (policy.is_dir() and not (policy / CONFIG).exists()) else None
+    own = is_python_path(policy)
+    run = (
+        None
+        if own
+        else Run(policy)
+        if Run.is_at(policy) or (policy.is_dir() and not (policy / CONFIG).exists())
+        else None
+    )
     run_config = None if run is None else run.metadata["config"]
     env = env or (None if run_config is None else run_config["env"])
     if env is None:
@@ -65,7 +77,7 @@ def run_evaluation(
     console = Console(highlight=False)
     with Progress(console=console, transient=True) as bar:
         line = bar.add_task("evaluating", total=episodes)
-        run_episodes = evaluate_actor if is_actor(request.policy) else evaluate_vla
+        run_episodes = evaluate_own if own else evaluate_actor if is_actor(request.policy) else evaluate_vla
         score, made_of, text = run_episodes(request, lambda: bar.advance(line))
     console.print(text, style="green", soft_wrap=True)
     console.print(f"policy {made_of.parameters}, code {made_of.code}, config {made_of.config}", soft_wrap=True)
@@ -110,20 +122,49 @@ class EvaluationRequest:
         )
 
 
+def is_python_path(policy: Path) -> bool:
+    """Whether this names a function, as my_policy:act, and not a file."""
+    return ":" in policy.name and not policy.exists()
+
+
+def evaluate_own(request: EvaluationRequest, on_episode: Callable[[], None]) -> tuple[dict[str, Any], Fingerprint, str]:
+    """Evaluate a function of the user on one task, in this process. Its fingerprint is that of its file."""
+    if request.sampled:
+        raise UnderstudyError("sampled: a function of your own decides this itself; leave the option out")
+    found = import_object(str(request.policy), UnderstudyError)
+    if not callable(found):
+        raise UnderstudyError(f"{request.policy}: expected a function of an observation, got {describe(found)}")
+    module = sys.modules[str(request.policy).partition(":")[0]]
+    source = Path(module.__file__).read_bytes() if module.__file__ else b""
+
+    def act(observation: Tree) -> tuple[Tree, int]:
+        answer = found(observation)
+        return answer if isinstance(answer, tuple) else (answer, NO_VERSION)
+
+    with open_world(request.env) as world:
+        return _evaluate_act(request, on_episode, world, act, {"file": np.frombuffer(source, np.uint8)})
+
+
 def evaluate_actor(
     request: EvaluationRequest, on_episode: Callable[[], None]
 ) -> tuple[dict[str, Any], Fingerprint, str]:
     """Evaluate an actor on one task, in this process."""
+    with open_world(request.env) as world:
+        loaded = ActorPolicy.load(request.policy, world.step_spec)
+        act = policy_act(loaded, np.random.default_rng(request.seed), deterministic=not request.sampled)
+        return _evaluate_act(request, on_episode, world, act, loaded.parameters())
+
+
+def _evaluate_act(
+    request: EvaluationRequest, on_episode: Callable[[], None], world: World, act: Act, parameters: Tree
+) -> tuple[dict[str, Any], Fingerprint, str]:
     if request.split == "all" or request.temperature != 1.0 or request.workers is not None:
         raise UnderstudyError(
             "split all, temperature, workers: these options are for vision-language-action policies; leave them out"
         )
     config = EvaluationConfig(episodes=request.episodes, split=request.split, videos=request.videos)
-    with open_world(request.env) as world:
-        loaded = ActorPolicy.load(request.policy, world.step_spec)
-        act = policy_act(loaded, np.random.default_rng(request.seed), deterministic=not request.sampled)
-        found = evaluate(world, act, config, seed=request.seed, videos=request.out, progress=lambda _: on_episode())
-        made_of = request.fingerprint(loaded.parameters(), world.versions())
+    found = evaluate(world, act, config, seed=request.seed, videos=request.out, progress=lambda _: on_episode())
+    made_of = request.fingerprint(parameters, world.versions())
     text = f"{found.success_rate} succeed on {found.num_starts} {request.split} starts of {world.task.name}"
     return found.to_json(), made_of, text
 

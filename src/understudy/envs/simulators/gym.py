@@ -1,6 +1,7 @@
-"""GymWorld: any environment that gymnasium can make, as a world.
+"""GymWorld: a Gymnasium environment as a world: an id that gymnasium can make, or an environment of your own.
 
 world = GymWorld("FrozenLake-v1", options={"is_slippery": False}, num_starts=1)
+world = GymWorld(MyEnv(), max_steps=50, expert=lambda observation: my_action(observation), simulated=True)
 
 Start number n is `reset(seed=n)`. Later randomness follows the seed of the episode in environments that draw
 from their `np_random`.
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -18,11 +19,14 @@ from understudy.core import AnyTree, ArraySpec, Spec, StepSpec
 from understudy.core import tree as trees
 from understudy.core.spec import Bound, describe
 from understudy.envs.suite import Suite, Task
-from understudy.envs.world import World, WorldError
+from understudy.envs.world import ExpertAction, World, WorldError
 
 SUCCESS_KEYS = ("success", "is_success", "succeed")
 MAX_SIZE = 1024
 OWN_MODULES = ("gymnasium.", "gymnasium_robotics.")  # their environments are simulations
+
+
+Expert: TypeAlias = Callable[[Any], Any]  # the environment's own observation -> an action of its action space
 
 
 class GymWorld(World):
@@ -32,8 +36,9 @@ class GymWorld(World):
 
     def __init__(
         self,
-        id: str,
+        id: Any,
         *,
+        name: str | None = None,
         options: Mapping[str, Any] | None = None,
         instruction: str | None = None,
         num_starts: int = 500,
@@ -41,23 +46,34 @@ class GymWorld(World):
         success_return: float | None = None,
         size: int = 0,
         simulated: bool | None = None,
+        expert: Expert | None = None,
+        progress: Callable[[Any], float] | None = None,
     ):
-        """`options` are passed to gymnasium.make. `max_steps` and `success_return`, the return from which an episode
-        counts as a success, default to those of the id. `size` is the side of an "image" in pixels, 0 for none.
-        `simulated` says that nothing real moves; by default only gymnasium's own environments count as simulated."""
+        """`id` is an id or a gymnasium.Env; `options` are passed to gymnasium.make. `name` is that of the task.
+        `max_steps` and `success_return`, the return from which an episode counts as a success, default to those of the
+        id. `size` is the side of an "image" in pixels, 0 for none. `simulated` says that nothing real moves; by default
+        only gymnasium's own environments count as simulated. `expert` chooses actions from the environment's own
+        observations; `progress` returns a number that rises during the task, from which a scripted human sees that the
+        policy stalls (default: the return so far)."""
         if type(size) is not int or not 0 <= size <= MAX_SIZE:
             raise WorldError(f"size: expected 0 (no image) to {MAX_SIZE} pixels, got {describe(size)}")
         gymnasium = _import_gymnasium()
-        self._env = _make(gymnasium, id, {**(options or {}), **({"render_mode": "rgb_array"} if size else {})})
+        if isinstance(id, str):
+            self._env = _make(gymnasium, id, {**(options or {}), **({"render_mode": "rgb_array"} if size else {})})
+        else:
+            self._env = _given(gymnasium, id, options, size)
         self._size = size
+        self._expert, self._progress = expert, progress
         try:
-            registered = gymnasium.spec(self._env.unwrapped.spec.id)
-            limit = registered.max_episode_steps if max_steps is None else max_steps
+            made = self._env.unwrapped.spec
+            registered = gymnasium.spec(made.id) if isinstance(id, str) else self._env.spec
+            name = name or (id if isinstance(id, str) else made.id if made else type(self._env.unwrapped).__name__)
+            limit = registered.max_episode_steps if max_steps is None and registered is not None else max_steps
             if limit is None:
-                raise WorldError(f"{id}: has no step limit; pass max_steps, such as 200")
-            task = Task(name=id, instruction=instruction or id, num_starts=num_starts, max_steps=limit)
+                raise WorldError(f"{name}: has no step limit; pass max_steps, such as 200")
+            task = Task(name=name, instruction=instruction or name, num_starts=num_starts, max_steps=limit)
             self.suite = Suite(name="gym", tasks=(task,))
-            own = str(registered.entry_point).startswith(OWN_MODULES)
+            own = registered is not None and str(registered.entry_point).startswith(OWN_MODULES)
             self.simulated = own if simulated is None else simulated
             self._seen_spec = _spec(gymnasium.spaces, self._env.observation_space, "observation", bounds=False)
             action = _spec(gymnasium.spaces, self._env.action_space, "action", bounds=True)
@@ -68,7 +84,8 @@ class GymWorld(World):
         self._seen: Any = None
         self._return = 0.0
         self._info_has_success = False  # in this episode
-        self._success_return = registered.reward_threshold if success_return is None else success_return
+        threshold = None if registered is None else registered.reward_threshold
+        self._success_return = threshold if success_return is None else success_return
         self._to_action = _to_action(gymnasium.spaces, self._env.action_space)
         self._is_bare = isinstance(self._seen_spec, ArraySpec)
         seen = {"state": self._seen_spec} if self._is_bare else self._seen_spec
@@ -93,6 +110,23 @@ class GymWorld(World):
         if self._size:
             observation["image"] = scaled(np.asarray(self._env.render()), self._size)
         return observation
+
+    @property
+    def has_expert(self) -> bool:
+        return self._expert is not None
+
+    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
+        """What the given expert does. Noise is scaled by half the range of a float; a whole number is replaced by a
+        random one with probability `noise`."""
+        if self._expert is None:
+            raise WorldError(f"{self.task.name}: has no expert; pass expert= to GymWorld, a function of an observation")
+        action = _arrays(self._expert(self._seen), self.step_spec.action.tree)
+        if noise and rng is not None:
+            action = trees.map_with_paths(
+                lambda path, leaf: _noisy(leaf, self.step_spec.action.flat[path], noise, rng), action
+            )
+        progress = self._return if self._progress is None else self._progress(self._seen)
+        return ExpertAction(action=action, progress=float(progress))
 
     def close(self) -> None:
         self._env.close()
@@ -129,6 +163,33 @@ def _make(gymnasium: Any, id: str, options: Mapping[str, Any]) -> Any:
         return gymnasium.make(id, max_episode_steps=-1, disable_env_checker=True, **options)
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         raise WorldError(f"gym: could not make {id!r} with {dict(options)!r} ({error})") from error
+
+
+def _given(gymnasium: Any, env: Any, options: Mapping[str, Any] | None, size: int) -> Any:
+    """Check an environment that the user has made."""
+    if not isinstance(env, gymnasium.Env):
+        raise WorldError(f"id: expected an id or a gymnasium.Env, got {describe(env)}")
+    if options:
+        raise WorldError("options: they are for gymnasium.make; give them to your environment itself")
+    if size and env.render_mode != "rgb_array":
+        raise WorldError(f"size: an image needs render_mode='rgb_array', got {env.render_mode!r}; make it with that")
+    return env
+
+
+def _noisy(leaf: Any, spec: ArraySpec, noise: float, rng: np.random.Generator) -> Any:
+    """An action of the expert with noise, within its bounds."""
+    if isinstance(leaf, str) or leaf.dtype.kind == "b":
+        return leaf
+    low, high = spec.limits
+    if leaf.dtype.kind == "f":
+        half = np.where(np.isfinite(high - low), (high - low) / 2, 1.0)
+        return np.clip(leaf + noise * half * rng.normal(size=leaf.shape), low, high).astype(leaf.dtype)
+    if not np.isfinite(high - low).all():
+        return leaf
+    other = rng.integers(
+        np.broadcast_to(low, leaf.shape).astype(int), np.broadcast_to(high, leaf.shape).astype(int) + 1
+    )
+    return np.where(rng.random(leaf.shape) < noise, other, leaf).astype(leaf.dtype)
 
 
 # --- spaces ---

@@ -145,3 +145,48 @@ def test_a_vla_without_transformers_says_what_to_install(tmp_path: Path) -> None
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'understudy-robotics[vla]'" in done.stderr
+
+
+OWN_POLICY = """
+import numpy as np
+
+def still(observation):
+    return np.zeros(4, np.float32)
+
+def versioned(observation):
+    return still(observation), 7
+
+number = 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["own_policy:still"], 0, "0 % of 2"),
+        (["own_policy:versioned", "--out", "out"], 0, "0 % of 2"),
+        (["own_policy:number"], 1, "expected a function of an observation, got int 3"),
+        (["own_policy:still", "--sampled"], 1, "a function of your own decides this itself"),
+        (["own_policy:nothing"], 1, "own_policy.py has no 'nothing'"),
+        (["nowhere:act"], 1, "there is no module 'nowhere', neither nowhere.py in /"),
+    ],
+)
+def test_a_function_of_ones_own_is_scored(
+    words: list[str],
+    code: int,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    (tmp_path / "own_policy.py").write_text(OWN_POLICY)
+    try:
+        assert main(["evaluate", *words, "--env", "toy:press_button?cameras=false", "--episodes", "2"]) == code
+    finally:
+        sys.modules.pop("own_policy", None)
+    printed = capsys.readouterr()
+    assert said in printed.out + printed.err
+    if "out" in words:
+        assert json.loads((tmp_path / "out" / "evaluation.json").read_text())["fingerprint"]["parameters"]

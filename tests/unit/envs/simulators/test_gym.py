@@ -353,3 +353,84 @@ def test_only_environments_of_gymnasium_itself_count_as_simulated() -> None:
     for simulated, wanted in ((None, False), (True, True), (False, False)):
         with GymWorld("Rooms-v0", simulated=simulated) as world:
             assert world.simulated is wanted
+
+
+class Dot(gymnasium.Env):  # type: ignore[misc, name-defined]
+    """A point on a line that is not registered anywhere."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (gymnasium's own name and kind)
+    observation_space = spaces.Box(-2, 2, (1,), np.float32)
+
+    def __init__(self, *, discrete: bool = False, render_mode: str | None = None):
+        self.action_space = spaces.Discrete(3) if discrete else spaces.Box(-2, 4, (1,), np.float32)
+        self.discrete, self.render_mode = discrete, render_mode
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.at = self.np_random.uniform(0.5, 1.5)
+        return np.float32([self.at]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), action
+        self.at += 0.1 * (float(action) - 1 if self.discrete else float(action[0]))
+        there = bool(abs(self.at) < 0.3)
+        return np.float32([self.at]), float(there), there, False, {"success": there}
+
+
+def dot(**options: Any) -> GymWorld:
+    return GymWorld(Dot(), max_steps=40, simulated=True, expert=lambda seen: np.clip(-seen, -1, 1), **options)
+
+
+def test_an_environment_of_ones_own_with_an_expert() -> None:
+    assert "11 checks passed" in str(check_env(dot, episodes=1))
+    with dot(progress=lambda seen: -abs(seen[0])) as world:
+        assert (world.task.name, world.task.max_steps, world.has_expert) == ("Dot", 40, True)
+        seen, _ = world.reset(seed=1)
+        assert world.expert_action().progress == pytest.approx(-seen["state"][0])
+        outcome: dict[str, Any] = {"success": False}
+        for _ in range(40):
+            _, _, ended, _, outcome = world.step(world.expert_action().action)
+            if ended:
+                break
+        assert outcome["success"] is True
+    with dot(name="go-home", instruction="go home") as world:
+        assert (world.task.name, world.task.instruction) == ("go-home", "go home")
+
+
+def test_noise_is_scaled_by_the_range_and_stays_within_it() -> None:
+    rng = np.random.default_rng(0)
+    with dot() as world:
+        world.reset(seed=1)
+        still = world.expert_action().action
+        drawn = np.array([world.expert_action(noise=0.1, rng=rng).action for _ in range(500)])
+        assert np.std(drawn - still) == pytest.approx(0.3, rel=0.15)  # of a range of 6
+        far = np.array([world.expert_action(noise=10.0, rng=rng).action for _ in range(20)])
+        assert far.min() >= -2
+        assert far.max() <= 4
+    with GymWorld(Dot(discrete=True), max_steps=9, expert=lambda seen: 0) as world:
+        world.reset(seed=1)
+        chosen = [int(world.expert_action(noise=0.3, rng=rng).action) for _ in range(500)]
+        assert np.mean(np.array(chosen) == 0) == pytest.approx(0.8, abs=0.06)  # a third of the random ones is 0
+        assert set(chosen) == {0, 1, 2}
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: GymWorld(Dot()), "Dot: has no step limit; pass max_steps"),
+        (lambda: GymWorld(3), "expected an id or a gymnasium.Env, got int 3"),
+        (lambda: GymWorld(Dot(), max_steps=5, options={"a": 1}), "give them to your environment itself"),
+        (lambda: GymWorld(Dot(), max_steps=5, size=32), "needs render_mode='rgb_array', got None"),
+    ],
+)
+def test_an_environment_that_does_not_fit_is_refused(make: Any, says: str) -> None:
+    with pytest.raises(WorldError, match=says):
+        make()
+
+
+def test_without_an_expert_it_says_how_to_give_one() -> None:
+    with GymWorld(Dot(), max_steps=5) as world:
+        world.reset(seed=1)
+        assert not world.has_expert
+        with pytest.raises(WorldError, match="pass expert= to GymWorld"):
+            world.expert_action()

@@ -1,0 +1,118 @@
+"""RewardedWorld: any world with a reward or a success function of your own in place of its own.
+
+In the name of a world, the options `reward` and `success` are Python paths: toy:press_button?success=mine:pressed
+
+    def reward(observation, action, next_observation) -> float: ...
+    def success(observation) -> bool: ...  # of the observation after a step
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from understudy.core import ArraySpec, Tree
+from understudy.core.spec import describe
+from understudy.envs.suite import Task
+from understudy.envs.world import ExpertAction, World, WorldError
+from understudy.envs.world_factory import build
+from understudy.processes.python_path import import_object
+
+RewardFunction: TypeAlias = Callable[[Tree, Tree, Tree], float]  # observation, action, next observation
+SuccessFunction: TypeAlias = Callable[[Tree], bool]  # of the observation after a step
+
+OPTIONS = ("reward", "success")  # of a world's name
+
+
+class RewardedWorld(World):
+    """Passes every call on to `world`, and observes after every step.
+
+    `success` replaces the world's verdict: the episode terminates when it is true, and the reward is 1 then and 0
+    before, unless `reward` says otherwise. An episode that the world itself ends stays ended.
+    """
+
+    def __init__(
+        self, world: World, *, reward: RewardFunction | None = None, success: SuccessFunction | None = None
+    ) -> None:
+        self._world = world
+        self._reward = reward
+        self._success = success
+        number = ArraySpec(shape=(), dtype="float32")
+        self.step_spec = world.step_spec if reward is None else replace(world.step_spec, reward=number)
+        self.suite = world.suite
+        self.version_packages = world.version_packages
+        self.deterministic, self.simulated, self.hz = world.deterministic, world.simulated, world.hz
+        self._before: Tree = {}  # the observation that the next action answers
+        self._fresh: Tree | None = None  # the same, until `observe` has handed it out
+
+    @staticmethod
+    def build(
+        factory: str, options: Mapping[str, Any], *, reward: str | None = None, success: str | None = None
+    ) -> World:
+        """Build the world of a factory, with functions by their Python paths."""
+        functions = [None if path is None else import_object(path, WorldError) for path in (reward, success)]
+        return RewardedWorld(build(factory, options), reward=functions[0], success=functions[1])
+
+    def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
+        raise WorldError("RewardedWorld: its episodes are begun by reset")
+
+    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        raise WorldError("RewardedWorld: its steps are taken by step")
+
+    def reset_without_observation(
+        self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        chosen = {"task": self.task.name, **(options or {})}
+        self._state = "not reset"
+        info = self._world.reset_without_observation(seed=seed, options=chosen)
+        self._task, self._num_steps, self._state = self.suite.task(info["task"]), 0, "running"
+        self._before = self._fresh = self._world.observe()
+        return info
+
+    def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
+        if self._state != "running":
+            self._refuse_step()
+        before = self._before
+        reward, terminated, truncated, info = self._world.step_without_observation(action)
+        self._num_steps += 1
+        after = self._before = self._fresh = self._world.observe()
+        if self._success is not None:
+            success = bool(self._success(after))
+            info = {**info, "success": success}
+            reward, terminated = float(success), terminated or success
+            truncated = truncated and not terminated
+        if self._reward is not None:
+            reward = self._checked_reward(self._reward(before, action, after))
+        if terminated or truncated:
+            self._state = "terminated" if terminated else "truncated"
+        return reward, terminated, truncated, info
+
+    def observe(self) -> Tree:
+        fresh, self._fresh = self._fresh, None
+        return self._world.observe() if fresh is None else fresh
+
+    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
+        return self._world.expert_action(noise=noise, rng=rng)
+
+    @property
+    def has_expert(self) -> bool:
+        return self._world.has_expert
+
+    def versions(self) -> dict[str, str]:
+        return self._world.versions()
+
+    def close(self) -> None:
+        self._world.close()
+
+    def _checked_reward(self, reward: Any) -> float:
+        try:
+            number = float(reward)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise WorldError(f"reward: expected your function to return a finite number, got {describe(reward)}")
+        return number
