@@ -9,12 +9,13 @@ from rich.console import Console
 
 from understudy.cli.console import progress_bar
 from understudy.replay import VerifyReport, verify
+from understudy.service.server.parameter_store import parameter_problems
 
 
 def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
-    """Read every committed byte of a store and report what is not as it was written; changes nothing.
+    """Read every committed byte of a store, and its published parameters, and report what is not as it was written.
 
-    May run while another process writes. Exit code 1 if anything is damaged.
+    It changes nothing, and may run while another process writes. Exit code 1 if anything is damaged.
 
     Args:
         store: Directory of the store.
@@ -23,7 +24,11 @@ def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
     console = Console()
     with progress_bar(console, "verify") as progress:
         report = verify(store, progress=progress)
-    return show_report(console, report, limit)
+    code = show_report(console, report, limit)
+    for problem in parameter_problems(store):
+        console.print(f"parameters: {problem}", style="red", highlight=False, soft_wrap=True)
+        code = 1
+    return code
 
 
 def show_report(console: Console, report: VerifyReport, limit: int) -> int:

@@ -165,6 +165,19 @@ class ParameterStore:
             return self._newest
 
 
+def parameter_problems(store: Path) -> list[str]:
+    """What is wrong with the versions of the parameters that a store has on disk."""
+    problems = []
+    for path in parameter_files(store):
+        try:
+            _read_pieces(path)
+        except FileNotFoundError:
+            continue  # a newer version has taken its place
+        except (WireError, OSError) as error:
+            problems.append(f"{path}: damaged ({error}), so a server does not send it; publish again")
+    return problems
+
+
 def _checked_pieces(assembly: Assembly) -> list[bytes]:
     found = assembly.pieces()
     check_flags(assembly)

@@ -16,6 +16,7 @@ import pytest
 import xxhash
 from tests.waiting import wait_for
 
+from understudy.cli import main
 from understudy.core import StoreError, UnavailableError, WireError
 from understudy.durable import files
 from understudy.replay import Store, backup
@@ -81,13 +82,18 @@ def test_an_older_version_is_refused(remote: Remote) -> None:
         publish(connection, encode_parameters(weights(2), {}, bfloat16=False), 1, 10.0)
 
 
-def test_a_damaged_file_is_not_sent_and_its_number_not_used_again(store: Store) -> None:
+def test_a_damaged_file_is_not_sent_and_its_number_not_used_again(
+    store: Store, capsys: pytest.CaptureFixture[str]
+) -> None:
     with Server(store, ServerConfig(port=0)) as server, connect(server.address) as remote:
         remote.publish(weights(1))
     (path,) = (store.path / "parameters").iterdir()
     content = bytearray(path.read_bytes())
-    content[-20] ^= 1
-    path.write_bytes(content)
+    assert main(["verify", str(store.path)]) == 0
+    for damaged in (content[:-20], content[:-20] + bytes([content[-20] ^ 1]) + content[-19:]):
+        path.write_bytes(damaged)
+        assert main(["verify", str(store.path)]) == 1
+        assert f"parameters: {path}: damaged (" in capsys.readouterr().out.replace("\n", "")
     with Server(store, ServerConfig(port=0)) as server, connect(server.address) as remote:
         with remote.parameters() as subscription:
             assert subscription.wait(timeout_s=0.5) is None
