@@ -50,6 +50,13 @@ coverage:
 docs:
 	$(VENV)/bin/zensical build --strict
 
+# Builds dist/, checks it, and tries the wheel with every Python from 3.11 to 3.14 that is here. Uploads nothing. TORCH is what
+# pip installs as torch: `make release TORCH='torch --index-url https://download.pytorch.org/whl/cpu'`, or `TORCH=none`.
+# REHEARSAL=1 accepts a changelog that begins with [Unreleased].
+TORCH ?= torch
+release:
+	$(VENV)/bin/python -m tests.release --torch '$(TORCH)' $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(REHEARSAL),--rehearsal)
+
 fix:
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
