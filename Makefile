@@ -52,10 +52,11 @@ docs:
 
 # Builds dist/, checks it, and tries the wheel with every Python from 3.11 to 3.14 that is here. Uploads nothing. TORCH is what
 # pip installs as torch: `make release TORCH='torch --index-url https://download.pytorch.org/whl/cpu'`, or `TORCH=none`.
-# REHEARSAL=1 accepts a changelog that begins with [Unreleased].
+# REHEARSAL=1 accepts a changelog that begins with [Unreleased]; TAG is the tag, where it was made already.
 TORCH ?= torch
 release:
-	$(VENV)/bin/python -m tests.release --torch '$(TORCH)' $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(REHEARSAL),--rehearsal)
+	$(VENV)/bin/python -m tests.release --torch '$(TORCH)' $(if $(PYTHONS),--pythons $(PYTHONS)) \
+		$(if $(REHEARSAL),--rehearsal) $(if $(TAG),--tag $(TAG))
 
 fix:
 	$(VENV)/bin/ruff check --fix .

@@ -44,8 +44,13 @@ def check_tree(root: Path) -> None:
         )
 
 
-def check_version(version: str, changelog: str, tags: Iterable[str], *, rehearsal: bool = False) -> None:
-    """The newest heading of the changelog is this version and its date; a rehearsal may have [Unreleased]."""
+def check_version(
+    version: str, changelog: str, tags: Iterable[str], *, rehearsal: bool = False, tag: str | None = None
+) -> None:
+    """The newest heading of the changelog is this version and its date; a rehearsal may have [Unreleased].
+
+    `tag` is the one that is released, if it was made already; otherwise there must be none of this version.
+    """
     found = HEADING.search(changelog)
     if found is None:
         raise Refused(f"CHANGELOG.md: expected a heading such as `## [{version}] - 2026-01-31`, got none; add it")
@@ -56,7 +61,10 @@ def check_version(version: str, changelog: str, tags: Iterable[str], *, rehearsa
             f"CHANGELOG.md: expected its first heading to be `## [{version}] - YYYY-MM-DD`, got `{found[0]}`; "
             "rename the heading, or change __version__ in src/understudy/__init__.py and version in CITATION.cff"
         )
-    if f"v{version}" in tags:
+    if tag is not None:
+        if tag != f"v{version}":
+            raise Refused(f"expected the tag v{version}, got {tag}; tag the commit that has this version")
+    elif f"v{version}" in tags:
         raise Refused(f"v{version} is tagged already; raise __version__ and add its heading to CHANGELOG.md")
 
 
@@ -131,9 +139,9 @@ def try_wheel(python: str, wheel: Path, scratch: Path, *, torch: str) -> str:
     inside = scratch / "venv" / "bin" / "python"
     extras = EXTRAS
     if torch != "none":
-        _run([inside, "-m", "pip", "install", "-q", *shlex.split(torch)])
+        _run([inside, "-m", "pip", "install", "-q", "--no-compile", *shlex.split(torch)])
         extras += ",train"
-    _run([inside, "-m", "pip", "install", "-q", f"{wheel}[{extras}]"])
+    _run([inside, "-m", "pip", "install", "-q", "--no-compile", f"{wheel}[{extras}]"])
     _run([inside, "-m", "pip", "check"])
     where = _run([inside, "-c", "import understudy; print(understudy.__file__)"], cwd=scratch).strip()
     if not Path(where).is_relative_to(scratch / "venv"):
@@ -146,11 +154,12 @@ def try_wheel(python: str, wheel: Path, scratch: Path, *, torch: str) -> str:
 # ---- running it
 
 
-def release(*, pythons: Sequence[str], torch: str, rehearsal: bool) -> None:
+def release(*, pythons: Sequence[str], torch: str, rehearsal: bool, tag: str | None) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     version = _version()
     check_tree(ROOT)
-    check_version(version, (ROOT / "CHANGELOG.md").read_text(), _git(ROOT, "tag").split(), rehearsal=rehearsal)
+    tags = _git(ROOT, "tag").split()
+    check_version(version, (ROOT / "CHANGELOG.md").read_text(), tags, rehearsal=rehearsal, tag=tag)
     found = find_pythons(pythons)
     if not found:
         raise Refused(f"expected one of Python {', '.join(pythons)} with venv on the PATH, got none; install one")
@@ -173,8 +182,8 @@ def release(*, pythons: Sequence[str], torch: str, rehearsal: bool) -> None:
     missing = [name for name in pythons if name not in found]
     if missing:
         print(f"not tried, because not on this machine: Python {', '.join(missing)}")
-    if rehearsal:
-        print("rehearsal: all is well; nothing was tagged or uploaded")
+    if rehearsal or tag is not None:
+        print("all is well; nothing was uploaded")
         return
     print(
         f"\nAll is well, and nothing was uploaded. Next:\n"
@@ -213,9 +222,10 @@ def main() -> int:
         "--torch", default="torch", help="What pip installs as torch, with its options; `none` leaves out training."
     )
     parser.add_argument("--rehearsal", action="store_true", help="Accept a changelog that begins with [Unreleased].")
+    parser.add_argument("--tag", help="Tag that is released, if it was made already: v and the version.")
     options = parser.parse_args()
     try:
-        release(pythons=options.pythons, torch=options.torch, rehearsal=options.rehearsal)
+        release(pythons=options.pythons, torch=options.torch, rehearsal=options.rehearsal, tag=options.tag)
     except Refused as error:
         print(f"no release: {error}", file=sys.stderr)
         return 1

@@ -108,3 +108,70 @@ def test_what_the_pull_request_template_names_is_there() -> None:
     for name in re.findall(r"[A-Z]+\.md", text):
         assert (ROOT / name).exists()
     assert set(re.findall(r"`make (\w+)`", text)) <= make_targets()
+
+
+# ---- workflows
+
+WORKFLOWS = sorted(path.name for path in (ROOT / ".github" / "workflows").iterdir())
+
+
+def jobs(name: str) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = load(f".github/workflows/{name}")["jobs"]
+    return found
+
+
+def commands(name: str) -> list[str]:
+    steps = [step for job in jobs(name).values() for step in job["steps"]]
+    return [line for step in steps for line in step.get("run", "").splitlines()]
+
+
+def test_there_is_a_workflow_for_each_need() -> None:
+    assert WORKFLOWS == ["checks.yml", "docs.yml", "nightly.yml", "release.yml"]
+    assert ".ci/run" in commands("checks.yml")
+    assert "make docs" in commands("docs.yml")
+    assert {"make nightly", "make coverage"} <= set(commands("nightly.yml"))
+    assert any(line.startswith("make release TAG=") for line in commands("release.yml"))
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_a_workflow_runs_what_there_is(name: str) -> None:
+    for line in commands(name):
+        for target in re.findall(r"\bmake (\w+)", line):
+            assert target in make_targets(), line
+        for path in re.findall(r"(?<![\w/.])(?:\.ci|tests|src|docs)/[\w/.]+|constraints\.txt", line):
+            assert (ROOT / path).exists(), line
+        for variable in re.findall(r"\b([A-Z]+)=", line.partition("make ")[2]):
+            assert f"$({variable})" in (ROOT / "Makefile").read_text(), line
+
+
+@pytest.mark.parametrize("name", WORKFLOWS)
+def test_actions_are_pinned_to_a_commit_and_rights_are_few(name: str) -> None:
+    text = (ROOT / ".github" / "workflows" / name).read_text()
+    used = re.findall(r"uses: (.*)$", text, re.MULTILINE)
+    assert used
+    assert [one for one in used if not re.fullmatch(r"[\w./-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", one)] == []
+    assert load(f".github/workflows/{name}")["permissions"] == {"contents": "read"}
+    assert all("timeout-minutes" in job for job in jobs(name).values())
+    writers = {job: given["permissions"] for job, given in jobs(name).items() if "permissions" in given}
+    wanted: dict[str, Any] = {
+        "docs.yml": {"deploy": {"pages": "write", "id-token": "write"}},
+        "release.yml": {"publish": {"id-token": "write"}},
+    }
+    assert writers == wanted.get(name, {})
+
+
+def test_only_what_was_tried_is_published() -> None:
+    publish = jobs("release.yml")["publish"]
+    assert publish["needs"] == "build"
+    assert publish["environment"] == {"name": "pypi"}
+    assert [step["uses"].partition("@")[0] for step in publish["steps"]] == [
+        "actions/download-artifact",
+        "pypa/gh-action-pypi-publish",
+    ]
+    for name in ("nightly.yml", "release.yml"):
+        assert ["3.11", "3.12", "3.13", "3.14"] in [
+            str(step["with"]["python-version"]).split()
+            for job in jobs(name).values()
+            for step in job["steps"]
+            if "python-version" in step.get("with", {})
+        ]

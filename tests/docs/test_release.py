@@ -23,6 +23,9 @@ def test_the_newest_heading_is_the_version() -> None:
         release.check_version("0.3.0", CHANGELOG, [])
     with pytest.raises(Refused, match=r"v0\.2\.0 is tagged already; raise __version__"):
         release.check_version("0.2.0", CHANGELOG, ["v0.2.0"])
+    release.check_version("0.2.0", CHANGELOG, ["v0.2.0"], tag="v0.2.0")
+    with pytest.raises(Refused, match=r"expected the tag v0\.2\.0, got v0\.1\.0; tag the commit"):
+        release.check_version("0.2.0", CHANGELOG, ["v0.1.0"], tag="v0.1.0")
     with pytest.raises(Refused, match="got none; add it"):
         release.check_version("0.2.0", "# Changelog\n", [])
 
