@@ -78,6 +78,10 @@ def _run(args: list[str]) -> int:
         name = _choose(prog, args, command.subcommands)
         prog, args, command = f"{prog} {name}", args[1:], command.subcommands[name]
 
+    # Threads of torch that wait for each other sleep instead of spinning: on a busy machine that is several times as
+    # fast. It is read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
     # Imported only now, because it imports numpy.
     from understudy.core.errors import UnderstudyError
 

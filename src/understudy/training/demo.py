@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from understudy.algorithms import CloningConfig, SACConfig
 from understudy.core import Source
@@ -89,8 +88,6 @@ class Demo:
         else:
             self.config = self.run.config(RLPDConfig)
             self._check({"seed": seed, "steps": steps, "episodes": episodes})
-        # The networks are small: a second thread would cost more than it gains.
-        torch.set_num_threads(1)
 
     def _check(self, asked: Mapping[str, int | None]) -> None:
         """Raise unless the run is a demo that was started with these options."""

@@ -20,6 +20,7 @@ def command(
     temperature: float = 1.0,
     seed: int = 0,
     workers: int | None = None,
+    threads: int | None = None,
     videos: int = 0,
     out: Path | None = None,
 ) -> int:
@@ -35,6 +36,8 @@ def command(
         temperature: Temperature at which a VLA samples its actions.
         seed: Seed of the world's random numbers and of the sampled actions.
         workers: Number of simulator processes for a VLA; by default the number of CPU cores.
+        threads: Number of CPU threads of torch; by default OMP_NUM_THREADS if it is set, else one, or for a VLA one per
+            core, up to 8.
         videos: Number of the worst episodes to write as videos, if the world has cameras.
         out: Directory for the result and the videos; by default evaluations/ in the run.
     """
@@ -50,6 +53,7 @@ def command(
         temperature=temperature,
         seed=seed,
         workers=workers,
+        threads=threads,
         videos=videos,
         out=out,
     )

@@ -31,6 +31,7 @@ from understudy.training.onpolicy.policy_files import policy_path
 from understudy.training.runs.evaluate import EvaluationConfig, evaluate
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.run import CONFIG, Run
+from understudy.training.runs.threads import check_threads, use_threads
 
 Split: TypeAlias = Literal["eval", "train", "all"]
 
@@ -45,6 +46,7 @@ def run_evaluation(
     temperature: float,
     seed: int,
     workers: int | None,
+    threads: int | None,
     videos: int,
     out: Path | None,
 ) -> int:
@@ -75,9 +77,12 @@ def run_evaluation(
         out=out or (None if run is None else run.path / "evaluations"),
     )
     console = Console(highlight=False)
+    check_threads(threads)
+    small = own or is_actor(request.policy)  # it acts on one observation at a time
+    console.print(str(use_threads(threads, large=not small)), soft_wrap=True)
     with Progress(console=console, transient=True) as bar:
         line = bar.add_task("evaluating", total=episodes)
-        run_episodes = evaluate_own if own else evaluate_actor if is_actor(request.policy) else evaluate_vla
+        run_episodes = evaluate_own if own else evaluate_actor if small else evaluate_vla
         score, made_of, text = run_episodes(request, lambda: bar.advance(line))
     console.print(text, style="green", soft_wrap=True)
     console.print(f"policy {made_of.parameters}, code {made_of.code}, config {made_of.config}", soft_wrap=True)

@@ -127,7 +127,7 @@ def _run_rank(run: Run, ranks: Ranks) -> int:
 
     console = Console(highlight=False, quiet=not ranks.first)
     with iteration_progress(console) as progress, OnPolicyRun(run, progress, ranks) as local:
-        for text in local.restored:
+        for text in [str(local.threads), *local.restored]:
             console.print(text, soft_wrap=True)
         local.run()
     if ranks.first:

@@ -65,7 +65,7 @@ def run_until_finished(run: Run, cluster: str | None, cluster_config: ClusterCon
             run_rlpd(run, cluster_config, address=cluster, on_update=progress, on_messages=show_restored)
         else:
             with LocalRun(run, progress) as local:
-                show_restored(local.restored)
+                show_restored([str(local.threads), *local.restored])
                 local.run()
     score = last_success_rate(run.metrics)
     console.print(f"{score} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from understudy.cluster.roles.process import Notice, RoleProcess
 from understudy.cluster.roles.rlpd_job import RLPDJob, follow
 from understudy.training.offpolicy.actor import run_actor
 from understudy.training.runs.health import Health
+from understudy.training.runs.threads import pin_threads
 
 
 class ActorProcess(RoleProcess):
@@ -24,7 +23,7 @@ class ActorProcess(RoleProcess):
 
     def work(self) -> int:
         """Act until the learner has enough steps; what is not delivered by then stays in the spool."""
-        torch.set_num_threads(max(int(self._job.cluster.rollout.cpus), 1))
+        pin_threads(self._job.config.threads or max(int(self._job.cluster.rollout.cpus), 1))
         self._job.enter_directory()
         with self._remote as remote:
             return run_actor(

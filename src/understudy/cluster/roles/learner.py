@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
-import torch
-
 from understudy.cluster.roles.episode_actor import EpisodeActorJob
 from understudy.cluster.roles.process import Notice, RoleProcess, location
 from understudy.cluster.roles.remote_episodes import OpenClient, RemoteEpisodeBackend, RemoteEvaluator
@@ -23,6 +21,7 @@ from understudy.training.offpolicy.local_run import LocalRun
 from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
+from understudy.training.runs.threads import pin_threads
 
 LOCK_TIMEOUT_S = 30.0  # for the process before this one to die
 
@@ -39,14 +38,14 @@ class LearnerProcess(RoleProcess):
         self._actor_job = EpisodeActorJob(
             config=job.config,
             directory=job.directory,
-            threads=max(int(job.cluster.learner.cpus), 1),
+            threads=job.config.threads or max(int(job.cluster.learner.cpus), 1),
             token=job.token,
             progress_timeout_s=job.cluster.progress_timeout_s,
         )
 
     def work(self) -> None:
         """Learn until the steps of the run are completed."""
-        torch.set_num_threads(self._actor_job.threads)
+        pin_threads(self._actor_job.threads)
         self._job.enter_directory()
         run = Run(self._job.run)
         run.wait_unlocked(LOCK_TIMEOUT_S)

@@ -45,6 +45,7 @@ from understudy.training.offpolicy.rlpd import (
 )
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.health import Health
+from understudy.training.runs.threads import use_threads
 
 if TYPE_CHECKING:
     from understudy.service.client.remote import Remote
@@ -169,6 +170,7 @@ def run_actor(
             remote.status()  # raises now for a wrong address or token; a server that goes away later is waited for
         else:
             remote.wait_until_reachable(health.progress)
+        use_threads(config.threads, large=False)  # it acts on one observation at a time
         subscription = undo.enter_context(remote.parameters())
         writer = undo.enter_context(remote.writer(name, world.step_spec, spool=spool))
         takeover, pace, show = teleop(world) if teleop is not None else (make_takeover(config, world), None, None)

@@ -19,6 +19,7 @@ from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.metrics import MetricLog
 from understudy.training.runs.run import Run
+from understudy.training.runs.threads import check_threads, use_threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +40,13 @@ class CloningRunConfig:
     """Seed of all random numbers of the run."""
     device: str = "cpu"
     """Device that torch trains on, such as cpu or cuda:0."""
+    threads: int | None = None
+    """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one, or one per core for cameras."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cloning: CloningConfig = field(default_factory=lambda: CloningConfig(actor=ActorConfig(hidden=(128, 128))))
+
+    def __post_init__(self) -> None:
+        check_threads(self.threads)
 
 
 def run_cloning(run: Run, say: Callable[[str], None]) -> EvaluationResult:
@@ -58,6 +64,7 @@ def run_cloning(run: Run, say: Callable[[str], None]) -> EvaluationResult:
                 raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
             check_device(config.device)
             inputs = Inputs(world.step_spec.observation, config.cloning.actor.encoder.inputs)
+            say(str(use_threads(config.threads, large=bool(inputs.cameras))))
             stats = Stats.of_data(inputs, [sampler.sample(size=STATS_STEPS).observation])
             cloning = Cloning(config.cloning, world.step_spec, stats, seed=config.seed, device=config.device)
             for number in range(1, config.updates + 1):

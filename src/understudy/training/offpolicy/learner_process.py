@@ -55,7 +55,7 @@ def run_learner(
     A single server writes the run's store, on this machine. Of several shards, those in `here` are read from their
     directories and the others over the network; those in `lost` are gone for good. A caller who passes a Remote may
     change the addresses of its shards meanwhile. An `evaluator` evaluates while learning continues; without one, this
-    process evaluates. `on_restored` gets the sentences about what a resumed run restored.
+    process evaluates. `on_restored` gets sentences for the user: the threads of torch, and what a resumed run restored.
     """
     from understudy.service import connect  # only now: it needs gRPC
 
@@ -63,6 +63,7 @@ def run_learner(
     health = health or Health(run.path / HEALTH, role="learner", name=run.kind)
     with ExitStack() as undo:
         world = undo.enter_context(open_world(config.env))
+        threads = config.use_threads(world.step_spec)
         remote = server
         if isinstance(remote, str):
             remote = undo.enter_context(connect(remote, token_file=token_file, tls_cert=tls_cert))
@@ -74,7 +75,7 @@ def run_learner(
         undo.enter_context(health)  # only now: the learner holds the run's lock
         health.add(lambda: {"away": learner.mixture.unreachable})
         if on_restored is not None:
-            on_restored(learner.restored)
+            on_restored([str(threads), *learner.restored])
         own = evaluator_for(world, health.progress)
         _Process(learner, remote, evaluator or own, concurrent_evaluation=evaluator is not None).run()
 

@@ -42,6 +42,7 @@ class LocalRun:
             rolled_back = self._rollback(run)
             health = health or Health(run.path / HEALTH, role=NAME, name=run.kind)
             self._backend.start(health)
+            self.threads = self.config.use_threads(self._backend.step_spec)
             self._learner = self._undo.enter_context(
                 RLPDLearner(run, self.config, self._backend.step_spec, watch, health, self._backend.experience)
             )

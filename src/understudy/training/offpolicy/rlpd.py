@@ -25,6 +25,7 @@ from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
 from understudy.training.runs.metrics import SinkName
+from understudy.training.runs.threads import Threads, check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch
     from understudy.algorithms import SAC, Cloning
@@ -102,6 +103,8 @@ class RLPDConfig:
     """Programs that receive the metrics besides metrics.jsonl: tensorboard, wandb."""
     device: str = "cpu"
     """Device that torch trains on, such as cpu or cuda:0."""
+    threads: int | None = None
+    """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one, or one per core for cameras."""
     sac: SACConfig = field(default_factory=small_sac)
 
     def __post_init__(self) -> None:
@@ -123,6 +126,7 @@ class RLPDConfig:
         for name, low in minimum.items():
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}: expected a number from {low}, got {getattr(self, name)}")
+        check_threads(self.threads)
         if self.max_pending_updates is not None and self.max_pending_updates < self.publish_every:
             raise ConfigError(
                 f"max_pending_updates: expected at least publish_every ({self.publish_every}), got "
@@ -157,6 +161,10 @@ class RLPDConfig:
     def inputs(self, spec: StepSpec) -> Inputs:
         """The parts of an observation that the policy sees."""
         return Inputs(spec.observation, self.sac.actor.encoder.inputs)
+
+    def use_threads(self, spec: StepSpec) -> Threads:
+        """Make torch use the threads that the config asks for, or those that pay for its network."""
+        return use_threads(self.threads, large=bool(self.inputs(spec).cameras))
 
     def cloning(self, spec: StepSpec, stats: Stats) -> Cloning:
         """Behaviour cloning of an actor with the same network."""

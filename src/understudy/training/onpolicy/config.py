@@ -14,6 +14,7 @@ from understudy.training.collection.task_start_plan import PlanConfig
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import SinkName
+from understudy.training.runs.threads import check_threads
 
 # The advantage estimator of each kind of run.
 ESTIMATORS: dict[str, AdvEstimator] = {
@@ -155,11 +156,14 @@ class OnPolicyConfig:
     """Programs that receive the metrics besides metrics.jsonl: tensorboard, wandb."""
     device: str = "cpu"
     """Device that torch trains on, such as cpu or cuda:0."""
+    threads: int | None = None
+    """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one per core, up to 8."""
 
     def __post_init__(self) -> None:
         for name in ("iterations", "max_empty", "eval_every", "checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        check_threads(self.threads)
         if self.seed < 0:
             raise ConfigError(f"seed: expected 0 or more, got {self.seed}")
 

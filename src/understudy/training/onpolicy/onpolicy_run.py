@@ -38,6 +38,7 @@ from understudy.training.runs.checkpoint import (
 from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.metrics import MetricLog, open_sink, rewind
 from understudy.training.runs.run import Run, RunError
+from understudy.training.runs.threads import use_threads
 
 SHARDS = "shards"  # directory in a checkpoint: the weights and optimizer state of each rank
 EVALUATION_SEED = 0  # every evaluation runs the same episodes
@@ -69,6 +70,7 @@ class OnPolicyRun:
         self.directory = run
         self.config = run.config(OnPolicyConfig)
         self.ranks = ranks or single_rank()
+        self.threads = use_threads(self.config.threads, large=True)
         self.iteration = 0
         self.num_steps = 0
         self.restored: list[str] = []  # what a resumed run restored, for the user

@@ -33,6 +33,7 @@ from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
+from understudy.training.runs.threads import check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch
     from understudy.algorithms.sft import SFT
@@ -66,6 +67,8 @@ class SFTConfig:
     """Seed of all random numbers of the run."""
     device: str = "cpu"
     """Device that torch trains on, such as cpu or cuda:0."""
+    threads: int | None = None
+    """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one per core, up to 8."""
     evaluate: bool = True
     """Evaluate the policy at the end of the run."""
     evaluation: TaskEvaluationConfig = field(default_factory=lambda: TaskEvaluationConfig(sampling="sampled"))
@@ -76,6 +79,7 @@ class SFTConfig:
         for name in ("updates", "batch_size", "report_every", "checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        check_threads(self.threads)
         if self.policy is not None and self.vla != VLAConfig():
             raise ConfigError("vla: the given policy has its own network; leave these options out")
 
@@ -85,6 +89,7 @@ def run_sft(run: Run, say: Callable[[str], None]) -> tuple[VLAPolicy, TaskEvalua
     config = run.config(SFTConfig)
     store = run.store if config.demos is None else Path(config.demos)
     check_device(config.device)
+    say(str(use_threads(config.threads, large=True)))
     with run, Health(run.path / HEALTH, role="local", name=run.kind) as health, ExitStack() as undo:
         reader = undo.enter_context(Reader(store))
         sft, demos = _open(run, config, reader, undo)
