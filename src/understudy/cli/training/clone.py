@@ -32,6 +32,6 @@ def command(
 
     console = Console(highlight=False)
     with console.status("cloning") as status, Run.create_or_remove(run, "cloning", config) as created:
-        found = run_cloning(created, lambda text: status.update(f"cloning: {text}"))
+        found = run_cloning(created, lambda text: status.update(f"cloning: {text}"), note=console.print)
     console.print(f"{found.success_rate} of held-out episodes succeed; {created.policy}", style="green", soft_wrap=True)
     return 0

@@ -45,7 +45,7 @@ def run_until_finished(run: Run) -> int:
 
     console = Console(highlight=False)
     with console.status("fine-tuning") as status:
-        policy, found = run_sft(run, lambda text: status.update(f"fine-tuning: {text}"))
+        policy, found = run_sft(run, lambda text: status.update(f"fine-tuning: {text}"), note=console.print)
     if found is not None:
         console.print(str(found), soft_wrap=True)
     console.print(f"{policy.version:,} updates; {run.policy}", style="green", soft_wrap=True)

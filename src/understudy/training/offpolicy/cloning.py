@@ -49,8 +49,13 @@ class CloningRunConfig:
         check_threads(self.threads)
 
 
-def run_cloning(run: Run, say: Callable[[str], None]) -> EvaluationResult:
-    """Imitate and evaluate; the policy and the metrics are written to the run."""
+def run_cloning(
+    run: Run, say: Callable[[str], None], *, note: Callable[[str], None] = lambda text: None
+) -> EvaluationResult:
+    """Imitate and evaluate; the policy and the metrics are written to the run.
+
+    `say` gets what it is doing now, and `note` what the user should know later too.
+    """
     from understudy.algorithms import Cloning  # only now: the config of a run is read without torch
 
     config = run.config(CloningRunConfig)
@@ -64,7 +69,7 @@ def run_cloning(run: Run, say: Callable[[str], None]) -> EvaluationResult:
                 raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
             check_device(config.device)
             inputs = Inputs(world.step_spec.observation, config.cloning.actor.encoder.inputs)
-            say(str(use_threads(config.threads, large=bool(inputs.cameras))))
+            note(str(use_threads(config.threads, large=bool(inputs.cameras))))
             stats = Stats.of_data(inputs, [sampler.sample(size=STATS_STEPS).observation])
             cloning = Cloning(config.cloning, world.step_spec, stats, seed=config.seed, device=config.device)
             for number in range(1, config.updates + 1):

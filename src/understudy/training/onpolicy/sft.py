@@ -84,12 +84,17 @@ class SFTConfig:
             raise ConfigError("vla: the given policy has its own network; leave these options out")
 
 
-def run_sft(run: Run, say: Callable[[str], None]) -> tuple[VLAPolicy, TaskEvaluationResult | None]:
-    """Imitate, from the newest checkpoint if there is one; the policy, metrics and evaluation go to the run."""
+def run_sft(
+    run: Run, say: Callable[[str], None], *, note: Callable[[str], None] = lambda text: None
+) -> tuple[VLAPolicy, TaskEvaluationResult | None]:
+    """Imitate, from the newest checkpoint if there is one; the policy, metrics and evaluation go to the run.
+
+    `say` gets what it is doing now, and `note` what the user should know later too.
+    """
     config = run.config(SFTConfig)
     store = run.store if config.demos is None else Path(config.demos)
     check_device(config.device)
-    say(str(use_threads(config.threads, large=True)))
+    note(str(use_threads(config.threads, large=True)))
     with run, Health(run.path / HEALTH, role="local", name=run.kind) as health, ExitStack() as undo:
         reader = undo.enter_context(Reader(store))
         sft, demos = _open(run, config, reader, undo)
