@@ -17,7 +17,14 @@ from tests.docs.pages import DOCS, blocks, run_page
 from understudy.cli import main
 from understudy.training.runs.health import Health
 
-PAGES = ("quickstart.md", "reference/metrics.md", "guides/policy.md", "guides/simulator.md", "guides/own.md")
+PAGES = (
+    "quickstart.md",
+    "reference/metrics.md",
+    "guides/policy.md",
+    "guides/simulator.md",
+    "guides/own.md",
+    "guides/from-rlinf.md",
+)
 MAX_LINES = 30  # of a file of the user's own
 SHORT = {"400": "100", "1500": "80", "300": "60", "50": "5", "20": "3"}  # in every run, of steps, updates and episodes
 
@@ -100,6 +107,13 @@ def test_ones_own(short: bool, own_files: list[str], capsys: pytest.CaptureFixtu
     assert len(scores) == 5
     assert short or (scores[2] >= 60 and scores[3] >= 80), scores  # RLPD, and the policy in plain PyTorch
     assert "3 of 3" in printed  # the imported demonstrations
+
+
+def test_a_buffer_of_rlinf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_page(DOCS / "guides/from-rlinf.md")
+    saved = sorted(file.name for file in (tmp_path / "saved").iterdir())
+    assert saved == ["metadata.json", "trajectory_0_.pt", "trajectory_index.json", "understudy.json"]
 
 
 def test_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The buffers and trainers of other projects, with their names and calls, over a store. Numpy in, numpy out.
+"""The buffers and trainers of other projects, with their names and calls, over a store.
 
 Those of agentlace need `pip install 'understudy-robotics[remote]'`; they are loaded when they are first used.
 """

@@ -1,12 +1,15 @@
-"""Options of other projects that have no effect here are refused, with what to do instead."""
+"""Options of other projects: those without an effect here are accepted with a line in the log that says why."""
 
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from understudy.core import StoreError
+
+logger = logging.getLogger(__name__)
 
 
 def refuse_options(owner: str, given: Mapping[str, Any], advice: Mapping[str, str], ours: Collection[str]) -> None:
@@ -14,8 +17,24 @@ def refuse_options(owner: str, given: Mapping[str, Any], advice: Mapping[str, st
     for name in given:
         if name in advice:
             raise StoreError(f"{owner}: {name}: {advice[name]}")
-        near = difflib.get_close_matches(name, [*ours, *advice], 1)
-        raise TypeError(
-            f"{owner}: there is no option {name!r}; "
-            + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(ours)}")
-        )
+        raise unknown_option(owner, name, [*ours, *advice], ours)
+
+
+def accept_options(owner: str, given: Mapping[str, Any], reasons: Mapping[str, str], ours: Collection[str]) -> None:
+    """Log one line for each given option of the other project, with the reason why it changes nothing here.
+
+    An option that neither project has raises a TypeError, as it does there.
+    """
+    for name in given:
+        if name not in reasons:
+            raise unknown_option(owner, name, [*ours, *reasons], ours)
+    for name, value in given.items():
+        logger.info("%s: %s=%r changes nothing here: %s", owner, name, value, reasons[name])
+
+
+def unknown_option(owner: str, name: str, known: Collection[str], ours: Collection[str]) -> TypeError:
+    near = difflib.get_close_matches(name, known, 1)
+    return TypeError(
+        f"{owner}: there is no option {name!r}; "
+        + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(ours)}")
+    )

@@ -1,10 +1,12 @@
-"""Options: those of another project are refused with advice, unknown ones with the nearest."""
+"""Options: those of another project are accepted or refused with a reason, unknown ones name the nearest."""
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
-from understudy.compat.options import refuse_options
+from understudy.compat.options import accept_options, refuse_options
 from understudy.core import StoreError
 
 
@@ -22,3 +24,11 @@ def test_an_unknown_option_gets_the_nearest_or_all() -> None:
         refuse_options("Buffer", {"pth": 1}, {}, ("path", "seed"))
     with pytest.raises(TypeError, match="there is no option 'colour'; it has path, seed"):
         refuse_options("Buffer", {"colour": 1}, {}, ("path", "seed"))
+
+
+def test_an_option_that_changes_nothing_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        accept_options("Buffer", {"cache_size": 5}, {"cache_size": "there is no cache"}, ("path",))
+    assert caplog.messages == ["Buffer: cache_size=5 changes nothing here: there is no cache"]
+    with pytest.raises(TypeError, match="Buffer: there is no option 'cachesize'; did you mean 'cache_size'"):
+        accept_options("Buffer", {"cachesize": 5}, {"cache_size": "there is no cache"}, ("path",))

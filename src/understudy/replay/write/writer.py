@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
 
-from understudy.core import EpisodeError, EpisodeInfo, Step, StepSpec, StoreError, UnderstudyError
+from understudy.core import EpisodeError, EpisodeInfo, SpecError, Step, StepSpec, StoreError, UnderstudyError
 from understudy.core.episode import Column
 from understudy.core.tree import Tree
 from understudy.processes import forks
@@ -40,6 +40,15 @@ class ChunkSink(Protocol):
         ...
 
     def commit(self, chunk: Chunk) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinishedEpisode:
+    """One episode of `write_episodes`: how many rows it has, and whether the last is its last observation."""
+
+    num_rows: int
+    state: EpisodeState  # "ended" or "cut"
+    info: EpisodeInfo
 
 
 class Writer:
@@ -74,6 +83,7 @@ class Writer:
         self._ended = False  # the last step appended was terminated or truncated
         self._num_refused = 0  # steps of the current episode, since the last one that was taken
         self._in_doubt = False  # a commit failed, but the store may have it: send the same chunk again first
+        self._failed = False  # a write_episodes failed, but the store may have it
         self._last_commit = 0
 
     @property
@@ -161,11 +171,64 @@ class Writer:
         """Commit all that was appended; returns the number of the commit when it is durable."""
         return self._commit()
 
+    def write_episodes(self, columns: Mapping[str, Array], episodes: Sequence[FinishedEpisode]) -> int:
+        """Store whole episodes in one commit, given as the flat columns [rows, ...] of the spec; durable on return.
+
+        Far faster than a call per step. The columns must not change before this returns (with a remote writer: before
+        they are delivered). After an error the store may have the episodes or not: continue with a new writer.
+        """
+        with self._turn:
+            if self._info is not None:
+                raise EpisodeError(
+                    f"writer {self.name!r}: episode {self._number} is still open; call end() or cut() first"
+                )
+            self._commit_chunk()
+            self._check_columns(columns, sum(episode.num_rows for episode in episodes))
+            parts = []
+            for episode in episodes:
+                self._number += 1
+                parts.append(
+                    Part(
+                        episode=self._number,
+                        first_index=0,
+                        num_rows=episode.num_rows,
+                        state=episode.state,
+                        info=episode.info,
+                    )
+                )
+            chunk = Chunk(
+                writer=self.name,
+                incarnation=self.incarnation,
+                seq=self._seq,
+                spec=self.spec,
+                columns=columns,
+                parts=tuple(parts),
+            )
+            self._failed = True
+            self._last_commit = self._store.commit(chunk)
+            self._failed = False
+            self._seq += 1
+            return self._last_commit
+
+    def _check_columns(self, columns: Mapping[str, Array], num_rows: int) -> None:
+        """Refuse values that a step with them would be refused for."""
+        for path, leaf in self.spec.columns.items():
+            if path not in columns:
+                raise SpecError(f"{path}: expected {num_rows} rows of {leaf}, got nothing; pass the column")
+            if leaf.low is not None or leaf.high is not None:
+                replace(leaf, shape=(num_rows, *leaf.shape)).check(columns[path], path)
+        if not np.isfinite(columns["reward"]).all():
+            raise SpecError("reward: expected finite numbers, got others; check the environment")
+
     def _commit(self) -> int:
         with self._turn:
             return self._commit_chunk()
 
     def _commit_chunk(self) -> int:
+        if self._failed:
+            raise StoreError(
+                f"writer {self.name!r}: its last write_episodes failed, and the store may have it; make a new writer"
+            )
         if self._info is not None:
             self._close_part("open", self._info)
         if self._parts:

@@ -11,11 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.core import EpisodeError, Step, StoreError, StoreFailedError
+from understudy.core import EpisodeError, EpisodeInfo, SpecError, Step, StoreError, StoreFailedError
+from understudy.core import tree as trees
+from understudy.core.episode import stack
 from understudy.core.examples import random_steps, small_spec
 from understudy.replay import Reader, Store, verify
 from understudy.replay.format.chunk import Chunk
-from understudy.replay.write.writer import Writer
+from understudy.replay.write.writer import FinishedEpisode, Writer
 
 SPEC = small_spec()
 STEPS, LAST = random_steps(SPEC, 9, 1)
@@ -393,3 +395,51 @@ def test_a_second_thread_is_refused_while_one_is_inside() -> None:
     thread.join()
     writer.append(STEPS[1])
     assert [chunk.parts[0].first_index for chunk in taker.chunks] == [0, 1]
+
+
+def whole_episode(num_rows: int = 10) -> tuple[dict[str, Any], FinishedEpisode]:
+    rows = [SPEC.row(step) for step in STEPS] + [SPEC.last_row(LAST)]
+    columns = {path: stack([row[path] for row in rows], leaf) for path, leaf in SPEC.columns.items()}
+    return columns, FinishedEpisode(num_rows=num_rows, state="cut", info=EpisodeInfo(task="pick"))
+
+
+def test_whole_episodes_are_stored_as_their_steps_one_by_one(tmp_path: Path) -> None:
+    columns, episode = whole_episode()
+    with Store.open(tmp_path / "store") as store:
+        one_by_one, whole = store.writer("one", SPEC), store.writer("whole", SPEC)
+        one_by_one.begin(EpisodeInfo(task="pick"))
+        for step in STEPS:
+            one_by_one.append(step)
+        one_by_one.cut(LAST)
+        assert whole.write_episodes(columns, [episode]) == store.last_commit
+        whole.begin()
+        whole.append(STEPS[0])
+        with pytest.raises(EpisodeError, match="is still open; call end"):
+            whole.write_episodes(columns, [episode])
+        whole.cut()
+        whole.write_episodes(columns, [episode])
+    with Reader(tmp_path / "store") as reader:
+        first, second, _, last = (reader.read(record.id) for record in reader.episodes())
+        for found in (second, last):
+            assert trees.equal(first.observation, found.observation)
+            assert trees.equal(first.action, found.action)
+            assert (first.info, len(first)) == (found.info, len(found))
+    assert verify(tmp_path / "store").ok
+
+
+def test_whole_episodes_that_do_not_fit_are_refused_and_a_failed_write_ends_the_writer() -> None:
+    columns, episode = whole_episode()
+    taker = Taker()
+    writer = Writer(taker, "w", "one", SPEC)
+    with pytest.raises(SpecError, match="reward: expected finite numbers"):
+        writer.write_episodes({**columns, "reward": columns["reward"] * np.float32(np.nan)}, [episode])
+    with pytest.raises(SpecError, match=r"is_step: expected 10 rows of bool .*, got nothing; pass the column"):
+        writer.write_episodes({path: c for path, c in columns.items() if path != "is_step"}, [episode])
+    writer.write_episodes(columns, [episode])
+    taker.broken = True
+    with pytest.raises(StoreFailedError):
+        writer.write_episodes(columns, [episode])
+    taker.broken = False
+    with pytest.raises(StoreError, match="its last write_episodes failed, and the store may have it; make a new"):
+        writer.write_episodes(columns, [episode])
+    assert len(taker.chunks) == 1

@@ -4,74 +4,17 @@ import os
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.compat.rlinf.trajectories import check, codes, make, shown, trajectory
 
 from understudy.compat import TrajectoryReplayBuffer
 from understudy.core import SpecError, StoreClosedError, StoreError, StoreFormatError
 from understudy.replay import Reader, compact, verify
 from understudy.replay.format.paths import segment_files
-
-
-def make(path: Path, **options: Any) -> TrajectoryReplayBuffer:
-    return TrajectoryReplayBuffer(**{"auto_save_path": path, "sample_window_size": 0, **options})
-
-
-def trajectory(number: int, length: int = 6, batch: int = 3, done_at: int | None = None, **others: Any) -> dict:
-    """Every field of every step says which trajectory, time and column it is of."""
-    time, column = np.meshgrid(np.arange(length), np.arange(batch), indexing="ij")
-    code = (number * 10_000 + time * 100 + column).astype(np.int64)
-    dones = np.zeros((length, batch, 1), bool)
-    if done_at is not None:
-        dones[done_at] = True
-    return {
-        "actions": np.repeat(code[..., None], 4, 2).astype(np.float32),
-        "rewards": code[..., None].astype(np.float32),
-        "terminations": dones,
-        "truncations": np.zeros_like(dones),
-        "dones": dones,
-        "prev_logprobs": code[..., None].astype(np.float64),
-        "versions": np.full((length, batch, 1), number, np.float32),
-        "forward_inputs": {"tokens": code[..., None] + np.arange(3)},
-        "curr_obs": _observation(code),
-        "next_obs": _observation(code + 100),
-        **others,
-    }
-
-
-def _observation(code: np.ndarray) -> dict[str, np.ndarray]:
-    image = np.zeros((*code.shape, 4, 4, 3), np.uint8)
-    for n in range(3):
-        image[..., n] = (code // 256**n % 256)[..., None, None]
-    return {"main_images": image, "states": code[..., None].astype(np.float64)}
-
-
-def shown(tree: dict[str, np.ndarray]) -> np.ndarray:
-    image = tree["main_images"].astype(np.int64)
-    code = image[..., 0] + 256 * image[..., 1] + 65536 * image[..., 2]
-    assert (code == code[:, :1, :1]).all()
-    assert np.array_equal(code[:, 0, 0], tree["states"][:, 0])
-    return code[:, 0, 0]
-
-
-def check(batch: dict[str, Any]) -> set[int]:
-    """Every transition is one that was added, in all of its fields; returns which."""
-    code = shown(batch["curr_obs"])
-    assert np.array_equal(shown(batch["next_obs"]), code + 100)
-    assert np.array_equal(batch["actions"], np.repeat(code[:, None], 4, 1).astype(np.float32))
-    assert np.array_equal(batch["rewards"], code[:, None].astype(np.float32))
-    assert np.array_equal(batch["prev_logprobs"][:, 0], code)
-    assert np.array_equal(batch["versions"][:, 0], code // 10_000)
-    assert np.array_equal(batch["forward_inputs"]["tokens"], code[:, None] + np.arange(3))
-    return set(code.tolist())
-
-
-def codes(*numbers: int, length: int = 6, batch: int = 3) -> set[int]:
-    return {n * 10_000 + t * 100 + b for n in numbers for t in range(length) for b in range(batch)}
 
 
 def test_every_transition_comes_back_as_it_was_added(tmp_path: Path) -> None:
@@ -139,6 +82,7 @@ def test_samples_come_uniformly_from_the_newest_trajectories(window: int, tmp_pa
         assert buffer.get_stats() == {
             "num_trajectories": 7,
             "total_samples": sum(3 * (2 + n) for n in range(7)),
+            "cache_size": min(window, 7),
             "window_trajectories": min(window, 7),
             "window_samples": len(expected),
         }
@@ -157,54 +101,6 @@ def test_rows_between_steps_are_told_from_those_of_steps(tmp_path: Path) -> None
     time, column = code // 100 % 100, code % 100
     assert np.array_equal(batch["dones"][:, 0], time == 2)
     assert np.array_equal(batch["prev_values"][:, 0], 2 * (time + time // 3) + column)
-
-
-@dataclass
-class Rollout:
-    """A trajectory as RLinf has it: an object, with fields that are not there."""
-
-    max_episode_length: int = 80
-    model_weights_id: str = "abc"
-    actions: Any = None
-    rewards: Any = None
-    dones: Any = None
-    prev_values: Any = None
-    forward_inputs: dict[str, Any] = field(default_factory=dict)
-    curr_obs: dict[str, Any] = field(default_factory=dict)
-    next_obs: dict[str, Any] = field(default_factory=dict)
-
-
-class Tensor:
-    def __init__(self, array: np.ndarray):
-        self._array = array
-
-    def detach(self) -> "Tensor":
-        return self
-
-    def cpu(self) -> "Tensor":
-        return self
-
-    def numpy(self) -> np.ndarray:
-        return self._array
-
-
-def test_objects_and_tensors_are_taken(tmp_path: Path) -> None:
-    given = trajectory(1)
-    rollout = Rollout(
-        actions=Tensor(given["actions"]),
-        rewards=given["rewards"],
-        dones=given["dones"],
-        curr_obs={name: Tensor(value) for name, value in given["curr_obs"].items()},
-        next_obs=given["next_obs"],
-    )
-    with make(tmp_path / "store") as buffer:
-        buffer.add_trajectories([rollout])
-        batch = buffer.sample(50)
-    assert batch.keys() == {"actions", "rewards", "dones", "curr_obs", "next_obs"}
-    assert np.array_equal(shown(batch["next_obs"]), shown(batch["curr_obs"]) + 100)
-    with Reader(tmp_path / "store") as reader:
-        labels = next(iter(reader.episodes())).info.labels
-        assert (labels["max_episode_length"], labels["model_weights_id"]) == ("80", "abc")
 
 
 def test_a_buffer_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -226,9 +122,9 @@ KILLED = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
-from tests.unit.compat.test_rlinf import make, trajectory
-from understudy.compat import rlinf
-rlinf.COMMIT_BYTES = 500  # several commits for each trajectory
+from tests.unit.compat.rlinf.trajectories import make, trajectory
+from understudy.compat.rlinf import buffer as buffer_module
+buffer_module.COMMIT_BYTES = 500  # several commits for each trajectory
 buffer = make(Path(sys.argv[2]))
 for n in range(5):
     buffer.add_trajectories([trajectory(n)])
@@ -245,7 +141,7 @@ buffer.add_trajectories([trajectory(5, done_at=1)])
 
 @pytest.mark.parametrize("commits", [0, 1, 4])
 def test_what_was_added_survives_a_kill_and_what_was_torn_is_not_there(commits: int, tmp_path: Path) -> None:
-    root = Path(__file__).parents[3]
+    root = Path(__file__).parents[4]
     done = subprocess.run(
         [sys.executable, "-c", KILLED, str(root), str(tmp_path / "store"), str(commits)],
         env={**os.environ, "PYTHONPATH": str(root / "src")},
@@ -382,40 +278,30 @@ def test_fields_may_change_after_the_buffer_was_emptied(tmp_path: Path) -> None:
 # ---- what is refused, and in which words
 
 
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
-        ("enable_cache", "enable_cache: there is nothing to turn on: .*leave it out"),
-        ("cache_size", "cache_size: there is no cache to size: .*leave it out"),
-        ("trajectory_format", "trajectory_format: there is one format, safetensors segments"),
-        ("storage_dir", "storage_dir: is called auto_save_path here; rename it"),
-        ("save_trajectories", "save_trajectories: is called auto_save here; rename it"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(option: str, text: str, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=text):
-        make(tmp_path / "store", **{option: 5})
-    assert not (tmp_path / "store").exists()
-
-
 def test_wrong_options(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="there is no option 'sample_window'; did you mean 'sample_window_size'"):
         make(tmp_path / "store", sample_window=5)
     with pytest.raises(StoreError, match="auto_save_path: expected a directory, since auto_save is True; pass one"):
-        TrajectoryReplayBuffer()
-    with pytest.raises(StoreError, match="auto_save_path: given, but auto_save is False; drop one"):
-        make(tmp_path / "store", auto_save=False)
+        TrajectoryReplayBuffer(auto_save=True)
     with pytest.raises(StoreError, match=r"sample_window_size: expected a number from 0 \(all\), got -1"):
         make(tmp_path / "store", sample_window_size=-1)
+    with pytest.raises(StoreError, match="trajectory_format: expected pt or pkl, got 'npz'"):
+        make(tmp_path / "store", trajectory_format="npz")
+    with pytest.raises(StoreError, match="durability: expected sync or async, got 'soon'"):
+        make(tmp_path / "store", durability="soon")
     with make(tmp_path / "store") as buffer:
         with pytest.raises(StoreError, match="num_chunks: expected a number from 1, got 0"):
-            buffer.sample(0)
-        with pytest.raises(StoreFormatError, match=r"not a checkpoint \(it has no checkpoint.json\); check the path"):
+            buffer.sample()
+        with pytest.raises(StoreFormatError, match=r"not a checkpoint \(it has neither checkpoint.json nor metadata"):
             buffer.load_checkpoint(tmp_path)
-        with pytest.raises(StoreError, match="local_rank, world_size: are for is_distributed=True"):
-            buffer.load_checkpoint(tmp_path, world_size=2)
+        with pytest.raises(FileNotFoundError):  # what RLinf raises
+            buffer.load_checkpoint(load_path=tmp_path)
+        with pytest.raises(RuntimeError, match="there is nothing to sample; add a trajectory first"):
+            buffer.sample(1)
         with pytest.raises(StoreError, match="local_rank: expected a number from 0 to 1, got 2"):
             buffer.load_checkpoint(tmp_path, is_distributed=True, local_rank=2, world_size=2)
+        with pytest.raises(StoreError, match="trajectory_id: there is no trajectory 3; see trajectory_ids"):
+            buffer.get_trajectory(3)
     with pytest.raises(StoreClosedError, match="the buffer is closed; make a new one"):
         buffer.add_trajectories([])
 
@@ -423,15 +309,12 @@ def test_wrong_options(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"rewards": None}, r"trajectories\[1\]/rewards: expected in every trajectory, got nothing; add it"),
-        ({"next_obs": {}}, r"trajectories\[1\]/next_obs: expected in every trajectory"),
         ({"rewards": np.full((6, 3, 1), np.nan)}, r"trajectories\[1\]/rewards: expected finite numbers"),
-        ({"dones": np.zeros((6, 2, 1), bool)}, r"trajectories\[1\]/dones: expected \[6, 3, ...\] as actions have"),
-        ({"task_descriptions": ["pick"]}, r"trajectories\[1\]/task_descriptions: expected an array \[T, B, ...\]"),
-        ({"extra": np.zeros((6, 3))}, r"trajectories\[1\]/extra: expected no such field as in the first trajectory"),
+        ({"dones": np.zeros((6, 2, 1), bool)}, r"trajectories\[1\]/dones: expected \[6, 3, ...\] as its length has"),
+        ({"note": [object()]}, r"trajectories\[1\]/note\[0\]: expected tensors, numbers, text.*leave it out"),
         ({"dones": np.zeros((6, 3), bool)}, r"trajectories\[1\]/dones: expected bool \[1\] .*, got bool \[\]"),
-        ({"next_obs": {"states": np.zeros((6, 3, 1))}}, r"next_obs/main_images: expected uint8 .*got nothing"),
-        ({"actions": np.zeros((0, 3, 4))}, r"trajectories\[1\]/actions: expected at least one step"),
+        ({"actions": np.zeros((0, 3, 4))}, r"trajectories\[1\]/actions: expected \[6, 3, ...\]"),
+        ({"prev_logprobs": None, "rewards": None}, r"trajectories\[1\]: expected rewards or prev_logprobs"),
     ],
 )
 def test_if_one_trajectory_does_not_fit_none_is_stored(change: dict[str, Any], text: str, tmp_path: Path) -> None:
