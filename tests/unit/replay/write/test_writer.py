@@ -419,7 +419,7 @@ def test_whole_episodes_are_stored_as_their_steps_one_by_one(tmp_path: Path) -> 
         whole.cut()
         whole.write_episodes(columns, [episode])
     with Reader(tmp_path / "store") as reader:
-        first, second, _, last = (reader.read(record.id) for record in reader.episodes())
+        first, second, last = (reader.read(record.id) for record in reader.episodes("num_rows > 1"))
         for found in (second, last):
             assert trees.equal(first.observation, found.observation)
             assert trees.equal(first.action, found.action)
