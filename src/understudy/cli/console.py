@@ -1,29 +1,17 @@
-"""What commands share: a progress bar, sizes as text, and the error if an optional dependency is missing."""
+"""What commands share: sizes as text, and the error if an optional dependency is missing."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING
 
 from understudy.core.errors import UnderstudyError
 
-
-@contextmanager
-def progress_bar(console: Console, what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar that is updated by calling it with (completed, total), and removed at the end."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TextColumn("segments"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task(what, total=None)
-
-        def update(completed: int, total: int) -> None:
-            bar.update(task, completed=completed, total=total)
-
-        yield update
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def size_text(num_bytes: int) -> str:

@@ -8,7 +8,8 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from understudy.cli.console import progress_bar, size_text, with_remote
+from understudy.cli.console import size_text, with_remote
+from understudy.cli.progress import ProgressLine
 from understudy.core import StoreError
 from understudy.replay import Budget, CompactionReport, Retention, Store, compact, summarize
 
@@ -76,7 +77,7 @@ def _compact_here(
             console.print("nothing was changed")
             return 1
         opened.retain(retention)
-        with progress_bar(console, "compact") as progress:
+        with ProgressLine(console, "compact", "segments") as progress:
             report = compact(opened, min_dead=min_dead, progress=progress)
     _report(console, report)
     return 0

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from understudy.cli.store.import_ import episodes_bar
+from understudy.cli.progress import ProgressLine
 from understudy.formats import parse_dataset_path
 from understudy.training.data import dataset_io
 
@@ -30,7 +30,7 @@ def command(
     """
     console = Console(highlight=False)
     dataset = parse_dataset_path(target)
-    with episodes_bar(console, dataset.path.name) as progress:
+    with ProgressLine(console, f"export {dataset.path.name}", "episodes") as progress:
         report = dataset_io.export_episodes(store, dataset, where=where, progress=progress)
     console.print(
         f"{report.num_episodes:,} episodes exported ({report.num_steps:,} steps) to {dataset.path}",

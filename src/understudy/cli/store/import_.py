@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,9 +10,9 @@ from typing import Annotated, Literal
 import tyro
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
 from understudy.formats import DatasetPath, DatasetReader, parse_dataset_path
 from understudy.training.data import dataset_io
@@ -56,7 +55,7 @@ def command(
         assert store is not None
         with (
             dataset_io.open_import_target(store, token_file=token_file, tls_cert=tls_cert) as target,
-            episodes_bar(console, dataset.path.name) as progress,
+            ProgressLine(console, f"import {dataset.path.name}", "episodes") as progress,
         ):
             report = dataset_io.import_episodes(opened, target, dataset, kind=kind, progress=progress)
     parts = [f"{report.num_imported:,} episodes imported ({report.num_steps:,} steps)"]
@@ -81,24 +80,3 @@ def _show(console: Console, dataset: DatasetPath, opened: DatasetReader) -> None
         table.add_row(escape(line.external) or "-", escape(line.internal) or "-", str(leaf or ""), escape(line.how))
     console.print(table)
     console.print("Nothing was imported.")
-
-
-@contextmanager
-def episodes_bar(console: Console, what: str) -> Iterator[dataset_io.ProgressCallback]:
-    """A bar that is updated by calling it with (completed, total), and removed at the end."""
-    columns = (
-        TextColumn(escape(what)),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("episodes"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        line = bar.add_task(what, total=None)
-
-        def update(completed: int, total: int | None) -> None:
-            bar.update(line, completed=completed, total=total)
-
-        yield update

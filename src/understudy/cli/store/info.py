@@ -14,6 +14,8 @@ from understudy.cli.console import size_text
 from understudy.replay import EpisodeRecord, Reader, Summary, summarize
 from understudy.service.client.spool import SpoolSummary, summarize_spool
 
+WIDE = 76  # columns of a terminal in which the table of episodes has room for actor and labels
+
 
 def command(
     store: tyro.conf.Positional[Path], *, episodes: bool = False, limit: int = 20, as_json: bool = False
@@ -37,7 +39,10 @@ def command(
         if as_json:
             print(json.dumps([asdict(record) for record in records], indent=2))
         else:
-            console.print(_episode_table(records))
+            wide = console.width >= WIDE
+            console.print(_episode_table(records, wide=wide))
+            if not wide:
+                console.print("a wider terminal, or --as-json, also shows actor and labels", style="dim")
         return 0
     summary = summarize(store)
     if as_json:
@@ -108,10 +113,12 @@ def _is_shown(path: str) -> bool:
     return path.split("/")[0] in ("observation", "action", "extras", "reward")
 
 
-def _episode_table(records: list[EpisodeRecord]) -> Table:
-    table = Table()
-    for name in ("id", "state", "kind", "steps", "human", "reward", "success", "task", "actor", "labels"):
-        table.add_column(name, justify="right" if name in ("id", "steps", "human", "reward") else "left")
+def _episode_table(records: list[EpisodeRecord], *, wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    for name in ("id", "state", "kind", "steps", "human", "reward", "success"):
+        table.add_column(name, justify="right" if name in ("id", "steps", "human", "reward") else "left", no_wrap=True)
+    for name in ("task", "actor", "labels") if wide else ("task",):
+        table.add_column(name, overflow="fold", min_width=len(name))
     for record in records:
         info = record.info
         success = {None: "-", True: "yes", False: "no"}[info.success]
@@ -126,7 +133,6 @@ def _episode_table(records: list[EpisodeRecord]) -> Table:
             f"{record.total_reward:g}",
             success,
             info.task or "-",
-            info.actor or "-",
-            labels,
+            *((info.actor or "-", labels) if wide else ()),
         )
     return table

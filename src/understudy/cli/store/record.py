@@ -9,9 +9,9 @@ from typing import Annotated, Literal
 import numpy as np
 import tyro
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from understudy.cli.operator import open_operator_input, open_pace, open_page
+from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
 from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import AlwaysScript, Device, Takeover
@@ -66,7 +66,7 @@ def command(
             "spool: a store on this machine needs none; leave --spool out, or give the address of a server"
         )
     with ExitStack() as stack:
-        with console.status(f"{env}: starting"):
+        with ProgressLine(console, f"starting {env}"):
             world = stack.enter_context(open_world(env))
         task = world.task.name
         config = RecordConfig(task=task, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed)
@@ -78,12 +78,11 @@ def command(
         pace = open_pace(world, hz, human=human != "script")
         takeover = Takeover(device, operator=operator)
         opened = stack.enter_context(open_target(target, spool=spool, token_file=token_file, tls_cert=tls_cert))
-        bar = stack.enter_context(_bar(console, task))
-        line = bar.add_task(task, total=successes, last="")
+        line = stack.enter_context(ProgressLine(console, f"record {task}", "successes"))
 
         def progress(report: RecordReport, episode: EpisodeResult) -> None:
             last = f"last: {'success' if episode.success else 'failure'} in {episode.num_steps} steps"
-            bar.update(line, completed=min(report.num_successes, successes), last=last)
+            line(min(report.num_successes, successes), successes, last)
 
         show: Show | None = None if screen is None else screen.show
         report = record(world, opened, takeover, config, progress, pace=pace, show=show)
@@ -117,16 +116,3 @@ def _script(world: World, noise: float | None, seed: int) -> Device:
     rng = np.random.default_rng(seed)
     chosen = SIMULATED_NOISE * world.simulated if noise is None else noise
     return AlwaysScript(lambda: world.expert_action(noise=chosen, rng=rng).action)
-
-
-def _bar(console: Console, task: str) -> Progress:
-    return Progress(
-        TextColumn(f"{task}:"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("successes"),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[last]}"),
-        console=console,
-        transient=True,
-    )

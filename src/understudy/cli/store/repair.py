@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from understudy.cli.console import progress_bar
+from understudy.cli.progress import ProgressLine
 from understudy.cli.store.verify import show_report
 from understudy.replay import repair
 
@@ -23,7 +23,7 @@ def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
         limit: Largest number of actions and problems to print.
     """
     console = Console()
-    with progress_bar(console, "repair") as progress:
+    with ProgressLine(console, "repair", "segments") as progress:
         report = repair(store, progress=progress)
     if report.before.ok:
         console.print("nothing to repair", style="green")

@@ -7,7 +7,7 @@ from pathlib import Path
 import tyro
 from rich.console import Console
 
-from understudy.cli.console import progress_bar
+from understudy.cli.progress import ProgressLine
 from understudy.replay import VerifyReport, verify
 from understudy.service.server.parameter_store import parameter_problems
 
@@ -22,7 +22,7 @@ def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
         limit: Largest number of problems to print.
     """
     console = Console()
-    with progress_bar(console, "verify") as progress:
+    with ProgressLine(console, "verify", "segments") as progress:
         report = verify(store, progress=progress)
     code = show_report(console, report, limit)
     for problem in parameter_problems(store):

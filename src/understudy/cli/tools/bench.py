@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from understudy.cli.console import with_remote
+from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
 
 if TYPE_CHECKING:
@@ -37,9 +37,8 @@ def store(*, directory: Path | None = None, rounds: int = 7, commits: int = 50, 
     with _temporary_directory(directory) as path:
         config = BenchConfig(directory=path, rounds=rounds, commits=commits, commit_steps=commit_steps)
         # Refreshes only between turns: a thread that draws would be measured too.
-        with Progress(console=console, auto_refresh=False, transient=True) as progress:
-            task = progress.add_task("bench store", total=config.num_turns)
-            result = measure(config, lambda: progress.update(task, advance=1, refresh=True))
+        with ProgressLine(console, "bench store", "turns", threaded=False) as progress:
+            result = measure(config, lambda: progress.advance(config.num_turns))
     console.print(_table(config, result))
     return 0
 
@@ -61,8 +60,8 @@ def sample(*, directory: Path | None = None, steps: int = 20_000, batch_size: in
     console = Console()
     with _temporary_directory(directory) as path:
         config = SampleBenchConfig(directory=path, steps=steps, batch_size=batch_size, rounds=rounds)
-        with console.status("bench sample") as status:
-            result = measure_sampling(config, lambda what: status.update(f"bench sample: {what}"))
+        with ProgressLine(console, "bench sample", threaded=False) as progress:
+            result = measure_sampling(config, progress.say)
     table = Table(
         title=f"batches of {batch_size} transitions from {steps:,} steps, median of {rounds} rounds",
         title_justify="left",

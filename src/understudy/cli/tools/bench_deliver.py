@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
+from understudy.cli.progress import ProgressLine
 from understudy.selftest.bench_control_loop import ControlLoopConfig, PhaseResult, measure_control_loop
 from understudy.selftest.bench_delivery import (
     MEMORY,
@@ -32,11 +32,10 @@ def deliver(directory: Path, *, rounds: int, chunks: int, chunk_steps: int, writ
         directory=directory, rounds=rounds, chunks=chunks, chunk_steps=chunk_steps, writers=writers
     )
     # Refreshes only between turns: a thread that draws would be measured too.
-    with Progress(console=console, auto_refresh=False, transient=True) as progress:
-        task = progress.add_task("bench deliver", total=config.num_turns)
+    with ProgressLine(console, "bench deliver", "turns", threaded=False) as progress:
 
         def on_turn() -> None:
-            progress.update(task, advance=1, refresh=True)
+            progress.advance(config.num_turns)
 
         if writers > 1:
             _print_many(console, config, measure_many_writers(config, on_turn))
@@ -48,8 +47,8 @@ def control_loop(directory: Path, *, seconds: float, rate_hz: float) -> int:
     """Measure in the directory `directory` and print a table; returns the steps that are missing or wrong."""
     console = Console()
     config = ControlLoopConfig(directory=directory, seconds=seconds, rate_hz=rate_hz)
-    with console.status("bench control-loop") as status:
-        phases = measure_control_loop(config, lambda name: status.update(f"bench control-loop: server {name}"))
+    with ProgressLine(console, "bench control-loop", threaded=False) as progress:
+        phases = measure_control_loop(config, lambda name: progress.say(f"server {name}"))
     console.print(_phase_table(config, phases))
     lost = sum(phase.num_lost for phase in phases)
     different = sum(phase.num_different for phase in phases)

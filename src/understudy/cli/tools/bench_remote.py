@@ -6,24 +6,23 @@ import statistics
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
+from understudy.cli.progress import ProgressLine
 from understudy.selftest.bench_remote import measure_parameters, measure_remote_sampling
 
 
 def remote_sample(directory: Path, *, steps: int, batch_size: int, batches: int, rounds: int) -> None:
     """Measure in the directory `directory` and print a table."""
     console = Console()
-    with Progress(console=console, auto_refresh=False, transient=True) as progress:
-        task = progress.add_task("bench remote-sample", total=3 * rounds)
+    with ProgressLine(console, "bench remote-sample", "turns", threaded=False) as progress:
         result = measure_remote_sampling(
             directory,
             steps=steps,
             batch_size=batch_size,
             batches=batches,
             rounds=rounds,
-            on_turn=lambda: progress.update(task, advance=1, refresh=True),
+            on_turn=lambda: progress.advance(3 * rounds),
         )
     table = Table(
         title=f"batches of {batch_size} transitions ({result.batch_bytes / 1e6:.0f} MB), median of {rounds} rounds",
@@ -44,14 +43,13 @@ def remote_sample(directory: Path, *, steps: int, batch_size: int, batches: int,
 def parameters(directory: Path, *, megabytes: int, readers: int, rounds: int) -> None:
     """Measure in the directory `directory` and print a table."""
     console = Console()
-    with Progress(console=console, auto_refresh=False, transient=True) as progress:
-        task = progress.add_task("bench parameters", total=rounds)
+    with ProgressLine(console, "bench parameters", "turns", threaded=False) as progress:
         result = measure_parameters(
             directory,
             megabytes=megabytes,
             readers=readers,
             rounds=rounds,
-            on_turn=lambda: progress.update(task, advance=1, refresh=True),
+            on_turn=lambda: progress.advance(rounds),
         )
     table = Table(
         title=f"{result.num_bytes / 1e6:.0f} MB to {readers} readers, median of {rounds} rounds", title_justify="left"

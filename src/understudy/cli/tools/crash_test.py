@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from understudy.cli.console import with_remote
+from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
 
 if TYPE_CHECKING:
@@ -43,12 +42,11 @@ def command(
         raise UnderstudyError("expected one of --chain and --damage, got both; run them one after the other")
     console = Console()
     path = Path(tempfile.mkdtemp(prefix="understudy-crash-test-", dir=directory or Path.cwd()))
-    started = time.monotonic()
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    # Drawn only between two kills: a process with another thread must not fork.
+    with ProgressLine(console, "crash-test", "events" if chain else "kills", threaded=False) as progress:
 
         def show(number: int) -> None:
-            name = "event" if chain else "kill"
-            live.update(f"{name} {number} of {kills}, {time.monotonic() - started:.0f} s", refresh=True)
+            progress(number, kills)
 
         if chain:
             ok = _chain(console, path, kills, seed, show)

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from understudy.cli.console import size_text
+from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
 from understudy.core import tree as trees
 from understudy.envs.check import check_env
@@ -52,9 +53,9 @@ def setup(name: Annotated[str, tyro.conf.Positional], *, again: bool = False) ->
         return 0
     console.print(f"{name}: {', '.join(entry.packages)} and what they need", soft_wrap=True)
     began = time.monotonic()
-    with console.status(f"{name}: ...") as status:
-        install(entry, lambda text: status.update(f"{name}: {text}"))
-        status.update(f"{name}: testing it")
+    with ProgressLine(console, name) as progress:
+        install(entry, progress.say)
+        progress.say("testing it")
         seen = _test(entry)
     size = sum(path.lstat().st_size for path in entry.venv.rglob("*"))
     console.print(
@@ -75,7 +76,8 @@ def check(name: Annotated[str, tyro.conf.Positional], *, episodes: int = 3, rand
         random_actions: Send them even if the world is not simulated: a real robot moves.
     """
     console = Console(highlight=False)
-    with console.status(f"{name}: running episodes"):
+    with ProgressLine(console, name) as progress:
+        progress.say("running episodes")
         report = check_env(lambda: open_world(name), episodes=episodes, random_actions=random_actions)
     console.print(str(report), style="green", soft_wrap=True, markup=False)
     return 0

@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import needs_extra
+from understudy.cli.progress import ProgressLine
 
 with needs_extra("train"):
     from understudy.training.offpolicy.cloning import CloningRunConfig
@@ -31,7 +32,7 @@ def command(
         from understudy.training.runs.run import Run
 
     console = Console(highlight=False)
-    with console.status("cloning") as status, Run.create_or_remove(run, "cloning", config) as created:
-        found = run_cloning(created, lambda text: status.update(f"cloning: {text}"), note=console.print)
+    with ProgressLine(console, "cloning", "updates") as line, Run.create_or_remove(run, "cloning", config) as created:
+        found = run_cloning(created, line.say, note=line.note, progress=line)
     console.print(f"{found.success_rate} of held-out episodes succeed; {created.policy}", style="green", soft_wrap=True)
     return 0

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from understudy.cli.operator import split_address
+from understudy.cli.progress import ProgressLine
 from understudy.cli.training.progress import rlpd_progress
 from understudy.training import demo as demos
 
@@ -70,17 +70,15 @@ def _work(console: Console, demo: demos.Demo) -> None:
     _record(console, demo)
     _clone(console, demo)
     _train_rlpd(console, demo)
-    with console.status("videos"):
+    with ProgressLine(console, "videos"):
         demo.video_of_correction()
         demo.video_of_both()
         demo.conclude()
 
 
 def _record(console: Console, demo: demos.Demo) -> None:
-    columns = (TextColumn("demonstrations"), BarColumn(20), MofNCompleteColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        line = bar.add_task("", total=demos.DEMONSTRATIONS)
-        demo.record(lambda number: bar.update(line, completed=number))
+    with ProgressLine(console, "record", "demonstrations") as line:
+        demo.record(lambda number: line(number, demos.DEMONSTRATIONS))
         video, images = demo.video_of_demonstration()
     _stage(
         console, 1, f"{demos.DEMONSTRATIONS} demonstrations", f"by a script, all in one corner of the table: {video}"
@@ -90,8 +88,8 @@ def _record(console: Console, demo: demos.Demo) -> None:
 
 
 def _clone(console: Console, demo: demos.Demo) -> None:
-    with console.status("cloning") as status:
-        score = demo.clone(lambda text: status.update(f"cloning: {text}"))
+    with ProgressLine(console, "cloning") as line:
+        score = demo.clone(line.say)
     _stage(
         console,
         2,

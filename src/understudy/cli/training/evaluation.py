@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
 
+from understudy.cli.progress import ProgressLine
 from understudy.core import NO_VERSION, Tree, UnderstudyError
 from understudy.core.spec import describe
 from understudy.envs.registry import open_world
@@ -52,13 +52,10 @@ def run_evaluation(
 ) -> int:
     """Evaluate a policy, print the result and write it to `out`; returns the exit code."""
     own = is_python_path(policy)
-    run = (
-        None
-        if own
-        else Run(policy)
-        if Run.is_at(policy) or (policy.is_dir() and not (policy / CONFIG).exists())
-        else None
-    )
+    if not own and not policy.exists():
+        raise UnderstudyError(f"{policy}: there is no such run or policy file; check the path")
+    is_run = not own and (Run.is_at(policy) or (policy.is_dir() and not (policy / CONFIG).exists()))
+    run = Run(policy) if is_run else None
     run_config = None if run is None else run.metadata["config"]
     env = env or (None if run_config is None else run_config["env"])
     if env is None:
@@ -80,10 +77,9 @@ def run_evaluation(
     check_threads(threads)
     small = own or is_actor(request.policy)  # it acts on one observation at a time
     console.print(str(use_threads(threads, large=not small)), soft_wrap=True)
-    with Progress(console=console, transient=True) as bar:
-        line = bar.add_task("evaluating", total=episodes)
+    with ProgressLine(console, "evaluate", "episodes") as progress:
         run_episodes = evaluate_own if own else evaluate_actor if small else evaluate_vla
-        score, made_of, text = run_episodes(request, lambda: bar.advance(line))
+        score, made_of, text = run_episodes(request, lambda: progress.advance(episodes))
     console.print(text, style="green", soft_wrap=True)
     console.print(f"policy {made_of.parameters}, code {made_of.code}, config {made_of.config}", soft_wrap=True)
     if request.out is not None:

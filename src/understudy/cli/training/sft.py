@@ -9,6 +9,7 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import needs_extra
+from understudy.cli.progress import ProgressLine
 
 with needs_extra("vla"):
     from understudy.training.onpolicy.sft import SFTConfig
@@ -44,8 +45,8 @@ def run_until_finished(run: Run) -> int:
         from understudy.training.onpolicy.sft import run_sft
 
     console = Console(highlight=False)
-    with console.status("fine-tuning") as status:
-        policy, found = run_sft(run, lambda text: status.update(f"fine-tuning: {text}"), note=console.print)
+    with ProgressLine(console, "fine-tuning", "updates") as line:
+        policy, found = run_sft(run, line.say, note=line.note, progress=line)
     if found is not None:
         console.print(str(found), soft_wrap=True)
     console.print(f"{policy.version:,} updates; {run.policy}", style="green", soft_wrap=True)

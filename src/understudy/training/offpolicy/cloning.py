@@ -50,11 +50,16 @@ class CloningRunConfig:
 
 
 def run_cloning(
-    run: Run, say: Callable[[str], None], *, note: Callable[[str], None] = lambda text: None
+    run: Run,
+    say: Callable[[str], None],
+    *,
+    note: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvaluationResult:
     """Imitate and evaluate; the policy and the metrics are written to the run.
 
-    `say` gets what it is doing now, and `note` what the user should know later too.
+    `say` gets what it is doing now, and `note` what the user should know later too. `progress` gets the number of
+    updates that are done, and of all.
     """
     from understudy.algorithms import Cloning  # only now: the config of a run is read without torch
 
@@ -76,6 +81,7 @@ def run_cloning(
                 report = number % config.report_every == 0 or number == config.updates
                 metrics = cloning.update(sampler.sample(), report=report)
                 health.progress("cloning", update=number)
+                progress(number, config.updates)
                 if report:
                     log.write("train", step=len(sampler), update=number, **metrics)
                     say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.4f}")

@@ -22,7 +22,7 @@ from understudy.training.collection.task_start_plan import Ticket, derived_seed
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationEpisode, success_rate_of
-from understudy.training.runs.video import cameras_of, draw_episode, write_video
+from understudy.training.runs.video import cameras_of, draw_episode, video_name, write_video
 from understudy.training.runs.wilson_interval import SuccessRate
 
 VIDEO_FPS = 5.0  # in blocks per second, since a block has one image
@@ -168,6 +168,6 @@ def _write_videos(directory: Path, rollouts: Iterable[Rollout]) -> list[str]:
         assert rollout.episode is not None
         ticket, outcome = rollout.ticket, "success" if rollout.success else "failure"
         directory.mkdir(parents=True, exist_ok=True)
-        names.append(f"{ticket.task}-start-{ticket.start}-{ticket.number}-{outcome}.gif".replace("/", "-"))
+        names.append(video_name(f"{ticket.task}-start-{ticket.start}-{ticket.number}-{outcome}"))
         write_video(directory / names[-1], draw_episode(rollout.episode), fps=VIDEO_FPS)
     return names

@@ -85,11 +85,16 @@ class SFTConfig:
 
 
 def run_sft(
-    run: Run, say: Callable[[str], None], *, note: Callable[[str], None] = lambda text: None
+    run: Run,
+    say: Callable[[str], None],
+    *,
+    note: Callable[[str], None] = lambda text: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[VLAPolicy, TaskEvaluationResult | None]:
     """Imitate, from the newest checkpoint if there is one; the policy, metrics and evaluation go to the run.
 
-    `say` gets what it is doing now, and `note` what the user should know later too.
+    `say` gets what it is doing now, and `note` what the user should know later too. `progress` gets the number of
+    updates that are done, and of all.
     """
     config = run.config(SFTConfig)
     store = run.store if config.demos is None else Path(config.demos)
@@ -109,6 +114,7 @@ def run_sft(
             report = number % config.report_every == 0 or number == config.updates
             metrics = sft.update(demos.sample(), report=report)
             health.progress("imitating", update=number)
+            progress(number, config.updates)
             if report:
                 log.write("train", step=len(demos), update=number, **metrics)
                 say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.3f}")

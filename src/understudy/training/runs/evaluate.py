@@ -16,7 +16,7 @@ from understudy.envs.world import World
 from understudy.training.data.run_episode import Act
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import read_metrics
-from understudy.training.runs.video import Frames, cameras_of, draw_frames, write_video
+from understudy.training.runs.video import Frames, cameras_of, draw_frames, video_name, write_video
 from understudy.training.runs.wilson_interval import SuccessRate
 
 if TYPE_CHECKING:
@@ -165,6 +165,6 @@ def _add_frame(frames: Frames | None, observation: Tree) -> None:
 def _video(directory: Path, episode: EvaluationEpisode, frames: Frames) -> str:
     directory.mkdir(parents=True, exist_ok=True)
     outcome = "success" if episode.success else "failure"
-    name = f"{episode.task}-start-{episode.start}-{outcome}.gif".replace("/", "-")
+    name = video_name(f"{episode.task}-start-{episode.start}-{outcome}")
     write_video(directory / name, draw_frames(frames, np.full(episode.num_steps, Source.POLICY)))
     return name

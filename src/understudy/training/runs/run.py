@@ -11,8 +11,10 @@ health/             what each process of the run is doing now
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +27,7 @@ from understudy.durable import files
 from understudy.durable.checked_json import CHECK, from_checked_json, to_checked_json
 from understudy.durable.lock import FileLock, LockHeldError
 from understudy.training.runs import config as configs
+from understudy.training.runs.health import HEALTH
 
 logger = logging.getLogger(__name__)
 
@@ -87,14 +90,29 @@ class Run:
     @contextmanager
     def create_or_remove(path: str | Path, kind: str, config: Any) -> Iterator[Run]:
         """Create a new run for this block, and remove it again if the block fails before the first checkpoint."""
-        run = Run.create(path, kind, config)
+        run = Run(path)
+        new = [folder for folder in (run.store, run.path, *run.path.parents) if not folder.exists()]
+        Run.create(path, kind, config)
         try:
             yield run
         except BaseException:
             if not any(run.checkpoints.glob("*")):
                 run.metrics.unlink(missing_ok=True)
                 (run.path / CONFIG).unlink()
+                run._remove(new)
             raise
+
+    def _remove(self, new: list[Path]) -> None:
+        """Remove the `new` directories, the innermost first, unless something is in them that a start does not make."""
+        if self.path in new:
+            self.close()
+            (self.path / "lock").unlink(missing_ok=True)
+            shutil.rmtree(self.path / HEALTH, ignore_errors=True)
+        if self.store in new and not any((self.store / "segments").glob("*")):
+            shutil.rmtree(self.store, ignore_errors=True)
+        for folder in new:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
     @staticmethod
     def is_at(path: str | Path) -> bool:

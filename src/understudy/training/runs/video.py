@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -52,6 +53,11 @@ def _images(tree: Tree, *, num_dimensions: int) -> list[Array]:
 def draw_frames(frames: Frames, source: Array) -> list[Array]:
     """The cameras side by side; `source` [T] says who chose each step."""
     return [_frame(images, source, index) for index, images in enumerate(frames)]
+
+
+def video_name(text: str) -> str:
+    """The name of a video file: `text` without characters that some file systems or shells refuse, such as colons."""
+    return re.sub(r"[^\w.-]+", "-", text) + ".gif"
 
 
 def write_video(path: Path, drawn: list[Array], *, fps: float = 20.0) -> None:

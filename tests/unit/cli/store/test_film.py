@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,22 @@ def test_a_film_has_every_observation_and_the_right_speed(
     assert capsys.readouterr().out.strip().endswith("a.gif: 13 frames of 388x208")
     with Image.open(out) as picture:
         assert (picture.n_frames, picture.info["duration"]) == (13, 100)  # type: ignore[attr-defined]
+
+
+def test_a_film_is_named_after_its_store_and_overwrites_no_other(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.chdir(here)
+    other = tmp_path / "demos of 10:30"
+    other.mkdir()
+    shutil.copytree(store, other / "store")
+    for path in (other, other, store.rename(tmp_path / "kitchen")):
+        assert main(["film", str(path / "store" if path == other else path), "1"]) == 0
+    names = ["demos-of-10-30-episode-1.gif", "demos-of-10-30-episode-1-2.gif", "kitchen-episode-1.gif"]
+    assert [line.partition(": ")[0] for line in capsys.readouterr().out.splitlines()] == names
+    assert sorted(path.name for path in here.iterdir()) == sorted(names)
 
 
 def test_the_strip_shows_who_was_in_control() -> None:

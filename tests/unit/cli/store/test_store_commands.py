@@ -79,6 +79,19 @@ def test_info_lists_the_newest_episodes(store: Path, capsys: pytest.CaptureFixtu
     assert "task-1" in out
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_the_table_of_episodes_fits_its_terminal(
+    columns: int, store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert main(["info", str(store), "--episodes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    names = ["id", "state", "kind", "steps", "human", "reward", "success", "task"]
+    assert lines[0].split() == names + (["actor", "labels"] if columns == 80 else [])
+    assert all(len(line) <= columns and "…" not in line for line in lines)
+    assert ("a wider terminal, or --as-json" in lines[-1]) == (columns == 60)
+
+
 def test_info_says_when_a_store_is_being_written(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Store.open(store):
         assert "being written" in run(capsys, "info", store)[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -54,7 +55,38 @@ def test_a_start_that_fails_leaves_no_run(
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [["train", "rlpd", "a/b"], ["train", "rlpd", "a/b", "--env", "toyy"], ["train", "clone", "a/b"], ["sft", "a/b"]],
+)
+def test_a_refused_start_leaves_no_directory(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*command, "--demos", "nowhere"]) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
 # ---- evaluate
+
+
+def test_a_run_that_is_not_there_is_said_to_be_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["evaluate", "runs/nope"]) == 1
+    assert "runs/nope: there is no such run or policy file; check the path" in capsys.readouterr().err
+
+
+def test_a_log_file_gets_lines_with_what_is_left(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.cli.progress.EVERY_S", 0.002)
+    assert main(["record", str(tmp_path / "run/store"), "--env", ENV, "--successes", "2"]) == 0
+    assert main(["train", "clone", str(tmp_path / "run"), *SMALL, "--updates", "60", "--threads", "1"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^record touch_purple: [12] of 2 successes", out, re.MULTILINE)
+    assert "torch uses 1 CPU thread: as asked by --threads\n" in out
+    assert re.search(
+        r"^cloning: \d+ of 60 updates \(\d+ %\), 0:0\d:\d\d so far, about 0:0\d:\d\d left", out, re.MULTILINE
+    )
 
 
 def result(run: Path, out: Path, *options: str) -> dict[str, Any]:
