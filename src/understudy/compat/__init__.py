@@ -6,7 +6,14 @@ Those of agentlace need `pip install 'understudy-robotics[remote]'`; they are lo
 from typing import TYPE_CHECKING, Any
 
 from understudy.compat.data_store import QueuedDataStore
-from understudy.compat.hil_serl import MemoryEfficientReplayBuffer, MemoryEfficientReplayBufferDataStore
+from understudy.compat.hil_serl import (
+    MemoryEfficientReplayBuffer,
+    MemoryEfficientReplayBufferDataStore,
+    ReplayBuffer,
+    ReplayBufferDataStore,
+    concat_batches,
+    populate_data_store,
+)
 from understudy.compat.rlds import (
     Trajectory,
     convert_rlds_to_trajectories,
@@ -25,14 +32,18 @@ __all__ = [
     "MemoryEfficientReplayBuffer",
     "MemoryEfficientReplayBufferDataStore",
     "QueuedDataStore",
+    "ReplayBuffer",
+    "ReplayBufferDataStore",
     "TrainerClient",
     "TrainerConfig",
     "TrainerServer",
     "Trajectory",
     "TrajectoryReplayBuffer",
+    "concat_batches",
     "convert_rlds_to_trajectories",
     "create_trajectory_data_spec",
     "make_trainer_config",
+    "populate_data_store",
     "push_rlds_to_replay",
     "push_rlds_to_reverb",
     "replay_spec",

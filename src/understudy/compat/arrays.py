@@ -1,7 +1,8 @@
-"""Converts arrays of torch, jax and others to numpy without importing those libraries."""
+"""Converts arrays of torch, jax and others to numpy, and batches to a device of theirs, which alone imports them."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import numpy as np
@@ -64,3 +65,17 @@ def number(value: Any, path: str) -> float:
     if array.size != 1 or array.dtype.kind not in "bfiu":
         raise SpecError(f"{path}: expected one number, got {describe(value)}; pass a float")
     return float(array.item())
+
+
+def place(tree: AnyTree, device: Any) -> AnyTree:
+    """The tree on a device: tensors for a torch.device or its name, otherwise what jax.device_put makes."""
+    if isinstance(device, str) or type(device).__module__.partition(".")[0] == "torch":
+        torch = importlib.import_module("torch")
+        return trees.map_leaves(lambda leaf: torch.from_numpy(np.ascontiguousarray(leaf)).to(device), tree)
+    try:
+        jax = importlib.import_module("jax")
+    except ImportError:
+        raise SpecError(
+            f"device: expected a device of torch, its name, or one of jax, got {describe(device)}; jax is not installed"
+        ) from None
+    return jax.device_put(tree, device)

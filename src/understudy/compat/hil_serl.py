@@ -16,6 +16,9 @@ their transitions are counted and sampled like those that were inserted here.
 
 from __future__ import annotations
 
+import importlib
+import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -25,10 +28,11 @@ from typing import Any
 
 import numpy as np
 
-from understudy.compat.arrays import conform, number, to_numpy
-from understudy.compat.options import refuse_options
+from understudy.compat.arrays import conform, number, place, to_numpy
+from understudy.compat.options import accept_options
 from understudy.compat.spaces import spec_of
 from understudy.compat.stitch import Stitcher
+from understudy.compat.stored_content import StoredContent
 from understudy.compat.temporary_store import temporary_store_path
 from understudy.core import (
     ArraySpec,
@@ -43,9 +47,11 @@ from understudy.core import (
     StoreFormatError,
     TransitionBatch,
 )
+from understudy.core import tree as trees
 from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.core.tree import AnyTree
+from understudy.formats.safe_pickle import load_items
 from understudy.replay import Reader, Store
 from understudy.replay.maintain.compaction import compact
 from understudy.replay.read.view import EVERYTHING
@@ -56,19 +62,25 @@ from understudy.replay.write.store import SEGMENT_BYTES
 
 Array = np.ndarray[Any, Any]
 
+logger = logging.getLogger(__name__)
+
 WRITER = "hil-serl"
 MIN_SEGMENT_BYTES = 2**20
 RETIRE_EVERY = 100  # steps, or a tenth of the capacity if that is more
 
 _FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones")
-_OPTIONS = ("observation_space", "action_space", "capacity", "image_keys", "path", "seed", "include_grasp_penalty")
-_UNSUPPORTED = {
-    "pixel_keys": "is called image_keys here; rename it",
-    "include_next_actions": "is not there; the next action is the action of the next step of the episode, "
-    "which understudy.replay.Sampler reads with Sequences(length=2)",
-    "include_label": "is not there; label episodes with understudy.replay.Store.label",
-    "next_observation_space": "is that of observations, always; leave it out",
-}
+_OPTIONS = (
+    "observation_space",
+    "action_space",
+    "capacity",
+    "image_keys",
+    "path",
+    "seed",
+    "include_next_actions",
+    "include_label",
+    "include_grasp_penalty",
+)
+_NO_EFFECT = {"next_observation_space": "next observations have the space of observations"}
 
 
 class MemoryEfficientReplayBuffer(Closeable):
@@ -83,21 +95,26 @@ class MemoryEfficientReplayBuffer(Closeable):
         path: str | Path | None = None,
         *,
         seed: int = 0,
+        include_next_actions: bool = False,
+        include_label: bool = False,
         include_grasp_penalty: bool = False,
         **others: Any,
     ):
-        refuse_options(type(self).__name__, others, _UNSUPPORTED, _OPTIONS)
+        image_keys = others.pop("pixel_keys", image_keys)  # what serl_launcher's own class calls them
+        accept_options(type(self).__name__, others, _NO_EFFECT, _OPTIONS)
         if capacity < 1:
             raise StoreError(f"capacity: expected a number from 1, got {capacity}")
         self.capacity = capacity
-        self.image_keys = tuple(image_keys)
-        extras = {"grasp_penalty": ArraySpec(shape=(), dtype="float32")} if include_grasp_penalty else {}
-        self.spec = StepSpec(
-            observation=spec_of(observation_space, "observations"),
-            action=spec_of(action_space, "actions"),
-            extras=Spec(extras),
-        )
-        _check_images(self.spec.observation, self.image_keys)
+        action = spec_of(action_space, "actions")
+        extras: dict[str, Any] = {}
+        if include_next_actions:
+            extras |= {"next_actions": action.tree, "next_intvn": ArraySpec(shape=(), dtype="bool")}
+        if include_label:
+            extras["labels"] = ArraySpec(shape=(), dtype="int64")
+        if include_grasp_penalty:
+            extras["grasp_penalty"] = ArraySpec(shape=(), dtype="float32")
+        self.spec = StepSpec(observation=spec_of(observation_space, "observations"), action=action, extras=Spec(extras))
+        self.image_keys = tuple(_image_path(self.spec.observation, key) for key in image_keys)
         self._seed = seed
         self._lock = threading.RLock()
         self._closed = False
@@ -116,16 +133,22 @@ class MemoryEfficientReplayBuffer(Closeable):
             )
             self._sampler = self._open_sampler()
             self._num_steps, self._num_ever = self._count(), self._count_ever()
+            self._stored = StoredContent(self._reader, self.spec, self._spec_id())
             undo.pop_all()
 
     # ---- inserting
 
     def insert(self, transition: Mapping[str, Any]) -> None:
         """Add a transition; arrays are copied. Only two entries of `infos` are read: `intervene_action` marks a step as
-        a human's, and `succeed` is the success of the episode that ends here."""
+        a human's, and `succeed` is the success of the episode that ends here.
+
+        One that the store had when it was opened adds nothing, so a script may load its demonstrations at each start.
+        """
         step, next_observation, succeed = step_of(self.spec, transition)
         with self._lock:
             self._check_open()
+            if self._stored.take(step, next_observation):
+                return
             self._stitcher.add(step, next_observation, EpisodeInfo(actor=WRITER), success=succeed)
             self._num_steps += 1
             self._num_ever += 1
@@ -135,6 +158,11 @@ class MemoryEfficientReplayBuffer(Closeable):
             if self._num_since_retired >= self._slack:
                 self._num_since_retired = 0
                 self._retire()
+
+    def batch_insert(self, batch_data: Iterable[Mapping[str, Any]]) -> None:
+        """Insert transitions one after the other."""
+        for transition in batch_data:
+            self.insert(transition)
 
     def flush(self) -> None:
         """Make everything inserted durable. An open episode is cut here, so its next frame is stored twice."""
@@ -214,29 +242,38 @@ class MemoryEfficientReplayBuffer(Closeable):
 
     # ---- sampling
 
-    def sample(self, batch_size: int, *, pack_obs_and_next_obs: bool = False) -> dict[str, Any]:
+    def sample(
+        self,
+        batch_size: int,
+        keys: Iterable[str] | None = None,
+        indx: Any = None,
+        pack_obs_and_next_obs: bool = False,
+    ) -> dict[str, Any]:
         """Transitions drawn uniformly from the newest `capacity`, as a nested dict of arrays [batch_size, ...].
 
         With `pack_obs_and_next_obs` an image key of `observations` holds the frames of both, [batch_size, T + 1, ...],
-        and `next_observations` has no image keys.
+        and `next_observations` has no image keys. `keys` are the fields to return; all of them without it.
         """
         if batch_size < 1:
             raise StoreError(f"batch_size: expected a number from 1, got {batch_size}")
-        if pack_obs_and_next_obs and not self.image_keys:
-            raise StoreError("pack_obs_and_next_obs: there are no image_keys to pack; leave it out")
+        if indx is not None:
+            raise StoreError(
+                "indx: a batch is drawn, and not chosen by position; read episodes with understudy.replay.Reader on "
+                f"{self.path}"
+            )
         frames: dict[str, Array] = {}
         with self._lock:
             self._check_open()
             sampler = self._updated_sampler()
             batch = sampler.make(batch_size)
-            if pack_obs_and_next_obs:
+            if pack_obs_and_next_obs and self.image_keys:
                 batch, frames = _with_packed_images(batch, self.image_keys)
             sampler.sample(batch, size=batch_size)
         observations, next_observations = batch.observation, batch.next_observation
         if frames:
             observations, next_observations = _pack(observations, next_observations, frames)
         extras: AnyTree = batch.extras
-        return {
+        found = {
             "observations": observations,
             "actions": batch.action,
             "next_observations": next_observations,
@@ -245,22 +282,29 @@ class MemoryEfficientReplayBuffer(Closeable):
             "dones": batch.terminated | batch.truncated,
             **extras,
         }
+        return found if keys is None else {name: found[name] for name in keys}
 
     def get_iterator(
         self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None
     ) -> Iterator[dict[str, Any]]:
-        """Endless batches; a thread samples `queue_size` of them ahead until the iterator is closed."""
-        if device is not None:
-            raise StoreError(
-                "device: batches are numpy arrays in main memory; leave it out and move each batch yourself, "
-                "for example with map(lambda batch: jax.device_put(batch, device), iterator)"
-            )
+        """Endless batches; a thread samples `queue_size` of them ahead until the iterator is closed.
+
+        With `device` they are there: tensors on a device of torch ("cuda:0"), or arrays on one of jax or a sharding.
+        """
         if queue_size < 1:
             raise StoreError(f"queue_size: expected a number from 1, got {queue_size}")
-        return self._batches(queue_size, dict(sample_args or {}))
+        return self._batches(queue_size, dict(sample_args or {}), device)
 
-    def _batches(self, queue_size: int, sample_args: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        with Prefetch(_PrefetchSource(self, sample_args), depth=queue_size) as ahead:
+    def seed(self, seed: int | None = None) -> list[int]:
+        """Draw from now on with the random numbers of another seed."""
+        with self._lock:
+            self._seed = secrets.randbits(32) if seed is None else seed
+            if self._sampler is not None:
+                self._sampler.seed = self._seed
+            return [self._seed]
+
+    def _batches(self, queue_size: int, sample_args: dict[str, Any], device: Any) -> Iterator[dict[str, Any]]:
+        with Prefetch(_PrefetchSource(self, sample_args, device), depth=queue_size) as ahead:
             for (batch,) in ahead:
                 yield batch
 
@@ -346,11 +390,64 @@ class MemoryEfficientReplayBuffer(Closeable):
 MemoryEfficientReplayBufferDataStore = MemoryEfficientReplayBuffer  # the name in HIL-SERL's training script
 
 
+class ReplayBuffer(MemoryEfficientReplayBuffer):
+    """The buffer without images of serl_launcher; here it is the same one."""
+
+    def __init__(
+        self,
+        observation_space: Any,
+        action_space: Any,
+        capacity: int,
+        next_observation_space: Any = None,
+        include_next_actions: bool = False,
+        include_label: bool = False,
+        include_grasp_penalty: bool = False,
+        **options: Any,
+    ):
+        if next_observation_space is not None:
+            options["next_observation_space"] = next_observation_space
+        super().__init__(
+            observation_space,
+            action_space,
+            capacity,
+            (),
+            include_next_actions=include_next_actions,
+            include_label=include_label,
+            include_grasp_penalty=include_grasp_penalty,
+            **options,
+        )
+
+
+ReplayBufferDataStore = ReplayBuffer
+
+
+def populate_data_store(data_store: Any, demos_path: Iterable[str | Path]) -> Any:
+    """Insert the transitions of HIL-SERL's pickles, in which nothing is run; returns the data store."""
+    for path in demos_path:
+        for transition in load_items(Path(path)):
+            data_store.insert(transition)
+        logger.info("%s: loaded; the data store has %d transitions", path, len(data_store))
+    return data_store
+
+
+def concat_batches(offline_batch: AnyTree, online_batch: AnyTree, axis: int = 1) -> AnyTree:
+    """Two batches of equal structure as one, joined along `axis`: of numpy, of torch or of jax."""
+    if isinstance(offline_batch, Mapping):
+        return {name: concat_batches(value, online_batch[name], axis) for name, value in offline_batch.items()}
+    library = type(offline_batch).__module__.partition(".")[0]
+    if library == "torch":
+        return importlib.import_module("torch").cat((offline_batch, online_batch), axis)
+    if library in ("jax", "jaxlib"):
+        return importlib.import_module("jax.numpy").concatenate((offline_batch, online_batch), axis)
+    return np.concatenate((offline_batch, online_batch), axis)
+
+
 class _PrefetchSource:
     """The buffer with the interface that Prefetch samples from; each batch has its own arrays."""
 
-    def __init__(self, buffer: MemoryEfficientReplayBuffer, sample_args: dict[str, Any]):
+    def __init__(self, buffer: MemoryEfficientReplayBuffer, sample_args: dict[str, Any], device: Any):
         self._buffer = buffer
+        self._device = device
         self._sample_args = sample_args
 
     def follow(self) -> int:
@@ -360,7 +457,8 @@ class _PrefetchSource:
         return []
 
     def sample(self, out: list[Any]) -> list[Any]:
-        out[:] = [self._buffer.sample(**self._sample_args)]
+        batch = self._buffer.sample(**self._sample_args)
+        out[:] = [batch if self._device is None else place(batch, self._device)]
         return out
 
     def state(self) -> dict[str, Any]:
@@ -369,30 +467,72 @@ class _PrefetchSource:
 
 def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[Step, AnyTree, bool | None]:
     """A transition as a step, its next observation, and the success of the episode if given; `how` goes to Step."""
-    optional = {"infos"} | spec.extras.flat.keys()
-    for name in _FIELDS + tuple(spec.extras.flat):
+    included: AnyTree = spec.extras.tree
+    for name in _FIELDS + tuple(included):
         if name not in transition:
             raise SpecError(f"{name}: expected in every transition, got {describe(transition)}; add it")
     for name in transition:
-        if name not in _FIELDS and name not in optional:
-            option = "pass include_grasp_penalty=True, or " if name == "grasp_penalty" else ""
-            raise SpecError(f"{name}: expected no such field in a transition; {option}leave it out")
+        if name not in _FIELDS and name not in included and name != "infos":
+            option = _INCLUDED.get(name)
+            _log_unknown(name, f"pass {option}=True to the buffer to keep it" if option else "no buffer keeps it")
     terminated, truncated = _ends(transition["masks"], transition["dones"])
     infos = transition.get("infos") or {}
     succeed = infos.get("succeed")
-    extras: AnyTree = {name: number(transition[name], name) for name in spec.extras.flat}
     step = Step(
-        observation=conform(spec.observation, transition["observations"], "observations"),
+        observation=_observation(spec.observation, transition["observations"], "observations"),
         action=conform(spec.action, transition["actions"], "actions"),
         reward=number(transition["rewards"], "rewards"),
         terminated=terminated,
         truncated=truncated,
         source=Source.HUMAN if "intervene_action" in infos else Source.POLICY,
-        extras=extras,
+        extras={name: _extra(spec, name, transition[name]) for name in included},
         **how,
     )
-    next_observation = conform(spec.observation, transition["next_observations"], "next_observations")
+    next_observation = _observation(spec.observation, transition["next_observations"], "next_observations")
     return step, next_observation, None if succeed is None else bool(to_numpy(succeed, "infos/succeed"))
+
+
+def _extra(spec: StepSpec, name: str, value: Any) -> AnyTree:
+    if name == "next_actions":
+        return conform(spec.action, value, name)
+    found = number(value, name)
+    return {"labels": int, "next_intvn": bool}.get(name, float)(found)
+
+
+def _observation(spec: Spec, value: AnyTree, path: str) -> AnyTree:
+    """The fields of the observation space; others, as a classifier's picture, are left out as they are there."""
+    if isinstance(value, Mapping) and isinstance(spec.tree, Mapping):
+        value = _without_unknown(spec.tree, value, path)
+    return conform(spec, value, path)
+
+
+def _without_unknown(wanted: Mapping[str, Any], value: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    unknown = [name for name in value if name not in wanted]
+    for name in unknown:
+        _log_unknown(f"{path}/{name}", "it is not in the observation space")
+    known = {name: child for name, child in value.items() if name in wanted} if unknown else value
+    for name, child in wanted.items():
+        inner = known.get(name)
+        if isinstance(child, Mapping) and isinstance(inner, Mapping):
+            kept = _without_unknown(child, inner, f"{path}/{name}")
+            if kept is not inner:
+                known = {**known, name: kept}
+    return known
+
+
+_INCLUDED = {
+    "grasp_penalty": "include_grasp_penalty",
+    "labels": "include_label",
+    "next_actions": "include_next_actions",
+    "next_intvn": "include_next_actions",
+}
+_logged: set[str] = set()  # names of fields, so that the log of a robot's loop stays readable
+
+
+def _log_unknown(name: str, advice: str) -> None:
+    if name not in _logged:
+        _logged.add(name)
+        logger.warning("%s: left out of every transition; %s", name, advice)
 
 
 def _ends(masks: Any, dones: Any) -> tuple[bool, bool]:
@@ -405,47 +545,57 @@ def _ends(masks: Any, dones: Any) -> tuple[bool, bool]:
     return mask == 0, ended and mask != 0
 
 
-def _check_images(observation: Spec, image_keys: tuple[str, ...]) -> None:
-    for key in image_keys:
-        leaf = observation.flat.get(key)
-        if leaf is None:
-            raise SpecError(
-                f"image_keys: there is no observations/{key}; choose among {', '.join(sorted(observation.flat))}, "
-                f"or pass image_keys=()"
-            )
-        if leaf.ragged or len(leaf.shape) != 4:
-            raise SpecError(
-                f"observations/{key}: expected frames [T, height, width, channels], got {leaf}; wrap the environment "
-                f"so that frames are stacked (T may be 1)"
-            )
+def _image_path(observation: Spec, key: str) -> str:
+    """The path of an image key: `images/wrist_1`, or `wrist_1` if only one field has that name."""
+    matches = [path for path in observation.flat if path == key or path.endswith(f"/{key}")]
+    if key not in observation.flat and len(matches) != 1:
+        raise SpecError(
+            f"image_keys: there is no observations/{key}; choose among {', '.join(sorted(observation.flat))}, "
+            f"or pass image_keys=()"
+        )
+    path = key if key in observation.flat else matches[0]
+    leaf = observation.flat[path]
+    if leaf.ragged or len(leaf.shape) not in (3, 4):
+        raise SpecError(
+            f"observations/{path}: expected frames [T, height, width, channels] or [height, width, channels], got "
+            f"{leaf}; leave it out of image_keys"
+        )
+    return path
 
 
 def _with_packed_images(
     batch: TransitionBatch, image_keys: tuple[str, ...]
 ) -> tuple[TransitionBatch, dict[str, Array]]:
     """The batch with images that are views of arrays [B, 2T, ...], so that sampling writes the packed frames."""
-    now: dict[str, Any] = dict(batch.observation)
-    then: dict[str, Any] = dict(batch.next_observation)
+    now, then = trees.flatten(batch.observation), trees.flatten(batch.next_observation)
     frames = {}
     for key in image_keys:
-        size, stack, *shape = now[key].shape
-        frames[key] = np.empty((size, 2 * stack, *shape), now[key].dtype)
-        now[key], then[key] = frames[key][:, :stack], frames[key][:, stack:]
-    return replace(batch, observation=now, next_observation=then), frames
+        if now[key].ndim == 4:  # [B, height, width, channels]: one frame each
+            size, stack, shape = len(now[key]), 1, now[key].shape[1:]
+        else:
+            size, stack, *shape = now[key].shape
+        frames[key] = both = np.empty((size, 2 * stack, *shape), now[key].dtype)
+        first, second = both[:, :stack], both[:, stack:]
+        now[key], then[key] = (first[:, 0], second[:, 0]) if now[key].ndim == 4 else (first, second)
+    return replace(batch, observation=trees.unflatten(now), next_observation=trees.unflatten(then)), frames
 
 
 def _pack(observation: AnyTree, next_observation: AnyTree, frames: dict[str, Array]) -> tuple[AnyTree, AnyTree]:
     """The first observation with the frames of both, each once, and the second without images."""
-    packed, rest = dict(observation), dict(next_observation)
+    packed, rest = trees.flatten(observation), trees.flatten(next_observation)
     for key, both in frames.items():
         before, after = packed[key], rest.pop(key)
+        stack = both.shape[1] // 2
+        if stack == 1:
+            packed[key] = both
+            continue
         if not np.array_equal(before[:, 1:], after[:, :-1]):
             raise StoreError(
                 f"observations/{key}: a stack does not share its frames with the next one, so they cannot be packed; "
                 f"sample with pack_obs_and_next_obs=False"
             )
-        packed[key] = both if both.shape[1] == 2 else np.concatenate([before, after[:, -1:]], axis=1)
-    return packed, rest
+        packed[key] = np.concatenate([before, after[:, -1:]], axis=1)
+    return trees.unflatten(packed), trees.unflatten(rest)
 
 
 def _segment_bytes(spec: StepSpec, capacity: int) -> int:

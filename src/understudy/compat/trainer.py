@@ -25,9 +25,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from understudy.compat.arrays import to_numpy, tree_to_numpy
+from understudy.compat.arrays import to_numpy
 from understudy.compat.hil_serl import MemoryEfficientReplayBuffer
-from understudy.compat.options import refuse_options
+from understudy.compat.options import accept_options
+from understudy.compat.pieces import PieceServer
+from understudy.compat.weights import pack_weights
 from understudy.core import RefusedError, SpecError, StepSpec, StoreError
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
@@ -43,15 +45,19 @@ START_TIMEOUT_S = 10.0
 
 RequestCallback: TypeAlias = Callable[[str, Any], Any]
 
-LOGGING = "nothing is printed here; choose a level with logging.getLogger('understudy').setLevel"
+LOGGING = "nothing is printed; choose a level with logging.getLogger('understudy').setLevel"
 _CONFIG_OPTIONS = ("port_number", "broadcast_port", "request_types")
-_CONFIG_UNSUPPORTED = {
-    "rate_limit": "requests are answered as fast as they arrive; leave it out, and send fewer",
-    "version": "client and server compare the version of the protocol themselves; leave it out",
-    "experimental_pipeline_port": "transitions are always sent ahead of their acknowledgements; leave it out",
+_CONFIG_NO_EFFECT = {
+    "rate_limit": "requests are answered as fast as they arrive",
+    "version": "client and server compare the version of the protocol themselves",
+    "experimental_pipeline_port": "transitions are always sent ahead of their acknowledgements",
 }
 _SERVER_OPTIONS = ("config", "request_callback", "host", "token", "token_file")
-_SERVER_UNSUPPORTED = {"log_level": LOGGING}
+_SERVER_NO_EFFECT = {
+    "log_level": LOGGING,
+    "data_callback": "transitions go to the buffer's disk, and not through this process; follow the buffer's path with "
+    "understudy.replay.Reader",
+}
 
 
 @dataclass(frozen=True, init=False)
@@ -68,7 +74,7 @@ class TrainerConfig:
     def __init__(
         self, port_number: int = 5555, broadcast_port: int = 5556, request_types: Iterable[str] = (), **others: Any
     ):
-        refuse_options("TrainerConfig", others, _CONFIG_UNSUPPORTED, _CONFIG_OPTIONS)
+        accept_options("TrainerConfig", others, _CONFIG_NO_EFFECT, _CONFIG_OPTIONS)
         if port_number == broadcast_port != 0:
             raise StoreError(f"broadcast_port: expected another than port_number, got {broadcast_port} for both")
         object.__setattr__(self, "port_number", port_number)
@@ -77,7 +83,7 @@ class TrainerConfig:
 
     @staticmethod
     def parse(config: Any) -> TrainerConfig:
-        """Accept agentlace's own class too; options of it that have no effect here are refused."""
+        """Accept agentlace's own class too; options of it that have no effect here are logged."""
         if isinstance(config, TrainerConfig):
             return config
         if not all(hasattr(config, name) for name in _CONFIG_OPTIONS):
@@ -122,12 +128,9 @@ class TrainerServer:
         token_file: str | Path | None = None,
         **others: Any,
     ):
-        refuse_options("TrainerServer", others, _SERVER_UNSUPPORTED, _SERVER_OPTIONS)
         if data_callback is not None:
-            raise StoreError(
-                "TrainerServer: data_callback: transitions go to the buffer's disk, not through this process; leave it "
-                "out, and follow the buffer's path with understudy.replay.Reader"
-            )
+            others["data_callback"] = data_callback
+        accept_options("TrainerServer", others, _SERVER_NO_EFFECT, _SERVER_OPTIONS)
         self.config = TrainerConfig.parse(config)
         self._request_callback = request_callback
         self._host = host
@@ -137,6 +140,7 @@ class TrainerServer:
         self._buffers: dict[str, MemoryEfficientReplayBuffer] = {}
         self._servers: dict[str, Server] = {}
         self._stores: dict[str, dict[str, Any]] = {}  # by name: port, spec and capacity, for clients
+        self._pieces = PieceServer()
         self._remote: Remote | None = None
         self._started = threading.Event()
         self._stopped = threading.Event()
@@ -221,7 +225,8 @@ class TrainerServer:
         """Publish new weights to all actors, present and future; returns their version when it is on disk."""
         if self._remote is None:
             raise StoreError("publish_network: the server does not run; call start(threaded=True) first")
-        return self._remote.publish(tree_to_numpy(params, "params"))
+        tree, metadata = pack_weights(params)
+        return self._remote.publish(tree, metadata=metadata)
 
     def stop(self) -> None:
         """Close the ports. Acknowledged steps are in the buffers; actors keep the others until a server is back."""
@@ -237,6 +242,9 @@ class TrainerServer:
             self._buffers[name].end_serving()
 
     def _answer(self, kind: str, payload: Any) -> Any:
+        return self._pieces.answer(kind, payload, self._answer_whole)
+
+    def _answer_whole(self, kind: str, payload: Any) -> Any:
         if kind == STORES:
             self._started.wait(START_TIMEOUT_S)
             return self._stores

@@ -29,9 +29,11 @@ from urllib.parse import quote
 
 from understudy.compat.data_store import QueuedDataStore
 from understudy.compat.hil_serl import step_of
-from understudy.compat.options import refuse_options
+from understudy.compat.options import accept_options
+from understudy.compat.pieces import send_in_pieces
 from understudy.compat.stitch import Stitcher
 from understudy.compat.trainer import LOGGING, STORES, TrainerConfig, to_json_value
+from understudy.compat.weights import unpack_weights
 from understudy.core import (
     BacklogError,
     EpisodeInfo,
@@ -40,6 +42,7 @@ from understudy.core import (
     StoreError,
     UnavailableError,
     UnderstudyError,
+    WireError,
 )
 from understudy.core.spec import describe
 from understudy.core.step import NO_VERSION
@@ -67,7 +70,7 @@ _OPTIONS = (
     "token_file",
     "spool",
 )
-_UNSUPPORTED = {"log_level": LOGGING}
+_NO_EFFECT = {"log_level": LOGGING}
 
 
 class TrainerClient:
@@ -92,7 +95,7 @@ class TrainerClient:
         spool: str | Path | None = None,
         **others: Any,
     ):
-        refuse_options("TrainerClient", others, _UNSUPPORTED, _OPTIONS)
+        accept_options("TrainerClient", others, _NO_EFFECT, _OPTIONS)
         self.name = name
         self.config = TrainerConfig.parse(config)
         self.policy_version = NO_VERSION  # of the last weights that the callback received without an error
@@ -211,10 +214,13 @@ class TrainerClient:
 
     def request(self, type: str, payload: Any = None) -> Any:
         """The answer of the server's callback; None, and a warning in the log, if it failed or was too slow."""
-        asked = to_json_value(payload, type)
         try:
-            return self._remote.request(type, asked, timeout_s=self._timeout_s)
-        except (UnavailableError, StoreError) as error:
+            return send_in_pieces(
+                lambda kind, piece: self._remote.request(kind, piece, timeout_s=self._timeout_s),
+                type,
+                to_json_value(payload, type),
+            )
+        except (UnavailableError, StoreError, WireError) as error:
             logger.warning("client %r: request %r: %s", self.name, type, error)
             return None
 
@@ -243,7 +249,7 @@ class TrainerClient:
                     return
                 known = found
                 try:
-                    callback(found.tree)
+                    callback(unpack_weights(found.tree, found.metadata))
                 except Exception:  # the callback is not ours: its error is logged, and the next version follows
                     logger.exception("client %r: the callback failed on version %d", self.name, found.version)
                 else:

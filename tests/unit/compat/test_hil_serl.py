@@ -291,11 +291,6 @@ def test_the_grasp_penalty_is_kept_when_asked_for(tmp_path: Path) -> None:
         assert np.array_equal(batch["grasp_penalty"], batch["observations"]["state"][:, 0, 1] * -0.5)
         with pytest.raises(SpecError, match="grasp_penalty: expected in every transition"):
             buffer.insert(transition(1, 0))
-    with (
-        make(None) as plain,
-        pytest.raises(SpecError, match=r"grasp_penalty: .*pass include_grasp_penalty=True, or leave it out"),
-    ):
-        plain.insert(transition(1, 0, grasp_penalty=0.0))
 
 
 def test_without_a_path_it_lives_in_a_temporary_directory() -> None:
@@ -375,8 +370,6 @@ def test_the_iterator_makes_batches_ahead(tmp_path: Path) -> None:
         assert all(batch["observations"]["image"].shape == (16, 2, 4, 4, 3) for batch in batches)
         iterator.close()  # type: ignore[attr-defined]
         assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
-        with pytest.raises(StoreError, match=r"device: batches are numpy.*jax\.device_put"):
-            buffer.get_iterator(device="gpu")
         with pytest.raises(StoreError, match="queue_size: expected a number from 1, got 0"):
             buffer.get_iterator(queue_size=0)
 
@@ -396,20 +389,6 @@ def test_the_same_seed_draws_the_same_batches(tmp_path: Path) -> None:
     assert draw("a", 1) == draw("b", 1) != draw("c", 2)
 
 
-@pytest.mark.parametrize(
-    ("option", "text"),
-    [
-        ("pixel_keys", "pixel_keys: is called image_keys here; rename it"),
-        ("include_next_actions", "include_next_actions: is not there; .*Sequences"),
-        ("include_label", "include_label: is not there; label episodes"),
-    ],
-)
-def test_options_that_would_change_nothing_are_refused(option: str, text: str, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match=text):
-        make(tmp_path / "store", **{option: True})
-    assert not (tmp_path / "store").exists()
-
-
 def test_wrong_options(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="there is no option 'image_key'; did you mean 'image_keys'"):
         make(tmp_path / "store", image_key="x")
@@ -425,11 +404,8 @@ def test_wrong_options(tmp_path: Path) -> None:
         buffer.insert(transition(1, 0))
         with pytest.raises(StoreError, match="batch_size: expected a number from 1, got 0"):
             buffer.sample(0)
-        with (
-            make(None, image_keys=()) as plain,
-            pytest.raises(StoreError, match="pack_obs_and_next_obs: there are no image_keys to pack"),
-        ):
-            plain.sample(1, pack_obs_and_next_obs=True)
+        with pytest.raises(StoreError, match=r"indx: a batch is drawn, and not chosen by position; .*Reader"):
+            buffer.sample(1, indx=np.arange(1))
         with pytest.raises(StoreError, match=r"get_latest_data: .*understudy\.replay\.Reader on .*follow\(\)"):
             buffer.get_latest_data(0)
     with pytest.raises(StoreFormatError, match=r"holds steps of another spec .*choose another path"):
@@ -444,7 +420,6 @@ def test_wrong_options(tmp_path: Path) -> None:
         ({"masks": 0.5}, "masks: expected 0 or 1, got 0.5; pass 1 - terminated"),
         ({"masks": 0.0}, "masks: expected 1 where dones is False, got 0"),
         ({"rewards": [1.0, 2.0]}, "rewards: expected one number"),
-        ({"next_actions": 1}, "next_actions: expected no such field in a transition; leave it out"),
         ({"observations": {"image": 1}}, r"observations/state: expected float32 \[1, 3\], got nothing; add the field"),
         ({"actions": np.zeros(3, np.float32)}, r"actions: expected float32 \[2\], got float32 \[3\]"),
         (

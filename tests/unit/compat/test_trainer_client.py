@@ -23,8 +23,8 @@ def test_a_client_needs_queues_of_its_own_kind() -> None:
         TrainerClient("actor", "127.0.0.1", CONFIG)
     with pytest.raises(StoreError, match=r"data store 'a': expected a QueuedDataStore of understudy\.compat, got"):
         TrainerClient("actor", "127.0.0.1", CONFIG, data_stores={"a": [1]})  # type: ignore[dict-item]
-    with pytest.raises(StoreError, match="TrainerClient: log_level: nothing is printed here"):
-        TrainerClient("actor", "127.0.0.1", CONFIG, QueuedDataStore(5), log_level=1)
+    with pytest.raises(TypeError, match="TrainerClient: there is no option 'log_levl'; did you mean 'log_level'"):
+        TrainerClient("actor", "127.0.0.1", CONFIG, QueuedDataStore(5), log_levl=1)
 
 
 def test_without_a_server_nothing_is_lost_and_stop_says_so(caplog: pytest.LogCaptureFixture) -> None:
