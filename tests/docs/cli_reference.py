@@ -64,6 +64,8 @@ def _rows(parser: argparse.ArgumentParser) -> Iterator[str]:
             about = re.sub(r"\(default: .*\)$", f"(default: {MACHINE[name]})", about)
         about = re.sub(r"\(default: (.*)\)$", lambda found: DEFAULTS.get(found[1], f"Default: `{found[1]}`."), about)
         about = about.replace("(required)", "").strip()
+        if re.search(r"(--|\.)no-", name):
+            about = about.replace("Default: `True`.", "On by default; this option turns it off.")
         shown = f"`{value}`" if value else ""
         yield f"| `{name}` | {_cell(shown)} | {_cell(about)} |\n"
 

@@ -78,7 +78,8 @@ class ActorConfig:
     log_std: tuple[float, float] = (-5.0, 2.0)
     """Lowest and highest natural logarithm of the action's standard deviation before tanh."""
     gripper: Gripper | None = None
-    """The gripper that is chosen from a few values by a critic of its own. None treats all numbers alike."""
+    """A gripper with a few values, such as {"values": [-1, 1]}, which a critic of its own chooses from. None treats it
+    like the other numbers of the action."""
 
     def __post_init__(self) -> None:
         if not self.hidden or min(self.hidden) < 1:

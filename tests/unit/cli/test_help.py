@@ -32,6 +32,9 @@ def options(function: Callable[..., int]) -> Iterator[tuple[str, str]]:
         if "--help" not in action.option_strings:
             text = " ".join(str(action.help or "").split())
             yield "/".join(action.option_strings) or action.dest, re.sub(r" ?\((required|default: .*)\)$", "", text)
+    for group in parser._action_groups:
+        if group.description:
+            yield str(group.title), " ".join(group.description.split())
 
 
 def problem(text: str) -> str | None:
@@ -39,6 +42,8 @@ def problem(text: str) -> str | None:
         return "does not begin with a capital"
     if not text.endswith("."):
         return "does not end with a full stop"
+    if re.search(r"noqa|type: ignore|fmt: skip", text):
+        return "has a comment for a tool in it"
     return "has fewer than 4 words" if len(text.split()) < 4 else None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from understudy.algorithms.algorithm import AlgorithmError
@@ -13,7 +13,8 @@ from understudy.policies.config import ActorConfig, ClassifierConfig
 class SACConfig:
     """The options of SAC; `docs/rlpd.md` says why each has its default."""
 
-    actor: ActorConfig = ActorConfig()  # noqa: RUF009 (a frozen value)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    """The network of the actor, and its image encoder."""
     critic_hidden: tuple[int, ...] = (256, 256)
     """Number of units of each hidden layer of a critic."""
     num_critics: int = 2
@@ -37,7 +38,7 @@ class SACConfig:
     initial_temperature: float = 0.01
     """Temperature at the start: the reward that one nat of entropy is worth."""
     target_entropy: float | None = None
-    """Entropy of the arm's actions, in nats, that the temperature aims at. None is minus half of the arm's numbers."""
+    """Entropy of the arm's actions, in nats, that the temperature aims at. None is -0.5 per number of its action."""
     backup_entropy: bool = False
     """Whether the targets of the critics include the entropy of later actions."""
     bc_weight: float = 0.0
@@ -73,9 +74,11 @@ class SACConfig:
 class CloningConfig:
     """The options of behaviour cloning."""
 
-    actor: ActorConfig = ActorConfig()  # noqa: RUF009 (a frozen value)
+    actor: ActorConfig = field(default_factory=ActorConfig)
+    """The network of the actor, and its image encoder."""
     loss: Literal["mse", "likelihood"] = "mse"
-    """The loss: mse is the squared distance of the mode, likelihood the log-likelihood, which also learns a spread."""
+    """Loss: mse is the squared distance of the most likely action; likelihood is minus the log-likelihood of the
+    demonstrated one, which also learns a spread."""
     learning_rate: float = 1e-3
     """Learning rate of all weights."""
     shift_pixels: int = 4
@@ -92,7 +95,8 @@ class CloningConfig:
 class ClassifierTrainingConfig:
     """The options of training a success classifier."""
 
-    classifier: ClassifierConfig = ClassifierConfig()  # noqa: RUF009 (a frozen value)
+    classifier: ClassifierConfig = field(default_factory=ClassifierConfig)
+    """The network of the success classifier, and its image encoder."""
     learning_rate: float = 3e-4
     """Learning rate of all weights."""
     balance: bool = True

@@ -26,7 +26,7 @@ def command(
     Args:
         store: Directory of the store, to which another process may be writing.
         target: New dataset as FORMAT:PATH, such as rlds:out/kitchen/1.0.0; docs/importing.md lists the formats.
-        where: Episodes to export, as an SQL condition such as "success = 1 and kind = 'demonstration'".
+        where: Episodes to export, as an SQL condition such as "success = 1 and kind = 'demonstration'"; 1 means all.
     """
     console = Console(highlight=False)
     dataset = parse_dataset_path(target)

@@ -42,7 +42,7 @@ def command(
     """Record demonstrations of a task, by a script or a human, until enough of them have succeeded.
 
     Failed episodes are stored with their outcome, and are not in the view `DEMO`. Earlier successes in the store count,
-    so an interrupted recording continues where it stopped. Exit code 1 if there are too few successes.
+    so an interrupted recording continues where it stopped. The exit code is 1 if there are too few successes.
 
     Args:
         target: Directory of a store, which is created if needed, or the address of a server (HOST:PORT).

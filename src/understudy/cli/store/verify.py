@@ -15,7 +15,7 @@ from understudy.service.server.parameter_store import parameter_problems
 def command(store: tyro.conf.Positional[Path], *, limit: int = 20) -> int:
     """Read every committed byte of a store, and its published parameters, and report what is not as it was written.
 
-    It changes nothing, and may run while another process writes. Exit code 1 if anything is damaged.
+    It changes nothing, and may run while another process writes. The exit code is 1 if anything is damaged.
 
     Args:
         store: Directory of the store.

@@ -92,7 +92,7 @@ def deliver(
 ) -> int:
     """Compare delivery to a durable store in another process with a bare gRPC stream of the same bytes.
 
-    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action. Measured from the first append until the
+    A step has two 128x128x3 cameras, 20 numbers of state and 7 of action. The time is from the first append until the
     server has all steps on disk. The methods take turns; a number is the median of the rounds, and a ratio is the bare
     time divided by ours. With several writers it compares the slowest writer with the mean instead.
 
@@ -113,7 +113,7 @@ def control_loop(*, directory: Path | None = None, seconds: float = 60.0, rate_h
     """Measure the time of append in a control loop while the server is healthy, slow, dead, or restarts.
 
     A step has two 128x128x3 cameras, 20 numbers of state and 7 of action, and goes to a spool on disk. The server is a
-    subprocess that is paused for 2 s in 3, killed for good, or killed every 4 s. Exit code 1 if a step is lost.
+    subprocess that is paused for 2 s in 3, killed for good, or killed every 4 s. The exit code is 1 if a step is lost.
 
     Args:
         directory: Directory for the temporary files of the measurement; by default the working directory.
@@ -148,9 +148,9 @@ def remote_sample(
 
 
 def parameters(*, directory: Path | None = None, megabytes: int = 100, readers: int = 8, rounds: int = 7) -> int:
-    """Compare the way of parameters to many actors with one bare gRPC transfer of as many bytes.
+    """Compare publishing parameters to many actors with one bare gRPC transfer of as many bytes.
 
-    Measured from the call of publish until the last reader has the version; each reader is a process.
+    The time is from the call of publish until the last reader has the version; each reader is a process.
 
     Args:
         directory: Directory for the temporary files of the measurement; by default the working directory.

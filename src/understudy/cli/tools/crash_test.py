@@ -26,7 +26,7 @@ def command(
     """Kill a writing process with SIGKILL at random times and check that no acknowledged step is lost.
 
     The process appends, commits, seals, deletes, retains and compacts. After each kill the store is opened again and
-    every row is compared with what was written. Exit code 0 if nothing was lost, duplicated or different.
+    every row is compared with what was written. The exit code is 0 if nothing was lost, duplicated or different.
 
     Args:
         kills: Number of kills, or of faults with --chain.

@@ -72,7 +72,7 @@ class Finding:
 def command(*, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> int:
     """Show what is installed, what is missing and how to install it; changes nothing, and uses no network.
 
-    Exit code 1 if something that is installed is broken; a missing optional part is no error.
+    The exit code is 1 if something that is installed is broken; a missing optional part is no error.
 
     Args:
         as_json: Print JSON instead of tables, for a bug report.

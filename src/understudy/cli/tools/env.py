@@ -44,7 +44,7 @@ def setup(name: Annotated[str, tyro.conf.Positional], *, again: bool = False) ->
 
     Args:
         name: Name of a world in `understudy env list`.
-        again: Install it again even if it is installed.
+        again: Install the simulator again even if it is installed.
     """
     console = Console(highlight=False)
     entry = _entry(name)
@@ -73,7 +73,7 @@ def check(name: Annotated[str, tyro.conf.Positional], *, episodes: int = 3, rand
     Args:
         name: Name of a world, such as toy:pick_red, gym:CartPole-v1, or your own as module:factory.
         episodes: Number of starts, each of which is run several times.
-        random_actions: Send them even if the world is not simulated: a real robot moves.
+        random_actions: Send these actions even if the world is not simulated: a real robot moves.
     """
     console = Console(highlight=False)
     with ProgressLine(console, name) as progress:

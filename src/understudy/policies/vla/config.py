@@ -22,7 +22,7 @@ class VLAConfig:
     block_steps: int = 5
     """Number of actions decided at once."""
     num_bins: int = 256
-    """Number of bins of each number of an action."""
+    """Number of bins into which each number of an action is divided."""
     patch: int = 8
     """Side of an image patch, in pixels."""
     shuffle: int = 2

@@ -17,13 +17,13 @@ class FilterConfig:
     """Which groups are rejected. Rejected groups are stored and counted, and others are requested instead."""
 
     filter_accuracy: bool = True
-    """Reject groups whose success rate is outside of the two accuracy bounds."""
+    """Whether groups are rejected whose success rate is outside of the two accuracy bounds."""
     accuracy_lower_bound: float = 0.1
     """Lowest success rate (0 to 1) of a group that is kept."""
     accuracy_upper_bound: float = 0.9
     """Highest success rate (0 to 1) of a group that is kept."""
     filter_failed: bool = True
-    """Reject groups with an episode whose worker failed for good; otherwise that episode counts as a failure."""
+    """Whether groups with an episode whose worker failed for good are rejected; if not, it counts as a failure."""
     filter_truncated: bool = False
     """Reject groups whose episodes were all truncated by the time limit."""
     filter_format: bool = False

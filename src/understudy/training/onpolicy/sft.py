@@ -70,7 +70,7 @@ class SFTConfig:
     threads: int | None = None
     """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one per core, up to 8."""
     evaluate: bool = True
-    """Evaluate the policy at the end of the run."""
+    """Whether the policy is evaluated at the end of the run."""
     evaluation: TaskEvaluationConfig = field(default_factory=lambda: TaskEvaluationConfig(sampling="sampled"))
     vla: VLAConfig = field(default_factory=VLAConfig)
     sft: SFTUpdateConfig = field(default_factory=SFTUpdateConfig)
