@@ -8,14 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from understudy.training.data.batch_dataset import BatchDataset
-    from understudy.training.data.record import RecordConfig, RecordReport, open_target, record
+    from understudy.training.data.record import RecordConfig, RecordReport, open_target, record, record_script
     from understudy.training.data.run_episode import EpisodeResult, run_episode
 
-__all__ = ["BatchDataset", "EpisodeResult", "RecordConfig", "RecordReport", "open_target", "record", "run_episode"]
+__all__ = [
+    "BatchDataset",
+    "EpisodeResult",
+    "RecordConfig",
+    "RecordReport",
+    "open_target",
+    "record",
+    "record_script",
+    "run_episode",
+]
 
 _MODULES = {
     "data.batch_dataset": ("BatchDataset",),
-    "data.record": ("RecordConfig", "RecordReport", "open_target", "record"),
+    "data.record": ("RecordConfig", "RecordReport", "open_target", "record", "record_script"),
     "data.run_episode": ("EpisodeResult", "run_episode"),
 }
 

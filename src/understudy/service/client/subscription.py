@@ -122,6 +122,8 @@ class Subscription(Closeable):
 
     def _report(self, problem: UnderstudyError) -> None:
         with self._changed:
+            if self._closed:  # `close` has cancelled the stream, which is no problem to report
+                return
             if str(problem) != str(self._problem):
                 logger.warning("parameters: %s", problem)
             self.num_unusable += isinstance(problem, WireError)

@@ -13,9 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from understudy.core import StepSpec, StoreError
 from understudy.envs.pace import Pace
-from understudy.envs.teleop.takeover import Takeover
+from understudy.envs.teleop.takeover import AlwaysScript, Takeover
 from understudy.envs.workers import WorkerFailure
 from understudy.envs.world import World
 from understudy.replay import Reader, Store, View
@@ -130,6 +132,29 @@ def record(
         if progress is not None:
             progress(report, episode)
     return report
+
+
+def record_script(
+    world: World,
+    store: str | Path,
+    *,
+    successes: int,
+    noise: float = 0.1,
+    seed: int = 0,
+    max_episodes: int | None = None,
+) -> RecordReport:
+    """Record demonstrations of the world's task by its scripted expert, until the store has `successes` of them.
+
+    `store` is a directory or the address of a server; `noise` is that of `World.expert_action`. It gives up after
+    `max_episodes` (default: three times the successes). `understudy record --human script` does the same.
+    """
+    rng = np.random.default_rng(seed)
+    takeover = Takeover(AlwaysScript(lambda: world.expert_action(noise=noise, rng=rng).action))
+    config = RecordConfig(
+        task=world.task.name, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed
+    )
+    with open_target(str(store)) as target:
+        return record(world, target, takeover, config)
 
 
 def _counted(show: Show | None, report: RecordReport) -> Show | None:
