@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from tests.chromium import open_page
 from tests.system.train_process import SAC, small_config
+from tests.unit.dashboard.stores import make_store
 from tests.waiting import wait_for
 
 from understudy.cli import main
@@ -305,6 +306,82 @@ def test_a_learner_that_is_killed_is_shown_and_goes_on(page: Any, server: Any, r
     page.locator(".title .pill.good").wait_for()
     wait_for(lambda: number(tile(page, "environment steps")) > steps)
     assert page.locator(".alarm", has_text="is gone").count() == 0
+
+
+# ---- with the keys alone
+
+
+def focus(page: Any) -> str:
+    """The name of what has the focus, as those hear it who do not see the page."""
+    return str(page.evaluate("document.activeElement.ariaLabel || document.activeElement.textContent.trim()"))
+
+
+def tab_to(page: Any, name: str) -> None:
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        if re.fullmatch(name, focus(page)):
+            outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+            assert outline == "solid", f"{name} has the focus, and nobody sees it"
+            return
+    raise AssertionError(f"{name}: cannot be reached with the tab key")
+
+
+def test_an_episode_is_judged_exported_and_trimmed_with_keys_alone(page: Any, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "demos")
+    with WatchServer([store]) as server:
+        page.goto(server.url)
+        page.locator("#link.on").wait_for()
+        page.keyboard.press("Tab")
+        assert focus(page) == "Skip to the content"
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == "view"
+        page.keyboard.press("Shift+Tab")  # the last of the views
+        assert focus(page) == "Runs"
+        page.locator("#skip").focus()
+        tab_to(page, "Episodes")
+        page.keyboard.press("Enter")
+        page.locator(".episode[data-id='12']").wait_for()
+        tab_to(page, "Episode 12, .*")  # the newest
+        for key, episode in (("ArrowRight", 11), ("ArrowRight", 10), ("ArrowLeft", 11)):
+            page.keyboard.press(key)
+            assert focus(page).startswith(f"Episode {episode}, ")
+        page.keyboard.press("Enter")
+        page.locator("h1", has_text="#11").wait_for()
+        wait_for(lambda: page.locator(".counter").inner_text().startswith("0 /"))
+        before = records_of(store, 11).info.success
+        tab_to(page, "Failure" if before else "Success")
+        page.keyboard.press(" ")  # presses the button, and plays nothing
+        wait_for(lambda: records_of(store, 11).info.success is not before)
+        wait_for(lambda: page.locator(".judge[aria-pressed=true]:focus").count() == 1)  # redrawn, and still there
+        tab_to(page, "Export")
+        page.keyboard.press("Enter")
+        page.locator("dialog[open]").wait_for()
+        page.keyboard.press("Tab")
+        page.keyboard.press("Tab")
+        with page.expect_download() as download:
+            page.keyboard.press("Enter")
+        assert download.value.suggested_filename.endswith("-11.gif")
+        assert Path(download.value.path()).read_bytes().startswith(b"GIF89a")
+        page.keyboard.press("ArrowRight")
+        page.keyboard.press("[")
+        page.keyboard.press("End")
+        for _ in range(3):
+            page.keyboard.press("ArrowLeft")
+        page.keyboard.press("]")
+        page.get_by_text("keeps steps 1 to 3 of 5").wait_for()
+        tab_to(page, "Trim")
+        page.keyboard.press("Enter")
+        page.locator("h1", has_text="#13").wait_for()
+        page.get_by_text("episode 11, steps 1 to 3").wait_for()  # where it comes from
+        assert (records_of(store, 13).num_steps, records_of(store, 11).deleted is None) == (3, False)
+        page.locator(".toast").last.get_by_role("button", name="Undo").press("Enter")
+        page.locator("h1", has_text="#11").wait_for()
+        assert (records_of(store, 13).deleted is None, records_of(store, 11).deleted) == (False, None)
+
+
+def records_of(store: Path, episode: int) -> EpisodeRecord:
+    with Reader(store) as reader:
+        return reader.record(episode)
 
 
 # ---- who may look, and what is shown of nothing

@@ -28,6 +28,8 @@ PATHS = (
     "/api/0/interventions",
     "/api/0/replay",
     "/api/0/health",
+    "/api/exports",
+    "/api/0/export/1?format=gif",
 )
 
 
@@ -133,6 +135,8 @@ def test_a_change_needs_an_origin_and_a_post(open_server: WatchServer) -> None:
         {"action": "delete", "episodes": [True]},
         {"action": "delete", "episodes": [1], "more": 1},
         {"action": "label", "episodes": [1]},
+        {"action": "judge", "episodes": [1], "success": "yes"},
+        {"action": "restore", "episodes": [1], "success": True},
         {"action": "label", "episodes": [1], "labels": {"a": 1}},
         {"action": "label", "episodes": [1], "labels": {"": "x"}},
         {"action": "label", "episodes": [1], "labels": {"a": "x" * 300}},
@@ -152,6 +156,7 @@ def test_a_number_above_64_bits_is_refused_in_words(number: int, open_server: Wa
         f"/api/0/episode/{number}",
         f"/api/0/thumbnail/{number}",
         f"/api/0/frames/{number}?camera=observation/front",
+        f"/api/0/export/{number}?format=gif",
         f"/api/0/frames/1?camera=observation/front&first={number}",
         f"/api/0/episodes?offset={abs(number)}",
         f"/api/0/episodes?upto={number}",
@@ -162,7 +167,9 @@ def test_a_number_above_64_bits_is_refused_in_words(number: int, open_server: Wa
     for path in paths:
         status, _, body = ask(open_server, path)
         assert status == 200 or (400 <= status < 500 and json.loads(body)["detail"]), (path, status, body)
-    assert all(400 <= ask(open_server, path)[0] < 500 for path in paths[:3])
+    assert all(400 <= ask(open_server, path)[0] < 500 for path in paths[:4])
+    part = {"episode": number, "first": 0, "stop": 1}
+    assert 400 <= ask(open_server, "/api/0/trim", "POST", part, origin(open_server))[0] < 500
     edit = {"action": "delete", "episodes": [number]}
     assert 400 <= ask(open_server, "/api/0/edit", "POST", edit, origin(open_server))[0] < 500
 

@@ -1,4 +1,4 @@
-"""The page's routes: its files, and below /api the data that it shows. Only /api/TARGET/edit changes anything.
+"""The page's routes: its files, and below /api the data that it shows. Only /api/TARGET/edit and trim change anything.
 
 TARGET is the position of a run or store on the command line, from 0.
 """
@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import math
 import mimetypes
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import FileResponse, JSONResponse, Response, StreamingResponse
 from pydantic import BaseModel, Field
+from starlette.background import BackgroundTask
 
 from understudy import __version__
 from understudy.core import UnderstudyError
@@ -22,6 +24,7 @@ from understudy.dashboard.api import alarms, episode_queries, store_stats
 from understudy.dashboard.api.change_events import MAX_PAGES, ChangeEvents
 from understudy.dashboard.api.cluster import cluster_view, workers
 from understudy.dashboard.api.compare import compare
+from understudy.dashboard.api.episode_files import EXPORTS, export_episode, trim_episode
 from understudy.dashboard.api.episode_rows import EpisodeImages, steps_of
 from understudy.dashboard.api.filters import Filter
 from understudy.dashboard.api.targets import Target
@@ -50,7 +53,18 @@ class EditBody(BaseModel):
     action: str
     episodes: Annotated[list[Annotated[int, Strict]], Field(min_length=1, max_length=10_000)]
     labels: dict[str, str | None] = {}
+    success: Annotated[bool, Strict] | None = None
     who: str = ""
+
+
+class TrimBody(BaseModel):
+    """The part of an episode to keep: steps from `first` up to `stop`, without it."""
+
+    model_config = {"extra": "forbid"}
+
+    episode: Annotated[int, Field(strict=True, gt=0, lt=2**63)]
+    first: Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+    stop: Annotated[int, Field(strict=True, gt=0, lt=2**63)]
 
 
 class TokenBody(BaseModel):
@@ -224,9 +238,28 @@ def _add_episodes(app: FastAPI, targets: list[Target]) -> None:
             action=body.action,  # type: ignore[arg-type]  # the request checks it
             episodes=tuple(body.episodes),
             labels=body.labels,
+            success=body.success,
             who=body.who,
         )
         return answer(episode_queries.edit_episodes(_target(targets, number), request))
+
+    @app.post("/api/{number}/trim")
+    def trim(number: str, body: TrimBody) -> Response:
+        return answer(trim_episode(_target(targets, number), body.episode, body.first, body.stop))
+
+    @app.get("/api/exports")
+    def exports() -> Response:
+        return answer({"exports": EXPORTS})
+
+    @app.get("/api/{number}/export/{episode}")
+    def export(number: str, episode: int, format: str) -> Response:
+        file, directory = export_episode(_target(targets, number), episode, format)
+        return FileResponse(
+            file,
+            filename=file.name,
+            media_type="application/octet-stream",
+            background=BackgroundTask(shutil.rmtree, directory, ignore_errors=True),
+        )
 
 
 def _target(targets: list[Target], number: str) -> Target:

@@ -124,7 +124,8 @@ def _row(names: tuple[str, ...], row: Any, overlay: Overlay, cameras: dict[int, 
     found["deleted"] = found["deleted"] is not None
     found["success"] = None if found["success"] is None else bool(found["success"])
     found["cameras"] = cameras[found.pop("spec")]
-    found["pending"] = found["id"] in overlay.deleted or found["id"] in overlay.labels
+    found["success"] = overlay.success.get(found["id"], found["success"])
+    found["pending"] = any(found["id"] in edits for edits in (overlay.deleted, overlay.labels, overlay.success))
     found["deleted"] = overlay.deleted.get(found["id"], found["deleted"])
     labels = {**found["labels"], **overlay.labels.get(found["id"], {})}
     present = {name: value for name, value in labels.items() if value is not None}
@@ -197,16 +198,28 @@ def _undo(target: Target, request: EditRequest) -> list[dict[str, Any]]:
     overlay = pending_edits(target)
     ids = ",".join(str(episode) for episode in request.episodes)
     with target.catalog().reader() as reader:
-        rows = reader.catalog.select(f"select id, deleted, labels from episodes where id in ({ids}) and not purged")
+        rows = reader.catalog.select(
+            f"select id, deleted, labels, success from episodes where id in ({ids}) and not purged"
+        )
     if len(rows) < len(set(request.episodes)):
         raise StoreError(f"episodes: {len(set(request.episodes)) - len(rows)} of them do not exist (any more)")
+    if request.action == "judge":
+        judged: dict[bool | None, list[int]] = {}
+        for episode, _, _, success in rows:
+            now = overlay.success.get(episode, None if success is None else bool(success))
+            judged.setdefault(now, []).append(episode)
+        return [
+            {"action": "judge", "episodes": some, "success": now}
+            for now, some in judged.items()
+            if now is not request.success
+        ]
     if request.action != "label":
         wanted = request.action == "delete"
         changed = [row[0] for row in rows if overlay.deleted.get(row[0], row[1] is not None) is not wanted]
         back = "restore" if wanted else "delete"
         return [{"action": back, "episodes": changed}] if changed else []
     before: dict[str, list[int]] = {}
-    for episode, _, labels in rows:
-        now = {**json.loads(labels), **overlay.labels.get(episode, {})}
-        before.setdefault(json.dumps({name: now.get(name) for name in request.labels}), []).append(episode)
+    for episode, _, labels, _ in rows:
+        present = {**json.loads(labels), **overlay.labels.get(episode, {})}
+        before.setdefault(json.dumps({name: present.get(name) for name in request.labels}), []).append(episode)
     return [{"action": "label", "episodes": some, "labels": json.loads(labels)} for labels, some in before.items()]

@@ -32,22 +32,26 @@ _CHOICES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Overlay:
-    """Pending edits: deleted or restored episodes, and labels."""
+    """Pending edits: deleted or restored episodes, labels, and outcomes."""
 
     deleted: Mapping[int, bool] = field(default_factory=dict)
     labels: Mapping[int, Mapping[str, str | None]] = field(default_factory=dict)
+    success: Mapping[int, bool | None] = field(default_factory=dict)
 
     @staticmethod
     def of(requests: Iterable[EditRequest]) -> Overlay:
         deleted: dict[int, bool] = {}
         labels: dict[int, dict[str, str | None]] = {}
+        success: dict[int, bool | None] = {}
         for request in requests:
             for episode in request.episodes:
                 if request.action == "label":
                     labels.setdefault(episode, {}).update(request.labels)
+                elif request.action == "judge":
+                    success[episode] = request.success
                 else:
                     deleted[episode] = request.action == "delete"
-        return Overlay(deleted=deleted, labels=labels)
+        return Overlay(deleted=deleted, labels=labels, success=success)
 
     def is_deleted(self) -> str:
         """SQL for whether an episode is deleted, or will be."""

@@ -16,6 +16,14 @@ export async function getBytes(path, signal) {
   return answer.arrayBuffer();
 }
 
+// A download: its name and its content.
+export async function getFile(path) {
+  const answer = await fetch(`api/${path}`);
+  if (!answer.ok) throw await apiError(answer);
+  const name = /filename="?([^";]+)"?/.exec(answer.headers.get("content-disposition") ?? "")?.[1] ?? "episode";
+  return { name, blob: await answer.blob() };
+}
+
 export async function post(path, body) {
   const answer = await fetch(`api/${path}`, {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),

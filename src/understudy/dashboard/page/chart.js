@@ -45,15 +45,17 @@ export class Chart {
     let x0 = bars ? -0.5 : Math.min(this.xMin, ...xs), x1 = bars ? Math.max(...xs) + 0.5 : Math.max(...xs);
     let y0 = this.yMin ?? Math.min(...ys), y1 = this.yMax ?? Math.max(...ys);
     if (x0 === x1) x1 = x0 + 1;
-    if (y0 === y1) { const room = Math.abs(y0) * 0.1 || 1; if (this.yMin === null) y0 -= room; if (this.yMax === null) y1 += room; }
+    if (y0 === y1) { const room = Math.abs(y0) * 0.1 || 1; if (this.yMin === null && y0 !== 0) y0 -= room; if (this.yMax === null) y1 += room; }
     else if (this.yMax === null) y1 += (y1 - y0) * 0.06;
     const sx = (x) => LEFT + (x - x0) / (x1 - x0) * (width - LEFT - RIGHT);
     const sy = (y) => this.height - BOTTOM - (y - y0) / (y1 - y0) * (this.height - TOP - BOTTOM);
     this.scale = { sx, sy, x0, x1, width };
     const parts = [];
-    for (const y of ticks(y0, y1, Math.max(3, Math.floor(this.height / 50)))) {
+    const yTicks = ticks(y0, y1, Math.max(3, Math.floor(this.height / 50))), texts = yTicks.map(this.formatY);
+    const exact = new Set(texts).size < texts.length; // they differ by less than the format shows
+    for (const [at, y] of yTicks.entries()) {
       parts.push(svg("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: sy(y), y2: sy(y) }),
-        svg("text", { class: "tick", x: LEFT - 8, y: sy(y) + 4, "text-anchor": "end" }, this.formatY(y)));
+        svg("text", { class: "tick", x: LEFT - 8, y: sy(y) + 4, "text-anchor": "end" }, exact ? String(y) : texts[at]));
     }
     for (const x of ticks(x0, x1, Math.max(2, Math.floor(width / 120))).filter((one) => !bars || Number.isInteger(one))) {
       parts.push(svg("text", { class: "tick", x: Math.min(sx(x), width - RIGHT - 8), y: this.height - BOTTOM + 16, "text-anchor": "middle" }, this.formatX(x)));

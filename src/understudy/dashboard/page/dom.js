@@ -25,10 +25,17 @@ function build(node, props, children) {
 
 const PROPERTIES = { value: 1, checked: 1, disabled: 1, textContent: 1, title: 1, selected: 1, hidden: 1 };
 
+// Replaces the children of a node. Where one of them had the focus, its successor gets it.
 export function fill(node, ...children) {
+  const focused = node.contains(document.activeElement) ? document.activeElement : node;
+  const alike = () => [...node.querySelectorAll(focused.localName)].filter((one) => label(one) === label(focused));
+  const at = focused === node ? 0 : alike().indexOf(focused);
   node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  if (focused !== node && !focused.isConnected) (alike()[at] ?? alike()[0])?.focus({ preventScroll: true });
   return node;
 }
+
+const label = (node) => node.getAttribute("href") ?? node.getAttribute("aria-label") ?? node.textContent;
 
 // A function that runs at most once in `ms`, and once more if it was called in between.
 export function throttle(ms, act) {

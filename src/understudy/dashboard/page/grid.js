@@ -2,13 +2,13 @@
 
 import { h } from "./dom.js";
 
-const PAGE = 60, KEPT_PAGES = 100, GAP = 12, AHEAD_ROWS = 2, SETTLE_MS = 30;
+const PAGE = 60, KEPT_PAGES = 100, GAP = 12, AHEAD_ROWS = 2, SETTLE_MS = 30, MARGIN = 130; // of the head that stays above the cards
 
 export class Grid {
   // fetchPage(offset, limit) gives { rows, total, ... }; makeCard() a node; fillCard(node, row, settled) fills it.
   constructor({ scroller, fetchPage, makeCard, fillCard, minWidth = 150, foot = 52, ratio = 0.8 }) {
     Object.assign(this, { scroller, fetchPage, makeCard, fillCard, minWidth, foot, ratio });
-    this.node = h("div", { class: "grid", role: "list" });
+    this.node = h("div", { class: "grid", role: "list", "aria-label": "Episodes", onkeydown: (event) => this.key(event) });
     this.pages = new Map();
     this.requested = new Set();
     this.cards = new Map();
@@ -19,6 +19,7 @@ export class Grid {
     scroller.addEventListener("scroll", this.onscroll, { passive: true });
     this.sizes = new ResizeObserver(() => this.measure());
     this.sizes.observe(this.node);
+    this.sizes.observe(scroller); // a phone that is turned shows more or fewer rows
   }
 
   close() {
@@ -73,13 +74,13 @@ export class Grid {
     for (const [index, card] of this.cards) {
       if (index < first || index >= stop) { this.cards.delete(index); card.remove(); this.fillCard(card, null, false); this.spare.push(card); } // cancels the load of its image
     }
-    for (let index = first; index < stop; index++) {
+    for (let index = stop - 1; index >= first; index--) { // the next card is there already: cards are in order for the tab key
       let card = this.cards.get(index);
       const fresh = !card;
       if (fresh) {
         card = this.spare.pop() ?? this.makeCard();
         this.cards.set(index, card);
-        this.node.append(card);
+        this.node.insertBefore(card, this.cards.get(index + 1) ?? null);
       }
       if (fresh || all) {
         card.style.width = `${this.wide}px`;
@@ -111,6 +112,20 @@ export class Grid {
       while (this.pages.size > KEPT_PAGES) this.pages.delete(this.pages.keys().next().value);
       this.draw();
     } catch { /* requested again when it is visible again */ } finally { this.requested.delete(number); }
+  }
+
+  // The arrow keys move from card to card.
+  key(event) {
+    const card = [...this.cards.values()].find((one) => one === document.activeElement);
+    const by = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: this.columns, ArrowUp: -this.columns }[event.key];
+    const to = card ? card.index + by : NaN;
+    if (!(to >= 0 && to < this.total)) return;
+    event.preventDefault();
+    const top = Math.floor(to / this.columns) * this.high, above = this.above(), view = this.scroller.clientHeight;
+    if (top < above + MARGIN) this.scroller.scrollTop -= above + MARGIN - top;
+    else if (top + this.high > above + view) this.scroller.scrollTop += top + this.high - above - view;
+    this.draw();
+    this.cards.get(to)?.focus({ preventScroll: true });
   }
 
   refresh() {

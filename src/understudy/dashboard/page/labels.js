@@ -1,6 +1,8 @@
-// A dialog for labels: a name, or name=value; a minus before the name removes the label.
+// Dialogs: labels (a name, or name=value; a minus before the name removes the label), and the export of an episode.
 
-import { h } from "./dom.js";
+import { get, getFile } from "./api.js";
+import { fill, h } from "./dom.js";
+import { toast } from "./toast.js";
 
 export function labelDialog(what, onLabels, known = []) {
   const field = h("input", { placeholder: "good, or reason=slipped, or -good to remove it", "aria-label": "Label", list: "known-labels", maxlength: "200" });
@@ -29,3 +31,29 @@ export function parseLabels(text) {
 }
 
 const describe = (labels) => Object.entries(labels).map(([name, value]) => (value === null ? `label ${name} removed` : value === "yes" ? `labelled ${name}` : `labelled ${name}=${value}`)).join(", ");
+
+// Downloads an episode in a format of another project, and says which command writes more than one.
+export async function exportDialog(target, id, store) {
+  const { exports } = await get("exports");
+  const format = h("select", { "aria-label": "Format", onchange: () => draw() }, Object.entries(exports).map(([name, text]) => h("option", { value: name }, `${name}: ${text}`)));
+  const command = h("pre", {}), button = h("button", { class: "solid" }, "Download");
+  const draw = () => fill(command, format.value === "gif" ? `understudy film ${store} ${id}` : `understudy export ${store} ${format.value}:PATH --where 'id = ${id}'`);
+  const dialog = h("dialog", { class: "dialog", "aria-label": `Export episode ${id}`, onclose: () => dialog.remove() }, h("form", { onsubmit: async (event) => {
+    event.preventDefault();
+    button.disabled = true;
+    fill(button, "Exporting …");
+    try {
+      const { name, blob } = await getFile(`${target}/export/${id}?format=${format.value}`);
+      const link = h("a", { href: URL.createObjectURL(blob), download: name });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 60000);
+      dialog.close();
+      toast(`Episode ${id} exported: ${name}`);
+    } catch (error) { dialog.close(); toast(error.message, { bad: true }); }
+  } }, h("h2", {}, `Export episode ${id}`), format, h("p", { class: "soft" }, "In a terminal, also for many episodes:"), command,
+  h("div", { class: "buttons" }, h("button", { type: "button", class: "plain", onclick: () => dialog.close() }, "Cancel"), button)));
+  draw();
+  document.body.append(dialog);
+  dialog.showModal();
+  format.focus();
+}

@@ -112,6 +112,8 @@ function drawSide() {
   }));
 }
 
+document.getElementById("skip").addEventListener("click", () => root.focus());
+
 // ---- changes
 
 function onChange(received) {

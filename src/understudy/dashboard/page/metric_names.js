@@ -22,6 +22,7 @@ const NAMES = {
   gripper_agreement: ["gripper agreement", SHARE, "how often the best gripper action is the executed one"],
   lag_mean: ["mean policy lag", "versions", "versions between the newest policy and the one that chose the sampled action"],
   lag_max: ["largest policy lag", "versions", "versions between the newest policy and the oldest one in a batch"],
+  lag: ["policy lag", "versions", "versions between the newest policy and the one that chose the rollouts"],
   reuse: ["reuse", "samples per step", "how often a stored step has been sampled so far, on average"],
   mse: ["distance from demonstrations", "squared action", "squared distance of the policy's mode from the demonstrated action"],
   log_likelihood: ["log-likelihood", NATS, "log-likelihood of the demonstrated actions"],

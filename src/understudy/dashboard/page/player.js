@@ -11,7 +11,7 @@ const BLOCK = 32, CACHE_BYTES = 96e6;
 export class CameraVideo {
   constructor(target, episode, camera, shape, version) {
     Object.assign(this, { target, episode, camera, version, shape });
-    this.canvas = h("canvas", { width: shape[1], height: shape[0], class: shape[1] < 200 ? "pixels" : "" });
+    this.canvas = h("canvas", { width: shape[1], height: shape[0], class: shape[1] < 200 ? "pixels" : "", role: "img", "aria-label": `Camera ${camera.replace("observation/", "")}` });
     this.pen = this.canvas.getContext("2d");
     this.blocks = new Map();
     this.loading = new Map();
@@ -65,7 +65,7 @@ const LANE = 52, LEFT = 8, AXIS = 30;
 // The lanes of an episode: { name, values, proposal }; a click or a drag chooses the step.
 export class Lanes {
   constructor(seek) {
-    this.canvas = h("canvas", {});
+    this.canvas = h("canvas", { role: "img", "aria-label": "Curves of each step; the arrow keys move through them" });
     this.cursor = h("i", { class: "cursor" });
     this.names = h("div", { class: "names" });
     this.plot = h("div", { class: "plotted" }, this.canvas, this.cursor);
@@ -73,6 +73,7 @@ export class Lanes {
     this.lanes = [];
     this.source = [];
     this.at = 0;
+    this.kept = null; // [first, last] step of the part that a trim keeps
     const point = (event) => {
       const box = this.canvas.getBoundingClientRect();
       seek(Math.round((event.clientX - box.left - LEFT) / Math.max(box.width - 2 * LEFT, 1) * Math.max(this.source.length - 1, 1)));
@@ -88,13 +89,19 @@ export class Lanes {
 
   close() { this.sizes.disconnect(); this.dark.removeEventListener("change", this.redraw); }
 
-  set(lanes, source) {
+  set(lanes, source, unit) {
     this.lanes = lanes;
+    this.unit = unit;
     this.source = source;
     this.values = lanes.map(() => h("span", {}));
     this.names.replaceChildren(h("div", { class: "strip" }, "source"), ...lanes.map((lane, at) => h("div", { title: lane.title }, h("b", {}, lane.name), this.values[at])));
     this.draw();
     this.move(this.at);
+  }
+
+  keep(part) {
+    this.kept = part;
+    this.draw();
   }
 
   draw() {
@@ -119,8 +126,15 @@ export class Lanes {
       pen.fillText(count(step), x(step), height - AXIS + 12);
     }
     pen.textAlign = "right";
-    pen.fillText("step", width - LEFT, height - 4);
+    pen.fillText(this.unit, width - LEFT, height - 4);
     this.lanes.forEach((lane, number) => this.drawLane(pen, lane, 26 + number * LANE, x, color, width));
+    if (this.kept) { // what a trim drops is grey
+      pen.globalAlpha = 0.75;
+      pen.fillStyle = color("later");
+      pen.fillRect(0, 0, x(this.kept[0]) - wide / 2, height - AXIS);
+      pen.fillRect(x(this.kept[1]) + wide / 2, 0, width, height - AXIS);
+      pen.globalAlpha = 1;
+    }
     this.move(this.at);
   }
 

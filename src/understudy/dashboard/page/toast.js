@@ -23,17 +23,22 @@ export async function editEpisodes(target, edit, message, onChange) {
       undo.push(...answer.undo);
       pending ||= answer.pending;
     }
-    toast(pending ? `${message}; the writer applies it with its next commit` : message, {
-      undo: undo.length ? async () => {
-        try {
-          for (const back of undo) await requestEdit(target, back);
-          toast("Undone");
-        } catch (error) { toast(error.message, { bad: true }); }
-        onChange();
-      } : null,
-    });
+    offerUndo(target, undo, pending ? `${message}; the writer applies it with its next commit` : message, onChange);
   } catch (error) {
     toast(error.message, { bad: true });
   }
   onChange();
+}
+
+// Shows `message` with an undo that sends the edits in `undo`.
+export function offerUndo(target, undo, message, onChange) {
+  toast(message, {
+    undo: undo.length ? async () => {
+      try {
+        for (const back of undo) await requestEdit(target, back);
+        toast("Undone");
+      } catch (error) { toast(error.message, { bad: true }); }
+      onChange();
+    } : null,
+  });
 }

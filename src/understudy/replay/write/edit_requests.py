@@ -1,4 +1,4 @@
-"""Edit requests: how other processes delete, restore and label episodes of a store that is being written.
+"""Edit requests: how other processes delete, restore, label and judge episodes of a store that is being written.
 
 Only the process that holds the store's lock changes its catalog. Any other process leaves a request: one small JSON
 file in STORE/inbox, which gets its name only when it is whole and on disk. The store applies requests in the order of
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias, get_args
+from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from understudy.core import StoreClosedError, StoreError, StoreFailedError, StoreFormatError, UnderstudyError
 from understudy.durable import files
@@ -27,7 +27,7 @@ from understudy.replay.format.paths import CATALOG_FILE, INBOX_DIRECTORY, REFUSE
 
 logger = logging.getLogger(__name__)
 
-Action: TypeAlias = Literal["delete", "restore", "label"]
+Action: TypeAlias = Literal["delete", "restore", "label", "judge"]
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
 POLL_S = 1.0  # between two looks at the inbox of a store that commits
@@ -45,14 +45,20 @@ class EpisodeEditor(Protocol):
 
     def label(self, episodes: Iterable[int], labels: Mapping[str, str | None]) -> int: ...
 
+    def set_success(self, episodes: Iterable[int], success: bool | None) -> int: ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class EditRequest:
-    """One edit of some episodes. Only `label` has `labels`; a value of None removes a label."""
+    """One edit of some episodes. Only `label` has `labels`; a value of None removes a label.
+
+    `judge` sets the outcome: success, failure, or None where it is not known.
+    """
 
     action: Action
     episodes: tuple[int, ...]
     labels: Mapping[str, str | None] = field(default_factory=dict)
+    success: bool | None = None
     who: str = ""
     when: float = field(default_factory=time.time)
 
@@ -63,6 +69,8 @@ class EditRequest:
             raise StoreError(f"episodes: expected numbers from 1, got {self.episodes!r:.100}")
         if (self.action == "label") != bool(self.labels):
             raise StoreError(f"labels: expected some for `label` and none otherwise, got {self.labels!r:.100}")
+        if self.success is not None and not (self.action == "judge" and type(self.success) is bool):
+            raise StoreError(f"success: expected true, false or null, and only for `judge`, got {self.success!r:.100}")
         for name, value in self.labels.items():
             if not _is_text(name) or not name or not (value is None or _is_text(value)):
                 raise StoreError(f"labels: expected up to {MAX_TEXT} letters of text, got {name!r:.99}: {value!r:.99}")
@@ -80,12 +88,19 @@ class EditRequest:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise StoreError(f"not a request ({error})") from None
 
+    def to_json(self) -> dict[str, Any]:
+        """The content of its file; only `judge` has `success`, so that earlier versions read the others."""
+        content = asdict(self)
+        return content if self.action == "judge" else {name: content[name] for name in content if name != "success"}
+
     def apply(self, editor: EpisodeEditor) -> int:
         """Edit the episodes; returns how many changed."""
         if self.action == "delete":
             return editor.delete(self.episodes)
         if self.action == "restore":
             return editor.restore(self.episodes)
+        if self.action == "judge":
+            return editor.set_success(self.episodes, self.success)
         return editor.label(self.episodes, self.labels)
 
 
@@ -104,7 +119,7 @@ def submit_edit(store: Path, request: EditRequest) -> Path:
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"
     with store_errors(inbox, "create"):
         files.make_directory_durably(inbox)
-        files.write_durably(inbox / name, json.dumps(asdict(request)).encode())
+        files.write_durably(inbox / name, json.dumps(request.to_json()).encode())
     return inbox / name
 
 

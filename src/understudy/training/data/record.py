@@ -120,7 +120,8 @@ def record(
             continue
         broken_in_a_row = 0
         if episode.discarded:
-            target.discard_last()
+            if episode.num_steps:  # otherwise nothing was stored
+                target.discard_last()
             report = replace(report, num_discarded=report.num_discarded + 1)
             continue
         report = replace(

@@ -50,12 +50,14 @@ def test_requests_are_applied_when_the_store_is_opened(path: Path) -> None:
     submit_edit(path, EditRequest(action="delete", episodes=(1, 2), who="ada"))
     submit_edit(path, EditRequest(action="label", episodes=(2, 3), labels={"look": "again"}, who="ada"))
     submit_edit(path, EditRequest(action="restore", episodes=(2,), who="bob"))
-    assert [request.action for request in pending_edits(path)] == ["delete", "label", "restore"]
+    submit_edit(path, EditRequest(action="judge", episodes=(3,), success=False, who="bob"))
+    assert [request.action for request in pending_edits(path)] == ["delete", "label", "restore", "judge"]
     assert [record.deleted for record in records(path)] == [None] * 3
     Store.open(path).close()
     first, second, third = records(path)
     assert first.deleted
     assert second.deleted is None
+    assert [record.info.success for record in (first, second, third)] == [None, None, False]
     assert [record.info.labels for record in (first, second, third)] == [{}, {"look": "again"}, {"look": "again"}]
     assert pending_edits(path) == []
     assert list((path / "inbox").iterdir()) == []
@@ -113,6 +115,8 @@ def test_an_inbox_that_has_not_changed_is_not_listed(path: Path, monkeypatch: py
         (b"[" * 100_000, "not a request"),
         (b" " * (edit_requests.MAX_REQUEST_BYTES + 1), "expected up to"),
         (json.dumps({"action": "purge", "episodes": [1]}).encode(), "expected one of delete, restore, label"),
+        (json.dumps({"action": "judge", "episodes": [1], "success": 1}).encode(), "true, false or null"),
+        (json.dumps({"action": "delete", "episodes": [1], "success": True}).encode(), "only for `judge`"),
         (json.dumps({"action": "delete", "episodes": [1], "more": 1}).encode(), "more"),
         (json.dumps({"action": "delete", "episodes": []}).encode(), "numbers from 1"),
         (json.dumps({"action": "delete", "episodes": [True]}).encode(), "numbers from 1"),

@@ -138,7 +138,7 @@ function about(one) {
   const use = [["CPUs", one.cpus, one.free_cpus], ["GPUs", one.gpus, one.free_gpus]].filter(([, all]) => all);
   return [h("header", {}, h("h3", { title: one.id }, one.id ? one.host || one.id.slice(0, 12) : "Not placed"), h("small", {}, one.id ? one.address : "workers that wait for resources"),
     one.id && !one.alive ? h("span", { class: "pill bad" }, one.seen_s ? `gone, seen ${ago(one.seen_s)}` : "gone") : null,
-    one.memory_bytes ? h("small", { class: "memory" }, bytes(one.memory_bytes)) : null),
+    one.memory_bytes ? h("small", { class: "memory" }, `${bytes(one.memory_bytes)} of memory`) : null),
   use.map(([what, all, free]) => meter(what, all - free, all, one.alive))];
 }
 
@@ -198,7 +198,7 @@ function numbers([totals, counts, groups]) {
 function shards(all) {
   if (!all.length) return [];
   const lost = all.some((one) => one.lost_steps);
-  const names = ["shard", "", "node", "address", "steps", lost ? "lost steps" : null, "commit", "directory"].filter((name) => name !== null);
+  const names = ["shard", "state", "node", "address", "steps", lost ? "lost steps" : null, "commits", "directory"].filter((name) => name !== null);
   return [card("Shards", { wide: true, note: "the stores of this run, each on the disk of its node" }, h("div", { class: "scroll" }, h("table", { class: "shards" },
     h("thead", {}, h("tr", {}, names.map((name) => h("th", {}, name)))),
     h("tbody", {}, all.map((one) => h("tr", { "data-shard": one.name }, h("td", {}, h("b", {}, one.name)), h("td", {}, h("span", { class: `pill ${KIND[one.state] ?? "calm"}` }, one.state)), h("td", {}, one.host ?? NONE), h("td", {}, h("code", {}, one.address || NONE)),

@@ -107,7 +107,7 @@ export async function open(page, { target, query, root, info }) {
 
   function makeCard() {
     const image = h("img", { alt: "", decoding: "async", draggable: "false" });
-    const node = h("a", { class: "episode", role: "listitem" }, h("div", { class: "pic" }, image, h("span", { class: "nopic" }), h("span", { class: "mark" }), h("button", { class: "pick", "aria-label": "Select", onclick: (event) => pick(event, node) })),
+    const node = h("a", { class: "episode" }, h("div", { class: "pic" }, image, h("span", { class: "nopic" }), h("span", { class: "mark" }), h("button", { class: "pick", "aria-label": "Select", "aria-pressed": "false", onclick: (event) => pick(event, node) })),
       h("div", { class: "who" }), h("div", { class: "line" }, h("b", {}), h("span", {})), h("div", { class: "line soft" }, h("span", {}), h("span", {})));
     node.image = image;
     image.addEventListener("error", () => node.classList.add("blank"));
@@ -141,6 +141,9 @@ export async function open(page, { target, query, root, info }) {
     node.href = `#/${target}/episode/${row.id}`;
     node.dataset.id = row.id;
     node.classList.toggle("selected", selected.has(row.id));
+    const box = node.querySelector(".pick");
+    box.setAttribute("aria-label", `Select episode ${row.id}`);
+    box.setAttribute("aria-pressed", String(selected.has(row.id)));
     node.classList.toggle("deleted", row.deleted);
     node.classList.toggle("pending", row.pending);
     const hasImage = row.cameras.length && row.num_rows;
@@ -161,6 +164,7 @@ export async function open(page, { target, query, root, info }) {
     low.children[0].textContent = tags.length ? tags.join(", ") : row.kind;
     low.children[0].className = tags.length ? "tags" : "";
     low.children[1].textContent = `${count(row.num_steps)} steps`;
+    node.setAttribute("aria-label", `Episode ${row.id}, ${row.task ?? "no task"}, ${row.kind}, ${mark.textContent || "no outcome"}, ${plural(row.num_steps, "step")}`);
     node.title = `#${row.id} ${row.task ?? ""}, ${row.kind}, ${ago(row.begun_at)}`;
   }
 

@@ -6,14 +6,14 @@ import { card, empty, fill, h, throttle, tile } from "../dom.js";
 import { ago, protocolText, count, IMITATION, NONE, ON_POLICY, percent, plural, short, span } from "../format.js";
 import { metricName } from "../metric_names.js";
 
-const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch_digest", "steps_per_s", "cpu_s", "bytes_moved", "episodes", "rollouts", "groups", "carried", "waves"]);
+const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch_digest", "steps_per_s", "cpu_s", "bytes_moved", "episodes", "rollouts", "groups", "carried", "waves", "iteration"]);
 const REASONS = { "too easy": "var(--random)", "too hard": "var(--human)", "failed workers": "var(--bad)", "too old": "var(--soft)", truncated: "var(--script)", "out of bounds": "var(--run-5)" };
 
 export async function open(page, { target, info }) {
   const head = h("div", { class: "head" }), alarms = h("div", { class: "alarms" }), tiles = h("dl", { class: "tiles" });
   const scores = h("div", { class: "scores" });
   const rate = { yMin: 0, yMax: 1, y: (v) => percent(v), xLabel: STEPS };
-  const success = new Chart({ ...rate, label: "Success rate", yLabel: "episodes that succeed", height: 250 });
+  const success = new Chart({ ...rate, label: "Success rate", yLabel: "episodes that succeed", height: 300 });
   const interventions = new Chart({ ...rate, label: "Intervention rate", yLabel: "practice steps by a human", height: 190 });
   const speeds = Object.fromEntries([["updates_per_s", "updates per second"], ["steps_per_s", "environment steps per second"]].map(([name, yLabel]) => [name, new Chart({ yMin: 0, label: "Throughput", yLabel, xLabel: STEPS, height: 190 })]));
   const groups = new Chart({ yMin: 0, label: "Rollout groups of an iteration", yLabel: "groups of an iteration", xLabel: STEPS, height: 190 }), sum = h("div", {});

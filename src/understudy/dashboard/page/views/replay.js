@@ -26,9 +26,9 @@ export async function open(page, { target, info }) {
     fill(none, data.absent ? empty("There is no store yet", `It will be at ${info.path}/store. Record demonstrations, or start a run:`, h("pre", {}, `understudy record ${info.path}/store --env toy:pick_red --successes 5`)) : null);
     if (data.absent) return;
     const { totals, groups } = data;
-    fill(unit, ON_POLICY.has(data.config?.kind) ? "action chunks of all episodes, with those of dropped groups" : "steps");
+    fill(unit, ON_POLICY.has(data.config?.kind) ? "blocks of actions of all episodes, with those of dropped groups" : "steps");
     fill(tiles, tile("episodes", count(totals.episodes), totals.deleted.episodes ? `and ${count(totals.deleted.episodes)} deleted` : ""),
-      ON_POLICY.has(data.config?.kind) ? tile("action chunks", count(totals.steps), "one row each") : tile("steps", count(totals.steps), `${count(totals.human_steps)} by a human`), tile("commits", count(totals.commit), totals.being_written ? "being written" : "not being written"),
+      ON_POLICY.has(data.config?.kind) ? tile("blocks of actions", count(totals.steps), "one row each") : tile("steps", count(totals.steps), `${count(totals.human_steps)} by a human`), tile("commits", count(totals.commit), totals.being_written ? "being written" : "not being written"),
       tile("on disk", bytes(totals.disk_bytes), totals.deleted.bytes ? `${bytes(totals.deleted.bytes)} of deleted episodes` : ""),
       tile("disk free", bytes(data.disk.free), `of ${bytes(data.disk.size)}`, data.disk.free < Math.min(0.05 * data.disk.size, 1e10) ? "bad" : ""));
     fill(inside, ["kind", "source", "task", "operator", "actor"].map((name) => group(name, groups)));

@@ -6,6 +6,7 @@ import { card, empty, fill, h, throttle } from "../dom.js";
 import { count, IMITATION, NONE, percent, plural, protocolText, short } from "../format.js";
 import { metricName } from "../metric_names.js";
 
+const MISSING = "-"; // as the server says it
 const COLORS = ["var(--run-0)", "var(--run-1)", "var(--run-2)", "var(--run-3)", "var(--run-4)", "var(--run-5)"];
 const FACTS = [["Understudy", "understudy"], ["code", "code"], ["git commit", "commit"], ["config", "config"], ["weights", "parameters"], ["world", "env"]];
 
@@ -78,10 +79,16 @@ export async function open(page) {
 
   function drawConfig() {
     const rows = data.config.filter((row) => !only.checked || row.differs);
-    fill(table, rows.length ? h("table", { class: "config" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "option"), data.runs.map((run, at) => h("th", { scope: "col" }, name(run, at))))),
-      h("tbody", {}, rows.map((row) => h("tr", { class: row.differs ? "differs" : "" }, h("td", {}, h("code", {}, row.name)), row.values.map((value) => h("td", {}, text(value)))))))
-      : h("p", { class: "soft" }, data.runs.length > 1 ? "Their configs are the same." : "There is only one run; untick the box to see its whole config."));
+    const shared = rows.filter((row) => !row.values.includes(MISSING)), others = rows.filter((row) => row.values.includes(MISSING));
+    const wasOpen = table.querySelector("details")?.open ?? false;
+    const same = data.runs.length > 1 ? "The options that all of them have are the same." : "There is only one run; untick the box to see its whole config.";
+    const rest = h("details", {}, h("summary", {}, `${plural(others.length, "option")} that not all of these runs have`), listed(others));
+    rest.open = wasOpen;
+    fill(table, shared.length ? listed(shared) : h("p", { class: "soft" }, same), others.length ? rest : null);
   }
+
+  const listed = (rows) => h("table", { class: "config" }, h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "option"), data.runs.map((run, at) => h("th", { scope: "col" }, name(run, at))))),
+    h("tbody", {}, rows.map((row) => h("tr", { class: row.differs ? "differs" : "" }, h("td", {}, h("code", {}, row.name)), row.values.map((value) => h("td", {}, text(value)))))));
 
   const name = (run, at) => h("span", { class: "key", vars: { "--c": COLORS[at % 6] } }, h("i", {}), run.name);
 
