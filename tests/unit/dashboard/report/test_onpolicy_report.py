@@ -298,7 +298,7 @@ def test_a_browser_shows_every_view_of_it(page: Any, finished: Path) -> None:
         for view, words in (
             ("overview", "evaluation, held-out starts, sampled at temperature 1.5"),
             ("episodes", "left-0"),
-            ("episode/1", "0: 0"),
+            ("episode/1", "1. action 1"),
             ("interventions", "In a run of grpo, the policy acts without an operator."),
             ("replay", "one row each"),
             ("health", "grpo"),
