@@ -24,6 +24,7 @@ PAGES = (
     "guides/simulator.md",
     "guides/own.md",
     "guides/from-rlinf.md",
+    "guides/from-tf-agents.md",
 )
 MAX_LINES = 30  # of a file of the user's own
 SHORT = {"400": "100", "1500": "80", "300": "60", "50": "5", "20": "3"}  # in every run, of steps, updates and episodes
@@ -114,6 +115,12 @@ def test_a_buffer_of_rlinf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     assert run_page(DOCS / "guides/from-rlinf.md")
     saved = sorted(file.name for file in (tmp_path / "saved").iterdir())
     assert saved == ["metadata.json", "trajectory_0_.pt", "trajectory_index.json", "understudy.json"]
+
+
+def test_a_table_of_reverb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run_page(DOCS / "guides/from-tf-agents.md")
+    assert capsys.readouterr().out == "(256, 2, 2) (256, 2) True\n"
 
 
 def test_health(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,10 @@
     push_rlds_to_reverb(data, observer)                      # an observer of TF-Agents
 
 An episode is a dict whose "steps" are columns [N, ...] or a sequence of step dicts. Deliberate differences from
-TF-Agents: nested observations are split step by step; the discount into a terminal state is 0; a first step that is not
-the last must not be followed by another first; policy_info is checked; an episode is pushed whole or not at all; the
-returned number counts pairs, each of which can be sampled; float64 discounts are accepted.
+TF-Agents: nested observations are split step by step; the discount into a terminal state is 0 (discount="original" has
+theirs: 0 at the terminal step itself); a first step that is not the last must not be followed by another first;
+policy_info is checked; an episode is pushed whole or not at all; the returned number counts pairs, each of which can be
+sampled; float64 discounts are accepted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import importlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,7 @@ FIRST, MID, LAST = np.int32(0), np.int32(1), np.int32(2)
 _WRITER = "rlds"
 
 PolicyInfoFn = Callable[[dict[str, Any], dict[str, Any]], AnyTree]
+Discount = Literal["transition", "original"]  # 0 on the way into a terminal state, or at the terminal step itself
 
 
 class Trajectory(NamedTuple):
@@ -57,18 +59,49 @@ def create_trajectory_data_spec(rlds_data: Iterable[Mapping[str, Any]]) -> Traje
 
 
 def convert_rlds_to_trajectories(
-    rlds_data: Iterable[Mapping[str, Any]], policy_info_fn: PolicyInfoFn | None = None
-) -> Iterator[Trajectory]:
+    rlds_data: Iterable[Mapping[str, Any]],
+    policy_info_fn: PolicyInfoFn | None = None,
+    *,
+    discount: Discount = "transition",
+) -> Trajectories:
     """A trajectory for each step, from overlapping pairs of adjacent steps; a zero first step is added at the end.
 
-    `policy_info_fn(step, next_step)` returns the policy_info of each.
+    `policy_info_fn(step, next_step)` returns the policy_info of each. They can be iterated as often as the data can.
     """
-    spec, episodes = open_episodes(rlds_data)
-    return _trajectories(spec, episodes, policy_info_fn)
+    return Trajectories(rlds_data, policy_info_fn, _check_discount(discount))
+
+
+class Trajectories(Iterable[Trajectory]):
+    """Trajectories that are made from RLDS data as they are iterated, from the beginning each time."""
+
+    def __init__(self, rlds_data: Iterable[Mapping[str, Any]], policy_info_fn: PolicyInfoFn | None, discount: Discount):
+        self._data = rlds_data
+        self._policy_info_fn = policy_info_fn
+        self._discount = discount
+        self._opened: tuple[Spec, Iterator[dict[str, Any]]] | None = open_episodes(rlds_data)  # refuses wrong data now
+        self._own: Iterator[Trajectory] | None = None  # of `next`
+
+    def __iter__(self) -> Iterator[Trajectory]:
+        if self._opened is None and iter(self._data) is self._data:
+            raise EpisodeError(
+                "rlds_data: it is an iterator, and was read already; pass a list or a data set to iterate twice"
+            )
+        spec, episodes = self._opened or open_episodes(self._data)
+        self._opened = None
+        return _trajectories(spec, episodes, self._policy_info_fn, discount=self._discount)
+
+    def __next__(self) -> Trajectory:
+        if self._own is None:
+            self._own = iter(self)
+        return next(self._own)
 
 
 def push_rlds_to_replay(
-    rlds_data: Iterable[Mapping[str, Any]], replay: Store | Remote | Writer, policy_info_fn: PolicyInfoFn | None = None
+    rlds_data: Iterable[Mapping[str, Any]],
+    replay: Store | Remote | Writer,
+    policy_info_fn: PolicyInfoFn | None = None,
+    *,
+    discount: Discount = "transition",
 ) -> int:
     """Write the episodes to a local or remote store; returns how many pairs of steps were written.
 
@@ -78,15 +111,34 @@ def push_rlds_to_replay(
     spec, episodes = open_episodes(rlds_data)
     push = _EpisodeWriter(replay)
     pairs = 0
-    for number, columns in enumerate(episodes):
-        where = f"episode {number}"
-        trajectories = list(_trajectories(spec, [columns], policy_info_fn, first=number))
-        length = len(trajectories) - 1  # the last is the last observation
-        if length:
-            push.episode(_step_spec(spec, trajectories[0].policy_info), columns, trajectories, where)
-        pairs += length
-    push.close()
+    try:
+        for number, columns in _begun_rightly(episodes):
+            where = f"episode {number}"
+            made = _trajectories(spec, [columns], policy_info_fn, first=number, discount=_check_discount(discount))
+            trajectories = list(made)
+            length = len(trajectories) - 1  # the last is the last observation
+            if length:
+                push.episode(_step_spec(spec, trajectories[0].policy_info), columns, trajectories, where)
+            pairs += length
+    finally:
+        push.close()  # also if an episode was refused: a remote writer has threads
     return pairs
+
+
+def _begun_rightly(episodes: Iterable[dict[str, Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The episodes with their numbers; refuses one that does not begin with a first step after another's last."""
+    last = -1  # the last step of the episode before
+    for number, columns in enumerate(episodes):
+        if number and not columns["is_first"][0]:
+            raise EpisodeError(f"episode {number - 1}, step {last}: {_NO_FIRST}")
+        yield number, columns
+        last = len(columns["is_first"]) - 1
+
+
+def _check_discount(discount: Discount) -> Discount:
+    if discount not in ("transition", "original"):
+        raise SpecError(f"discount: expected 'transition' or 'original', got {discount!r}")
+    return discount
 
 
 def replay_spec(rlds_data: Iterable[Mapping[str, Any]], policy_info_fn: PolicyInfoFn | None = None) -> StepSpec:
@@ -97,15 +149,20 @@ def replay_spec(rlds_data: Iterable[Mapping[str, Any]], policy_info_fn: PolicyIn
 
 
 def push_rlds_to_reverb(
-    rlds_data: Iterable[Mapping[str, Any]], reverb_observer: Any, policy_info_fn: PolicyInfoFn | None = None
+    rlds_data: Iterable[Mapping[str, Any]],
+    reverb_observer: Any,
+    policy_info_fn: PolicyInfoFn | None = None,
+    *,
+    discount: Discount = "transition",
 ) -> int:
     """Write the data through an observer of TF-Agents, episode by episode; returns the number of pairs of steps."""
     theirs = importlib.import_module("tf_agents.trajectories.trajectory").Trajectory
     spec, episodes = open_episodes(rlds_data)
     signature = _signature(reverb_observer)
     pairs = 0
-    for number, columns in enumerate(episodes):
-        trajectories = list(_trajectories(spec, [columns], policy_info_fn, first=number))
+    for number, columns in _begun_rightly(episodes):
+        made = _trajectories(spec, [columns], policy_info_fn, first=number, discount=_check_discount(discount))
+        trajectories = list(made)
         if number == 0:
             _same_signature(_trajectory_spec(spec, _spec_of(trajectories[0].policy_info)), signature)
         for trajectory in trajectories:
@@ -116,9 +173,15 @@ def push_rlds_to_reverb(
 
 # ---- pairs
 
+_NO_FIRST = "is the last, and no first step follows; begin the next episode with is_first"
+
 
 def _trajectories(
-    spec: Spec, episodes: Iterable[dict[str, Any]], policy_info_fn: PolicyInfoFn | None, first: int = 0
+    spec: Spec,
+    episodes: Iterable[dict[str, Any]],
+    policy_info_fn: PolicyInfoFn | None,
+    first: int = 0,
+    discount: Discount = "transition",
 ) -> Iterator[Trajectory]:
     """A trajectory for each step of the episodes, one after the other, and at the very end a zero first step."""
     pad = {**trees.unflatten({path: leaf.zero() for path, leaf in spec.flat.items()}), "is_first": np.bool_(True)}
@@ -130,7 +193,7 @@ def _trajectories(
             info = () if policy_info_fn is None else tree_to_numpy(policy_info_fn(current, step), "policy_info")
             wanted = wanted or _policy_info_spec(info)
             wanted.check(info or {}, f"{at}: policy_info")
-            yield _pair(current, step, info, at)
+            yield _pair(current, step, info, at, discount)
         before = (step, where)
 
 
@@ -141,18 +204,20 @@ def _steps(episodes: Iterable[dict[str, Any]], first: int) -> Iterator[tuple[dic
             yield step, f"episode {number}, step {row}"
 
 
-def _pair(step: dict[str, Any], after: dict[str, Any], policy_info: AnyTree, where: str) -> Trajectory:
+def _pair(
+    step: dict[str, Any], after: dict[str, Any], policy_info: AnyTree, where: str, discount: Discount
+) -> Trajectory:
     last, terminal, next_first = bool(step["is_last"]), bool(step["is_terminal"]), bool(after["is_first"])
     if terminal and not last:
         raise EpisodeError(f"{where}: is terminal and not the last of its episode; set is_last, or clear is_terminal")
     if next_first and not last:
         raise EpisodeError(f"{where}: is not the last, and a first step follows; end the episode with is_last")
     if last and not next_first:
-        raise EpisodeError(f"{where}: is the last, and no first step follows; begin the next episode with is_first")
+        raise EpisodeError(f"{where}: {_NO_FIRST}")
     kind, next_kind = _step_type(step), _step_type(after)
     if kind == FIRST and next_kind == FIRST:  # an episode of one step
         kind = next_kind = LAST
-    ends = terminal or (not last and bool(after["is_terminal"]))  # the next state is terminal
+    into = discount == "transition" and not last and bool(after["is_terminal"])  # the next state is terminal
     return Trajectory(
         step_type=kind,
         observation=step["observation"],
@@ -160,7 +225,7 @@ def _pair(step: dict[str, Any], after: dict[str, Any], policy_info: AnyTree, whe
         policy_info=policy_info,
         next_step_type=next_kind,
         reward=step["reward"],
-        discount=np.float32(0.0 if ends else step["discount"]),
+        discount=np.float32(0.0 if terminal or into else step["discount"]),
     )
 
 

@@ -12,12 +12,14 @@ Its 39 cases are here as behaviours. Those that encode a defect end differently,
 from __future__ import annotations
 
 import tarfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.waiting import wait_for
 
 from understudy.compat import (
     Trajectory,
@@ -27,6 +29,7 @@ from understudy.compat import (
     replay_spec,
 )
 from understudy.core import ArraySpec, EpisodeError, SpecError
+from understudy.core import tree as trees
 from understudy.formats import find_format
 from understudy.formats.rlds import read_rlds
 from understudy.replay import Reader, Store, verify
@@ -344,3 +347,65 @@ def test_push_to_a_server_gives_the_same_pairs(tmp_path: Path) -> None:
             wanted = [reader.read(record.id) for record in reader.episodes()]
     assert len(found) == len(wanted) == 3
     assert all(a.equals(b) for a, b in zip(found, wanted, strict=True))
+
+
+def begins_wrongly() -> dict[str, Any]:
+    steps = {name: np.array(column) for name, column in COMPLETE["steps"].items()}
+    steps["is_first"][0] = False
+    return {"steps": steps}
+
+
+ENDS_WRONGLY = {"steps": {**COMPLETE["steps"], "is_last": np.zeros(3, bool), "is_terminal": np.zeros(3, bool)}}
+
+
+def test_a_second_episode_that_begins_wrongly_is_refused_alike_by_all(tmp_path: Path) -> None:
+    data = [COMPLETE, begins_wrongly(), COMPLETE]
+    text = r"episode 0, step \d+: is the last, and no first step follows; begin the next episode with is_first"
+    with pytest.raises(EpisodeError, match=text):
+        list(convert_rlds_to_trajectories(data))
+    with Store.open(tmp_path / "new") as store:
+        with pytest.raises(EpisodeError, match=text):
+            push_rlds_to_replay(data, store)
+        with Reader(store.path) as reader:
+            assert len(list(reader.episodes())) == 1  # the whole one before it
+
+
+def test_a_conversion_can_be_iterated_again() -> None:
+    found = convert_rlds_to_trajectories([COMPLETE, COMPLETE])
+    first, second = list(found), list(found)
+    assert len(first) == len(second) > 0
+    for a, b in zip(first, second, strict=True):
+        assert trees.equal({**a._asdict(), "policy_info": {}}, {**b._asdict(), "policy_info": {}})
+    assert next(found).step_type == first[0].step_type
+    once = convert_rlds_to_trajectories(iter([COMPLETE]))
+    assert len(list(once)) == len(first) // 2
+    with pytest.raises(EpisodeError, match="it is an iterator, and was read already; pass a list"):
+        list(once)
+
+
+def test_the_discount_of_the_original_is_an_option(store: Store) -> None:
+    steps = {name: np.array(column) for name, column in COMPLETE["steps"].items()}
+    steps["is_terminal"][-1] = True
+    steps["discount"][:] = 1
+    ours, theirs = (
+        [float(t.discount) for t in convert_rlds_to_trajectories([{"steps": steps}], discount=kind)]
+        for kind in ("transition", "original")
+    )
+    assert theirs == [1.0] * (len(theirs) - 1) + [0.0]
+    assert ours == [1.0] * (len(ours) - 2) + [0.0, 0.0]
+    with pytest.raises(SpecError, match="discount: expected 'transition' or 'original', got 'none'"):
+        convert_rlds_to_trajectories([COMPLETE], discount="none")
+
+
+def test_threads_end_when_a_push_to_a_server_fails(tmp_path: Path) -> None:
+    with (
+        Store.open(tmp_path / "served") as store,
+        Server(store, ServerConfig(port=0)) as server,
+        connect(server.address) as remote,
+    ):
+        push_rlds_to_replay([COMPLETE], remote)  # the server's own threads stay
+        before = set(threading.enumerate())
+        for wrong in (begins_wrongly(), ENDS_WRONGLY):
+            with pytest.raises(EpisodeError):
+                push_rlds_to_replay([COMPLETE, wrong], remote)
+        wait_for(lambda: not [t for t in set(threading.enumerate()) - before if not t.name.startswith("commit")])
