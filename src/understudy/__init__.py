@@ -8,39 +8,84 @@ The names below are loaded when they are first used, so that `import understudy`
 """
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.core import ArraySpec, Episode, Source, Spec, Step, StepSpec, UnderstudyError
+    from understudy.core import (
+        ArraySpec,
+        Episode,
+        EpisodeInfo,
+        SequenceBatch,
+        Source,
+        Spec,
+        Step,
+        StepSpec,
+        TransitionBatch,
+        UnderstudyError,
+    )
+    from understudy.envs.registry import open_world
     from understudy.envs.world import World
     from understudy.policies.protocol import Policy
     from understudy.replay import (
         DEMO,
         EVERYTHING,
         ONLINE,
+        Fifo,
         Mixture,
         Prefetch,
+        Prioritized,
         Reader,
         Sampler,
         Sequences,
         Store,
         Transitions,
+        Uniform,
+        UniformEpisodes,
         View,
         Writer,
     )
-    from understudy.service import connect
+    from understudy.service import Server, connect
+    from understudy.training import BatchDataset
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "understudy.core": ("ArraySpec", "Episode", "Source", "Spec", "Step", "StepSpec", "UnderstudyError"),
+    "understudy.core": (
+        "ArraySpec",
+        "Episode",
+        "EpisodeInfo",
+        "SequenceBatch",
+        "Source",
+        "Spec",
+        "Step",
+        "StepSpec",
+        "TransitionBatch",
+        "UnderstudyError",
+    ),
+    "understudy.envs.registry": ("open_world",),
     "understudy.envs.world": ("World",),
     "understudy.policies.protocol": ("Policy",),
     "understudy.replay": (
-        *("DEMO", "EVERYTHING", "ONLINE", "Mixture", "Prefetch", "Reader", "Sampler", "Sequences", "Store"),
-        *("Transitions", "View", "Writer"),
+        "DEMO",
+        "EVERYTHING",
+        "ONLINE",
+        "Fifo",
+        "Mixture",
+        "Prefetch",
+        "Prioritized",
+        "Reader",
+        "Sampler",
+        "Sequences",
+        "Store",
+        "Transitions",
+        "Uniform",
+        "UniformEpisodes",
+        "View",
+        "Writer",
     ),
-    "understudy.service": ("connect",),
+    "understudy.service": ("Server", "connect"),
+    "understudy.training": ("BatchDataset",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
@@ -49,30 +94,41 @@ __all__ = [
     "EVERYTHING",
     "ONLINE",
     "ArraySpec",
+    "BatchDataset",
     "Episode",
+    "EpisodeInfo",
+    "Fifo",
     "Mixture",
     "Policy",
     "Prefetch",
+    "Prioritized",
     "Reader",
     "Sampler",
+    "SequenceBatch",
     "Sequences",
+    "Server",
     "Source",
     "Spec",
     "Step",
     "StepSpec",
     "Store",
+    "TransitionBatch",
     "Transitions",
     "UnderstudyError",
+    "Uniform",
+    "UniformEpisodes",
     "View",
     "World",
     "Writer",
     "connect",
+    "open_world",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        # With `obj`, Python itself adds "Did you mean".
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     value = getattr(importlib.import_module(_MODULE_OF[name]), name)
     globals()[name] = value
     return value

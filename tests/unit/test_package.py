@@ -11,6 +11,7 @@ import pytest
 import understudy as us
 
 HEAVY = ("torch", "ray", "grpc", "transformers", "fastapi", "matplotlib")
+HEAVY_NAMES = {"BatchDataset": "torch", "Server": "grpc", "connect": "grpc"}  # each loads this package, when it is used
 CPU_S = 0.3  # for `import understudy as us; us.Store; us.Sampler`
 TRIES = 8
 
@@ -26,8 +27,8 @@ def heavy_after(code: str) -> list[str]:
 
 @pytest.mark.parametrize("name", us.__all__)
 def test_every_name_resolves(name: str) -> None:
-    if name == "connect":
-        pytest.importorskip("grpc")
+    if name in HEAVY_NAMES:
+        pytest.importorskip(HEAVY_NAMES[name])
     assert getattr(us, name) is getattr(us, name)
     assert name in dir(us)
 
@@ -44,10 +45,26 @@ def test_names_are_the_classes_of_their_packages() -> None:
     assert (us.StepSpec, us.Sampler, us.ONLINE) == (StepSpec, Sampler, ONLINE)
 
 
-def test_no_name_but_connect_loads_a_heavy_package() -> None:
-    names = [name for name in us.__all__ if name != "connect"]
+def test_few_names_load_a_heavy_package() -> None:
+    names = [name for name in us.__all__ if name not in HEAVY_NAMES]
     assert heavy_after("import understudy as us\n" + "\n".join(f"us.{name}" for name in names)) == []
+
+
+def test_the_import_itself_loads_nothing_of_ours() -> None:
+    loaded = "import sys, understudy; print(*[name for name in sys.modules if name.startswith('understudy.')])"
+    assert python(loaded).split() == []
     assert heavy_after("import understudy") == []
+
+
+def test_a_misspelt_name_is_answered_with_the_nearest() -> None:
+    command = [sys.executable, "-c", "import understudy as us; us.Smapler"]
+    assert "Did you mean: 'Sampler'?" in subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+def test_the_docs_list_every_name() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "concepts.md").read_text()
+    table = page.partition("## Names in Python")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"`us\.(\w+)`", table)) == sorted(us.__all__)
 
 
 def test_no_text_tells_to_install_the_other_project_of_this_name() -> None:
