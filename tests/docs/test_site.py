@@ -9,7 +9,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from tests.docs import cli_reference
+from tests.docs import api_reference, cli_reference
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -53,6 +53,30 @@ def test_no_page_links_to_what_the_site_does_not_have() -> None:
 def test_the_commands_are_those_that_there_are() -> None:
     wanted = cli_reference.page()
     assert cli_reference.PAGE.read_text() == wanted, "run `python -m tests.docs.cli_reference`"
+
+
+def test_every_public_name_is_in_the_reference() -> None:
+    """Also that of a package or a method that is new; and each of them says what it is."""
+    packages = {
+        ".".join(path.parent.relative_to(ROOT / "src").parts)
+        for path in (ROOT / "src" / "understudy").glob("*/__init__.py")
+        if "__all__" in path.read_text()
+    }
+    assert packages <= api_reference.PACKAGES.keys(), "add it to PACKAGES in tests/docs/api_reference.py"
+    text = api_reference.PAGE.read_text()
+    wanted = api_reference.headings(api_reference.page())
+    assert len(wanted) > 500
+    assert wanted == api_reference.headings(text), "run `python -m tests.docs.api_reference`"
+    for package in api_reference.PACKAGES:
+        for name in api_reference.names_of(package):
+            assert f"{package}.{name}" in wanted, name
+    bare = re.findall(r"### `(.+)`\n\n(?:`.+`\n)?\n*(?=###|##|- |\Z)", text)
+    assert bare == [], "give it a docstring"
+
+
+@pytest.mark.nightly
+def test_the_reference_is_up_to_date() -> None:
+    assert api_reference.PAGE.read_text() == api_reference.page(), "run `python -m tests.docs.api_reference`"
 
 
 def test_what_the_table_of_peers_names_is_there() -> None:

@@ -41,6 +41,7 @@ class DatasetPath:
 
 
 def find_format(name: str) -> Format:
+    """The format of a name; a FormatError says which package it needs, or which name is meant."""
     if name not in FORMATS:
         nearest = difflib.get_close_matches(name, FORMATS, n=1)
         advice = (
