@@ -5,7 +5,7 @@ Those of agentlace need `pip install 'understudy-robotics[remote]'`; they are lo
 
 from typing import TYPE_CHECKING, Any
 
-from understudy.compat.data_store import QueuedDataStore
+from understudy.compat.agentlace.data_store import QueuedDataStore
 from understudy.compat.hil_serl import (
     MemoryEfficientReplayBuffer,
     MemoryEfficientReplayBufferDataStore,
@@ -14,6 +14,7 @@ from understudy.compat.hil_serl import (
     concat_batches,
     populate_data_store,
 )
+from understudy.compat.hil_serl_files import export_demos, export_run, load_run
 from understudy.compat.rlds import (
     Trajectory,
     convert_rlds_to_trajectories,
@@ -25,8 +26,8 @@ from understudy.compat.rlds import (
 from understudy.compat.rlinf import TrajectoryReplayBuffer
 
 if TYPE_CHECKING:
-    from understudy.compat.trainer import TrainerConfig, TrainerServer, make_trainer_config
-    from understudy.compat.trainer_client import TrainerClient
+    from understudy.compat.agentlace.trainer import TrainerConfig, TrainerServer, make_trainer_config
+    from understudy.compat.agentlace.trainer_client import TrainerClient
 
 __all__ = [
     "MemoryEfficientReplayBuffer",
@@ -42,6 +43,9 @@ __all__ = [
     "concat_batches",
     "convert_rlds_to_trajectories",
     "create_trajectory_data_spec",
+    "export_demos",
+    "export_run",
+    "load_run",
     "make_trainer_config",
     "populate_data_store",
     "push_rlds_to_replay",
@@ -53,6 +57,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from understudy.compat import trainer, trainer_client
+    from understudy.compat.agentlace import trainer, trainer_client
 
     return trainer_client.TrainerClient if name == "TrainerClient" else getattr(trainer, name)

@@ -54,7 +54,7 @@ from understudy.core.tree import AnyTree
 from understudy.formats.safe_pickle import load_items
 from understudy.replay import Reader, Store
 from understudy.replay.maintain.compaction import compact
-from understudy.replay.read.view import EVERYTHING
+from understudy.replay.read.view import EVERYTHING, Clause, View
 from understudy.replay.sample.prefetch import Prefetch
 from understudy.replay.sample.sampler import Sampler
 from understudy.replay.sample.selectors import Uniform
@@ -68,7 +68,7 @@ WRITER = "hil-serl"
 MIN_SEGMENT_BYTES = 2**20
 RETIRE_EVERY = 100  # steps, or a tenth of the capacity if that is more
 
-_FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones")
+FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones")
 _OPTIONS = (
     "observation_space",
     "action_space",
@@ -124,6 +124,8 @@ class MemoryEfficientReplayBuffer(Closeable):
         self.path = Path(path)
         self._num_since_retired = 0
         self._stop_serving: Callable[[], object] | None = None
+        self._human_steps: _HumanSteps | None = None  # of another buffer, which are sampled as if they were here
+        self._human_capacity = 0  # how many human steps to keep beyond `capacity`, for a buffer that shows them
         with ExitStack() as undo:
             self._store = undo.enter_context(Store.open(self.path, segment_bytes=_segment_bytes(self.spec, capacity)))
             self._reader = undo.enter_context(Reader(self.path))
@@ -138,13 +140,13 @@ class MemoryEfficientReplayBuffer(Closeable):
 
     # ---- inserting
 
-    def insert(self, transition: Mapping[str, Any]) -> None:
+    def insert(self, transition: Mapping[str, Any], *, human: bool = False) -> None:
         """Add a transition; arrays are copied. Only two entries of `infos` are read: `intervene_action` marks a step as
-        a human's, and `succeed` is the success of the episode that ends here.
+        a human's, as `human` does, and `succeed` is the success of the episode that ends here.
 
         One that the store had when it was opened adds nothing, so a script may load its demonstrations at each start.
         """
-        step, next_observation, succeed = step_of(self.spec, transition)
+        step, next_observation, succeed = step_of(self.spec, transition, human=human)
         with self._lock:
             self._check_open()
             if self._stored.take(step, next_observation):
@@ -170,6 +172,21 @@ class MemoryEfficientReplayBuffer(Closeable):
             self._check_open()
             self._stitcher.cut()
             self._stitcher.flush()
+
+    # ---- the human steps of another buffer
+
+    def include_human_steps(self, other: MemoryEfficientReplayBuffer) -> None:
+        """Count and sample the steps of `other` that a human took as if they had been inserted here too.
+
+        They are stored once, there, and kept as long as they are among the newest `capacity` of this buffer.
+        """
+        with self._lock:
+            self._check_open()
+            if self._human_steps is not None:
+                self._human_steps.close()
+            self._human_steps = _HumanSteps(other, self.capacity, self._seed)
+        with other._lock:
+            other._human_capacity = self.capacity
 
     # ---- serving the store to actors
 
@@ -217,11 +234,12 @@ class MemoryEfficientReplayBuffer(Closeable):
         self._stitcher.flush()
         with self._store.snapshot() as catalog:
             found = catalog.select(
-                "select id, state = 'open', num_steps from episodes where deleted is null order by id desc"
+                "select id, state = 'open', num_steps, num_human from episodes where deleted is null order by id desc"
             )
-        rows = np.array(found, np.int64).reshape(-1, 3)
-        newer = np.cumsum(rows[:, 2]) - rows[:, 2]
-        old = rows[(newer >= self.capacity) & (rows[:, 1] == 0)]
+        rows = np.array(found, np.int64).reshape(-1, 4)
+        newer, newer_human = (np.cumsum(rows[:, n]) - rows[:, n] for n in (2, 3))
+        shown = (rows[:, 3] > 0) & (newer_human < self._human_capacity)
+        old = rows[(newer >= self.capacity) & (rows[:, 1] == 0) & ~shown]
         if not len(old):
             return
         self._store.delete(old[:, 0].tolist())
@@ -264,11 +282,12 @@ class MemoryEfficientReplayBuffer(Closeable):
         frames: dict[str, Array] = {}
         with self._lock:
             self._check_open()
-            sampler = self._updated_sampler()
-            batch = sampler.make(batch_size)
+            num_human = 0 if self._human_steps is None else self._human_steps.follow()
+            sampler = None if num_human and not self._count() else self._updated_sampler()
+            batch = (self._human_sampler() if sampler is None else sampler).make(batch_size)
             if pack_obs_and_next_obs and self.image_keys:
                 batch, frames = _with_packed_images(batch, self.image_keys)
-            sampler.sample(batch, size=batch_size)
+            self._fill(batch, batch_size, sampler, num_human)
         observations, next_observations = batch.observation, batch.next_observation
         if frames:
             observations, next_observations = _pack(observations, next_observations, frames)
@@ -283,6 +302,25 @@ class MemoryEfficientReplayBuffer(Closeable):
             **extras,
         }
         return found if keys is None else {name: found[name] for name in keys}
+
+    def _fill(self, batch: TransitionBatch, size: int, sampler: Sampler | None, num_human: int) -> None:
+        """Draw from the own steps and from the human ones of the other buffer, each step equally likely."""
+        if not num_human:
+            assert sampler is not None
+            sampler.sample(batch, size=size)
+            return
+        human = self._human_sampler()
+        num_own = 0 if sampler is None else min(len(sampler), self.capacity)
+        rng = np.random.Generator(np.random.Philox(key=self._seed, counter=[0, 0, 1, human.num_batches]))
+        first = int(rng.binomial(size, num_own / (num_own + num_human)))
+        if sampler is not None and first:
+            sampler.sample(batch, at=slice(0, first), size=first)
+        human.sample(batch, at=slice(first, size), size=size - first)
+
+    def _human_sampler(self) -> Sampler:
+        assert self._human_steps is not None
+        assert self._human_steps.sampler is not None
+        return self._human_steps.sampler
 
     def get_iterator(
         self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None
@@ -311,6 +349,8 @@ class MemoryEfficientReplayBuffer(Closeable):
     def __len__(self) -> int:
         with self._lock:
             num_steps = self._num_steps if self._stop_serving is None else self._count()
+            if self._human_steps is not None and not self._closed:
+                num_steps += self._human_steps.follow()
         return min(num_steps, self.capacity)
 
     def latest_data_id(self) -> int:
@@ -339,6 +379,8 @@ class MemoryEfficientReplayBuffer(Closeable):
                 self._stitcher.cut()
                 self._stitcher.flush()
             finally:
+                if self._human_steps is not None:
+                    self._human_steps.close()
                 if self._sampler is not None:
                     self._sampler.close()
                 self._reader.close()
@@ -386,6 +428,39 @@ class MemoryEfficientReplayBuffer(Closeable):
             self._stitcher.flush()
         raise StoreError(f"{self.path}: there is nothing to sample; insert a transition first")
 
+
+class _HumanSteps:
+    """A view of another buffer's store: the steps that a human took."""
+
+    def __init__(self, other: MemoryEfficientReplayBuffer, capacity: int, seed: int):
+        self._other = other
+        self._capacity = capacity
+        self._seed = seed
+        self._reader = Reader(other.path)
+        self.sampler: Sampler | None = None  # None until the other store knows the spec
+
+    def follow(self) -> int:
+        """How many steps can be drawn now; none once the other buffer is closed."""
+        if self._other._closed:
+            return 0
+        if self.sampler is None and self._reader.catalog.spec_ids():
+            self.sampler = Sampler(
+                self._reader,
+                _HUMAN,
+                batch_size=1,
+                seed=self._seed,
+                selector=Uniform(last_steps=self._capacity),
+                spec=self._other.spec,
+            )
+        return 0 if self.sampler is None else self.sampler.follow()
+
+    def close(self) -> None:
+        if self.sampler is not None:
+            self.sampler.close()
+        self._reader.close()
+
+
+_HUMAN = View(name="human", clauses=(Clause(where="split = 'train'", sources=frozenset({Source.HUMAN})),))
 
 MemoryEfficientReplayBufferDataStore = MemoryEfficientReplayBuffer  # the name in HIL-SERL's training script
 
@@ -465,14 +540,16 @@ class _PrefetchSource:
         return {}
 
 
-def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[Step, AnyTree, bool | None]:
+def step_of(
+    spec: StepSpec, transition: Mapping[str, Any], *, human: bool = False, **how: Any
+) -> tuple[Step, AnyTree, bool | None]:
     """A transition as a step, its next observation, and the success of the episode if given; `how` goes to Step."""
     included: AnyTree = spec.extras.tree
-    for name in _FIELDS + tuple(included):
+    for name in FIELDS + tuple(included):
         if name not in transition:
             raise SpecError(f"{name}: expected in every transition, got {describe(transition)}; add it")
     for name in transition:
-        if name not in _FIELDS and name not in included and name != "infos":
+        if name not in FIELDS and name not in included and name != "infos":
             option = _INCLUDED.get(name)
             _log_unknown(name, f"pass {option}=True to the buffer to keep it" if option else "no buffer keeps it")
     terminated, truncated = _ends(transition["masks"], transition["dones"])
@@ -484,7 +561,7 @@ def step_of(spec: StepSpec, transition: Mapping[str, Any], **how: Any) -> tuple[
         reward=number(transition["rewards"], "rewards"),
         terminated=terminated,
         truncated=truncated,
-        source=Source.HUMAN if "intervene_action" in infos else Source.POLICY,
+        source=Source.HUMAN if human or "intervene_action" in infos else Source.POLICY,
         extras={name: _extra(spec, name, transition[name]) for name in included},
         **how,
     )

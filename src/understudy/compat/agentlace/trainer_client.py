@@ -20,6 +20,7 @@ import logging
 import threading
 import time
 import uuid
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -27,13 +28,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from understudy.compat.data_store import QueuedDataStore
-from understudy.compat.hil_serl import step_of
+import numpy as np
+
+from understudy.compat.agentlace.data_store import QueuedDataStore
+from understudy.compat.agentlace.pieces import send_in_pieces
+from understudy.compat.agentlace.trainer import INTERVENED, LOGGING, STORES, TrainerConfig, to_json_value
+from understudy.compat.agentlace.weights import unpack_weights
+from understudy.compat.hil_serl import FIELDS, step_of
 from understudy.compat.options import accept_options
-from understudy.compat.pieces import send_in_pieces
 from understudy.compat.stitch import Stitcher
-from understudy.compat.trainer import LOGGING, STORES, TrainerConfig, to_json_value
-from understudy.compat.weights import unpack_weights
 from understudy.core import (
     BacklogError,
     EpisodeInfo,
@@ -44,8 +47,10 @@ from understudy.core import (
     UnderstudyError,
     WireError,
 )
+from understudy.core import tree as trees
 from understudy.core.spec import describe
 from understudy.core.step import NO_VERSION
+from understudy.replay.format.segment import digest
 from understudy.service import OutboxConfig, Remote, Subscription, connect
 from understudy.web.tokens import read_token
 
@@ -142,7 +147,7 @@ class TrainerClient:
             self._check_running()
             if not self._senders and not self._connect(self._timeout_s):
                 return False
-            senders = self._senders.values()
+            senders = sorted(self._senders.values(), key=lambda sender: sender.base is not None)
             handed = [sender.send_queued(deadline) for sender in senders]  # all of them, before waiting for the first
             return all(handed) and all(sender.wait_delivered(deadline) for sender in senders)
 
@@ -188,6 +193,10 @@ class TrainerClient:
                 spool = None if self._spool is None else self._spool / quote(name, safe="")
                 spec = StepSpec.from_json(stores[name]["spec"])
                 senders[name] = _StoreSender(name, queue, remote, actor, spec, spool, stores[name]["capacity"])
+            for name, sender in senders.items():
+                base = senders.get(str(stores[name].get("human_steps_of")))
+                if base is not None:
+                    sender.base, base.twin = base, sender
         except BaseException:  # another process has the spool
             for sender in senders.values():
                 sender.close()
@@ -294,7 +303,11 @@ class TrainerClient:
 
 
 class _StoreSender:
-    """Sends the transitions of one queue to one data store of the server."""
+    """Sends the transitions of one queue to one data store of the server.
+
+    A step that a human took stands in two queues, as HIL-SERL's actor inserts it. It is sent once, with the first queue
+    and marked; the second data store shows it from there. What stands only in the second is sent to its own store.
+    """
 
     def __init__(
         self,
@@ -306,6 +319,11 @@ class _StoreSender:
         spool: Path | None,
         capacity: int,
     ):
+        self.base: _StoreSender | None = None  # the sender of the steps of which this one's queue has some again
+        self.twin: _StoreSender | None = None  # the sender of those
+        self._human = name.endswith(INTERVENED)
+        self._held: deque[tuple[int, dict[str, Any], int]] = deque()  # with `base`: content, transition, version
+        self._all_handed = True
         self._queue = queue
         self._remote = remote
         self._spec = spec
@@ -322,14 +340,43 @@ class _StoreSender:
 
     def send_queued(self, deadline: float) -> bool:
         """Give the writer all queued transitions; False if it did not accept all of them in time."""
+        if self.base is not None and not self.base._all_handed:  # a copy of what is held may still be queued there
+            return False
+        until = self._queue.latest_data_id()
+        if self.twin is not None:
+            self.twin._hold_queued()
+        self._all_handed = False
         while self._wait_for_space(deadline):
-            queued = self._queue.take()
+            queued = self._next(until)
             if queued is None:
                 self._stitcher.cut()
+                self._all_handed = True
                 return True
             transition, version = queued
-            step, next_observation, succeed = step_of(self._spec, transition, policy_version=version)
+            human = self._human or (self.twin is not None and self.twin._drop_held(transition))
+            step, next_observation, succeed = step_of(self._spec, transition, human=human, policy_version=version)
             self._stitcher.add(step, next_observation, self._info, success=succeed)
+        return False
+
+    def _next(self, until: int) -> tuple[dict[str, Any], int] | None:
+        if self.base is None:
+            return self._queue.take(until)
+        return self._held.popleft()[1:] if self._held else None
+
+    def _hold_queued(self) -> None:
+        """Take what is queued now, to be compared with the steps that the first queue sends."""
+        while (queued := self._queue.take()) is not None:
+            self._held.append((_content(queued[0]), *queued))
+
+    def _drop_held(self, transition: Mapping[str, Any]) -> bool:
+        """Whether a copy of this transition is held here; it is let go then."""
+        if not self._held:
+            return False
+        content = _content(transition)
+        for index, (held, _, _) in enumerate(self._held):
+            if held == content:
+                del self._held[index]
+                return True
         return False
 
     def wait_delivered(self, deadline: float) -> bool:
@@ -349,7 +396,7 @@ class _StoreSender:
     @property
     def num_undelivered(self) -> int:
         """Rows that the server has not acknowledged."""
-        return self._writer.num_uncommitted + self._writer.delivery.recorded
+        return len(self._held) + self._writer.num_uncommitted + self._writer.delivery.recorded
 
     def close(self) -> None:
         try:
@@ -357,6 +404,12 @@ class _StoreSender:
         except UnderstudyError as error:
             logger.error("%s", error)
         self._remote.close()
+
+
+def _content(transition: Mapping[str, Any]) -> int:
+    """A number for what a transition holds, equal for equal ones."""
+    flat = trees.flatten({name: transition[name] for name in FIELDS if name in transition})
+    return digest(np.array([digest(np.ascontiguousarray(leaf)) for leaf in flat.values()], np.uint64))
 
 
 def _remaining_s(deadline: float) -> float:

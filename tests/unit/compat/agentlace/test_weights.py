@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from understudy.compat.weights import pack_weights, unpack_weights
+from understudy.compat.agentlace.weights import pack_weights, unpack_weights
 from understudy.core import StoreError
 
 

@@ -87,6 +87,72 @@ def test_an_update_that_returns_true_has_delivered_all_of_it(serve, connect):
     assert buffer.latest_data_id() == 75
 
 
+def test_an_intervened_step_is_stored_once_and_marked_and_in_both_buffers(serve, connect, tmp_path):
+    """As HIL-SERL's actor does it: every step into the one queue, and the steps of a human into the other as well."""
+    server = serve("actor_env", "actor_env_intvn")
+    buffer, demos = server.data_store("actor_env"), server.data_store("actor_env_intvn")
+    client, queue, intervened = connect(server, "actor_env", "actor_env_intvn")
+    human = {number for number in range(60) if number % 20 in (3, 4, 19)}
+    for number in range(60):
+        insert(queue, number)
+        if number in human:
+            insert(intervened, number)
+    assert client.update()
+    assert client.num_waiting == 0
+    assert (len(buffer), len(demos)) == (60, len(human))
+    assert sweep(demos, 10) == {(1, number) for number in human}
+    assert sweep(buffer) == {(1, number) for number in range(60)}
+    with Reader(tmp_path / "actor_env") as reader:
+        episodes = [reader.read(record.id) for record in reader.episodes()]
+        marked = {int(a[1]) for e in episodes for a, s in zip(e.action, e.source, strict=True) if s == Source.HUMAN}
+        assert marked == human
+        assert {record.info.kind for record in reader.episodes()} == {"correction"}
+    with Reader(tmp_path / "actor_env_intvn") as reader:
+        assert not list(reader.episodes())
+    # The demonstrations that the learner inserts itself are drawn as often as each human step.
+    insert(demos, *range(9), world=2)
+    assert len(demos) == len(human) + 9
+    counts = np.zeros(2)
+    for _ in range(40):
+        batch = demos.sample(256, pack_obs_and_next_obs=True)
+        assert batch["observations"]["image"].shape == (256, 2, 8, 8, 3)
+        counts += np.bincount(batch["actions"][:, 0].astype(int) - 1, minlength=2)
+    assert abs(counts[0] / counts.sum() - len(human) / (len(human) + 8)) < 0.05  # the newest of its own waits
+
+
+def test_an_intervened_step_whose_copy_was_sent_before_goes_to_its_own_store(serve, connect, tmp_path):
+    server = serve("actor_env", "actor_env_intvn")
+    client, queue, intervened = connect(server, "actor_env", "actor_env_intvn")
+    insert(queue, *range(10))
+    assert client.update()  # by a thread, between the two inserts
+    insert(intervened, 9)
+    insert(queue, 10, 11)
+    insert(intervened, 11)
+    assert client.update()
+    demos = server.data_store("actor_env_intvn")
+    assert (len(server.data_store("actor_env")), len(demos)) == (12, 2)
+    assert sweep(demos, 4) == {(1, 9), (1, 11)}
+    with Reader(tmp_path / "actor_env_intvn") as reader:
+        (record,) = reader.episodes()
+        assert (record.num_steps, record.num_human) == (1, 1)
+
+
+def test_human_steps_are_kept_when_the_rest_of_their_buffer_is_retired(serve, connect):
+    server = serve("actor_env", "actor_env_intvn", capacity=60)
+    buffer, demos = server.data_store("actor_env"), server.data_store("actor_env_intvn")
+    client, queue, intervened = connect(server, "actor_env", "actor_env_intvn")
+    for number in range(600):
+        insert(queue, number)
+        if number in (5, 6):
+            insert(intervened, number)
+        if number % 100 == 99:
+            assert client.update()
+    buffer.retire()
+    assert (len(buffer), len(demos)) == (60, 2)
+    assert sweep(demos, 4) == {(1, 5), (1, 6)}
+    assert min(number for _, number in sweep(buffer, 10)) >= 540
+
+
 def test_the_buffers_own_inserts_go_on_beside_those_of_actors(serve, connect, tmp_path):
     server = serve()
     client, queue = connect(server)
@@ -139,7 +205,7 @@ def test_overflow_is_counted_and_logged(serve, connect, caplog):
 
 
 def test_a_queue_larger_than_what_is_sent_ahead_arrives_in_several_updates(serve, connect, monkeypatch):
-    monkeypatch.setattr("understudy.compat.trainer_client.MEMORY_BYTES", 100_000)
+    monkeypatch.setattr("understudy.compat.agentlace.trainer_client.MEMORY_BYTES", 100_000)
     client, queue = connect(serve(), timeout_ms=10)
     insert(queue, *range(2000))
     wait_for(client.update)

@@ -25,11 +25,11 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from understudy.compat.agentlace.pieces import PieceServer
+from understudy.compat.agentlace.weights import pack_weights
 from understudy.compat.arrays import to_numpy
 from understudy.compat.hil_serl import MemoryEfficientReplayBuffer
 from understudy.compat.options import accept_options
-from understudy.compat.pieces import PieceServer
-from understudy.compat.weights import pack_weights
 from understudy.core import RefusedError, SpecError, StepSpec, StoreError
 from understudy.core.spec import describe
 from understudy.core.tree import Tree
@@ -39,6 +39,7 @@ from understudy.web.tokens import read_token
 logger = logging.getLogger(__name__)
 
 STORES = "understudy/stores"  # the request with which a client gets the port and the spec of each data store
+INTERVENED = "_intvn"  # the end of the name of a data store that gets a second copy of the steps of a human
 RETIRE_EVERY_S = 1.0
 STOP_GRACE_S = 0.2
 START_TIMEOUT_S = 10.0
@@ -175,6 +176,10 @@ class TrainerServer:
             raise StoreError("TrainerServer: there is no data store; call register_data_store first")
         if self._servers or self._stopped.is_set():
             raise StoreError("TrainerServer: it was started before; make a new one")
+        for name, buffer in self._buffers.items():
+            base = self._human_steps_of(name)
+            if base is not None:
+                buffer.include_human_steps(self._buffers[base])
         try:
             for index, (name, buffer) in reversed([*enumerate(self._buffers.items())]):
                 # The first port opens last: a client that learns the other ports from it can connect to them.
@@ -219,7 +224,15 @@ class TrainerServer:
     def _describe(self, name: str) -> dict[str, Any]:
         buffer, server = self._buffers[name], self._servers[name]
         port = int(server.address.rpartition(":")[2])
-        return {"port": port, "spec": buffer.spec.to_json(), "capacity": buffer.capacity}
+        described = {"port": port, "spec": buffer.spec.to_json(), "capacity": buffer.capacity}
+        return {**described, "human_steps_of": self._human_steps_of(name)}
+
+    def _human_steps_of(self, name: str) -> str | None:
+        """The data store whose human steps this one shows, by their names: actor_env for actor_env_intvn."""
+        base = name.removesuffix(INTERVENED)
+        if base == name or base not in self._buffers or self._buffers[base].spec != self._buffers[name].spec:
+            return None
+        return base
 
     def publish_network(self, params: Tree) -> int:
         """Publish new weights to all actors, present and future; returns their version when it is on disk."""

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from understudy.compat import pieces
-from understudy.compat.pieces import PIECE, PieceServer, send_in_pieces
+from understudy.compat.agentlace import pieces
+from understudy.compat.agentlace.pieces import PIECE, PieceServer, send_in_pieces
 from understudy.core import RefusedError, StoreError
 
 

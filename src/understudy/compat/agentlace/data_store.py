@@ -115,10 +115,12 @@ class QueuedDataStore:
         with self._lock:
             self._owner, self._check, self._version = None, None, lambda: NO_VERSION
 
-    def take(self) -> tuple[dict[str, Any], int] | None:
-        """Remove and return the oldest transition and its policy version; None if the queue is empty."""
+    def take(self, until: int | None = None) -> tuple[dict[str, Any], int] | None:
+        """Remove and return the oldest transition, if its number is up to `until`, and its policy version."""
         with self._lock:
-            return self._queue.popleft()[1:] if self._queue else None
+            if not self._queue or (until is not None and self._queue[0][0] > until):
+                return None
+            return self._queue.popleft()[1:]
 
 
 def _copy_leaf(leaf: Any) -> Any:

@@ -1,0 +1,1 @@
+"""The trainer of agentlace, through which HIL-SERL's actors and learners speak, over the delivery service."""
