@@ -19,7 +19,8 @@ HEAD = """# Commands
 `understudy COMMAND --help` prints the same in a terminal. This page is generated from the commands themselves by
 `python -m tests.docs.cli_reference`, and a test checks that it is up to date.
 
-Exit codes: 0 success, 1 the command failed or found a problem, 2 the command line is not valid, 130 interrupted.
+Exit codes: 0 success, 1 the command failed or found a problem, 2 the command line is not valid,
+130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 DEFAULTS = {"": "", "None": "", "False": ""}  # not worth a word
 MACHINE = {"--workers.num-parallel-envs": "the number of CPU cores, at least 2"}  # defaults that depend on the machine

@@ -224,7 +224,11 @@ def test_interrupted_recording_goes_on(tmp_path: Path) -> None:
     words = ["record", "store", "--env", STATE, "--successes", "30", "--hz", "100"]
     store = tmp_path / "store"
     code, error = interrupt(start(*words, cwd=tmp_path), lambda: num_episodes(store) > 0)
-    assert (code, one_sentence(error)) == (130, "interrupted; what was recorded is kept; the same command continues")
+    asked, said = error.splitlines()
+    assert (code, asked) == (130, "stopping at the next safe moment; a second Ctrl-C quits at once")
+    assert re.fullmatch(r"stopped; \d+ of 30 successes are recorded, and the same command continues", said)
+    with Reader(store) as reader:
+        assert all(record.state == "ended" for record in reader.episodes())
     before = num_episodes(store)
     assert verify(store).problems == []
     code, out, _ = run(*words[:-2], cwd=tmp_path)
@@ -238,13 +242,12 @@ def test_interrupted_training_resumes(tmp_path: Path, demos: Path) -> None:
     process = start("train", "rlpd", "run", *words, "--steps", "60", cwd=tmp_path)
     checkpoints = tmp_path / "run" / "checkpoints"
     code, error = interrupt(process, lambda: len(list(checkpoints.glob("[0-9]*"))) > 1)
-    assert (code, one_sentence(error)) == (
-        130,
-        "interrupted; `understudy resume run` continues the run",
-    )
+    assert code == 130
+    assert re.search(r"stopped and saved at step \d+ and update \d+: no step will be run again; `understudy res", error)
     code, out, error = run("resume", "run", cwd=tmp_path)
     assert code == 0, error
     assert "restored checkpoint" in out
+    assert "rolled back" not in out
 
 
 def test_interrupted_evaluation_writes_nothing(tmp_path: Path, demos: Path) -> None:

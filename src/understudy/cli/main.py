@@ -6,7 +6,7 @@ commands.py lists every command with its line of help and its function, such as
 
 tyro makes options of its arguments and the help text of its docstring. It returns the exit code, and raises
 `UnderstudyError` for what its user can fix. Exit codes: 0 success, 1 the command failed or found a problem, 2 the
-command line is not valid, 130 interrupted.
+command line is not valid, 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
 import difflib
@@ -24,7 +24,7 @@ INTERRUPTED: dict[str, str] = {
     "import": "what was imported is kept; the same command continues",
     "export": "nothing was written; run it again",
     "train rlpd": "`understudy resume {}` continues the run",
-    "train clone": "nothing was saved; run it again",
+    "train clone": "`understudy resume {}` continues the run",
     "sft": "`understudy resume {}` continues the run",
     "train grpo": "`understudy resume {}` continues the run",
     "train rloo": "`understudy resume {}` continues the run",
@@ -60,9 +60,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     try:
         return _run(args)
-    except KeyboardInterrupt:
-        _print_error(_interrupted(args))
-        return 130
+    except KeyboardInterrupt as error:
+        from understudy.processes.stop import Interrupted
+
+        stopped = error if isinstance(error, Interrupted) else Interrupted()
+        _print_error(stopped.sentence or _interrupted(args))
+        return stopped.exit_code
     except BrokenPipeError:  # `understudy info | head`: the pipe is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1

@@ -19,6 +19,7 @@ from understudy.cluster.roles.rank import RankJob
 from understudy.cluster.roles.rlpd_job import RLPDJob, synchronous_shard
 from understudy.cluster.shard_supervisor import ShardSupervisor
 from understudy.cluster.status import Event, FaultCounts, StatusWriter
+from understudy.processes.stop import Interrupted, StopRequest, stop_on_signals
 from understudy.training.offpolicy.rlpd import RLPDConfig
 from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress
@@ -41,17 +42,26 @@ class Driver:
         self._written = 0.0
         self._alive: dict[str, bool] = {}
         self._nodes_lost = 0
+        self._how_to_resume = f"`understudy resume {run.path} --cluster {LOCAL if loopback else address}` continues"
         self._status.append([Event(what="began", name="driver", text=f"process {os.getpid()}, Ray at {address}")])
 
-    def run(self, roles: RankSupervisor | RLPDSupervisor) -> None:
-        """Supervise shards and roles until the run is completed."""
+    def run(self, roles: RankSupervisor | RLPDSupervisor, stop: StopRequest) -> None:
+        """Supervise shards and roles until the run is completed. After a `stop` request they save, and Stopped is
+        raised."""
+        stop.describe_unsaved = lambda: f"what came after the last checkpoint will be run again; {self._how_to_resume}"
         with closing(roles):
             while not roles.completed:
+                roles.stopping = stop.requested
                 roles.step()
                 self.shards.step()
                 if time.monotonic() - self._written > STATUS_S:
                     self._write_status(roles)
                 time.sleep(STEP_S)
+        if roles.stopped:
+            stopped = stop.stopped()
+            saved = roles.stopped.rpartition("; ")[0]  # without how to continue, which is different here
+            stopped.sentence = f"{saved}; {self._how_to_resume}"
+            raise stopped
 
     def __enter__(self) -> Driver:
         try:
@@ -68,9 +78,11 @@ class Driver:
 
     def _close(self, error: BaseException | None) -> None:
         self.shards.close()
-        text = "completed" if error is None else f"{type(error).__name__}: {error}"
+        is_stopped = isinstance(error, Interrupted)
+        text = "completed" if error is None else str(error) if is_stopped else f"{type(error).__name__}: {error}"
         self._status.append([Event(what="ended", name="driver", text=text)])
-        self._status.write("ended" if error is None else "failed", None if error is None else text)
+        well = error is None or is_stopped
+        self._status.write("ended" if well else "failed", None if well else text)
 
     def _write_status(self, roles: RankSupervisor | RLPDSupervisor) -> None:
         self._written = time.monotonic()
@@ -115,7 +127,11 @@ def run_on_policy(
 ) -> None:
     """Train with GRPO, RLOO, REINFORCE++ or PPO on a cluster, until all iterations are completed."""
     run = Run(run.path.resolve())
-    with ray_session(address, config) as head, Driver(run, config, head, loopback=address == LOCAL) as driver:
+    with (
+        ray_session(address, config) as head,
+        stop_on_signals() as stop,  # only now: Ray sets handlers of its own
+        Driver(run, config, head, loopback=address == LOCAL) as driver,
+    ):
 
         def make_job(nodes: tuple[str, ...]) -> RankJob:
             addresses = driver.shards.addresses
@@ -124,7 +140,8 @@ def run_on_policy(
         driver.run(
             RankSupervisor(
                 make_job, config, lambda: driver.shards.addresses, on_update=on_update, on_messages=on_messages
-            )
+            ),
+            stop,
         )
 
 
@@ -141,7 +158,11 @@ def run_rlpd(
     rlpd = run.config(RLPDConfig)
     _check_rlpd(config)
     directory = Path.cwd()
-    with ray_session(address, config) as head, Driver(run, config, head, loopback=address == LOCAL) as driver:
+    with (
+        ray_session(address, config) as head,
+        stop_on_signals() as stop,  # only now: Ray sets handlers of its own
+        Driver(run, config, head, loopback=address == LOCAL) as driver,
+    ):
 
         def make_job() -> RLPDJob:
             return RLPDJob(
@@ -162,7 +183,7 @@ def run_rlpd(
                     f"episodes; with --cluster.max-lag 1, {config.rollout.num} actors run beside the learner"
                 ]
             )
-        driver.run(RLPDSupervisor(make_job, config, on_update=on_update, on_messages=on_messages))
+        driver.run(RLPDSupervisor(make_job, config, on_update=on_update, on_messages=on_messages), stop)
 
 
 def _check_rlpd(config: ClusterConfig) -> None:

@@ -93,7 +93,7 @@ class RankSupervisor(Supervisor[SupervisedActor]):
             self._meeting_point = reply
 
     def notice(self) -> Notice:
-        return Notice(addresses=dict(self._addresses()))
+        return Notice(addresses=dict(self._addresses()), stop=self.stopping)
 
     def received(self, actor: SupervisedActor, reply: PollReply) -> None:
         super().received(actor, reply)

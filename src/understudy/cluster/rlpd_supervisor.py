@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from understudy.cluster.episode_supervisor import EpisodeSupervisor
 from understudy.cluster.ray_session import actor_options, node_statuses, not_on, on_node, this_node
 from understudy.cluster.roles.actor import ActorProcess
 from understudy.cluster.roles.learner import LearnerProcess
-from understudy.cluster.roles.process import Notice
+from understudy.cluster.roles.process import Notice, PollReply
 from understudy.cluster.roles.rlpd_job import RLPDJob
 from understudy.cluster.supervisor import ActorLost, SupervisedActor, Supervisor
 from understudy.training.offpolicy.rlpd_learner import RLPDProgress
@@ -86,7 +87,12 @@ class RLPDSupervisor(Supervisor[SupervisedActor]):
 
     def notice(self) -> Notice:
         num_actors = sum(one.role == "actor" and one.state == "running" for one in self.actors)
-        return Notice(addresses=self._make_job().addresses, num_actors=num_actors)
+        return Notice(addresses=self._make_job().addresses, num_actors=num_actors, stop=self.stopping)
+
+    def received(self, actor: SupervisedActor, reply: PollReply) -> None:
+        if actor is not self._learner:  # what was saved is for the learner to say
+            reply = replace(reply, stopped=None)
+        super().received(actor, reply)
 
     def finished(self, actor: SupervisedActor, result: Any) -> None:
         super().finished(actor, result)

@@ -127,6 +127,8 @@ class Supervisor(Generic[Actor]):
         self.actors = list(actors)
         self.events: list[Event] = []
         self.counts: Counter[str] = Counter()  # restarts, reissued, fenced
+        self.stopping = False  # whether all processes are asked to stop
+        self.stopped = ""  # what the first of them that did so has saved, in a sentence
         self._on_update, self._on_messages = on_update, on_messages
 
     # ---- the policy of a role: subclasses change what differs
@@ -164,6 +166,8 @@ class Supervisor(Generic[Actor]):
         if reply.completed > actor.completed:
             actor.restarts_in_a_row = 0
         actor.completed = reply.completed
+        if reply.stopped and not self.stopped:
+            self.stopped = reply.stopped
         if reply.finished:
             self.finished(actor, reply.result)
         else:

@@ -29,6 +29,7 @@ from understudy.envs.toy.tasks import TASKS
 from understudy.envs.toy.world import start_state
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig
+from understudy.processes.stop import StopRequest
 from understudy.replay import Reader, Store
 from understudy.training.data.run_episode import run_episode
 from understudy.training.offpolicy.cloning import CloningRunConfig, run_cloning
@@ -122,13 +123,15 @@ class Demo:
 
     # ---- the stages
 
-    def record(self, progress: Callable[[int], None]) -> None:
+    def record(self, progress: Callable[[int], None], stop: StopRequest | None = None) -> None:
         """Record demonstrations by the world's script from starts in the corner; `progress` gets their number."""
         with open_world(ENV) as world, Store.open(self.run.store) as store:
             with Reader(self.run.store) as reader:
                 there = {r.info.init_state for r in reader.episodes("kind = 'demonstration' and success = 1")}
             writer = store.writer("record", world.step_spec)
             for number, start in enumerate(self._corner(world), 1):
+                if stop is not None:
+                    stop.check()
                 if start not in there:
                     rng = np.random.default_rng([self.config.seed, start])
                     script = _script(world, rng)
@@ -142,9 +145,11 @@ class Demo:
         chosen: list[int] = np.random.default_rng(self.config.seed).permutation(starts)[:DEMONSTRATIONS].tolist()
         return chosen
 
-    def clone(self, say: Callable[[str], None]) -> SuccessRate:
-        """Behaviour cloning, the baseline. It is short, so one that was killed starts again."""
+    def clone(self, say: Callable[[str], None], stop: StopRequest | None = None) -> SuccessRate:
+        """Behaviour cloning, the baseline."""
         found = last_success_rate(self.cloned.metrics) if self.cloned.metrics.exists() else None
+        if found is None and any(self.cloned.checkpoints.glob("*")):
+            return run_cloning(self.cloned, say, stop=stop).success_rate
         if found is None:
             for left in (self.cloned.path / CONFIG, self.cloned.metrics):
                 left.unlink(missing_ok=True)
@@ -156,12 +161,17 @@ class Demo:
                 cloning=CloningConfig(actor=self.config.sac.actor),
             )
             with Run.create_or_remove(self.cloned.path, "cloning", config) as run:
-                found = run_cloning(run, say).success_rate
+                found = run_cloning(run, say, stop=stop).success_rate
         return found
 
-    def train(self, watch: Callable[[RLPDProgress], None], on_restored: Callable[[list[str]], None]) -> None:
+    def train(
+        self,
+        watch: Callable[[RLPDProgress], None],
+        on_restored: Callable[[list[str]], None],
+        stop: StopRequest | None = None,
+    ) -> None:
         """Train RLPD on demonstrations, online experience and interventions until the steps are finished."""
-        with LocalRun(self.run, watch) as local:
+        with LocalRun(self.run, watch, stop=stop) as local:
             on_restored(local.restored)
             local.run()
 

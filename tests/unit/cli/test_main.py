@@ -229,7 +229,7 @@ def test_an_interrupt_is_130(failing, capsys, monkeypatch, debug):
         (["record", "x"], "interrupted; what was recorded is kept; the same command continues"),
         (["train", "rlpd", "here"], "interrupted; `understudy resume here` continues the run"),
         (["train", "rlpd", "nowhere"], "interrupted; the run was not created"),
-        (["train", "clone", "here"], "interrupted; nothing was saved; run it again"),
+        (["train", "clone", "here"], "interrupted; `understudy resume here` continues the run"),
     ],
 )
 def test_an_interrupt_says_how_to_continue(words, text, monkeypatch, tmp_path, capsys):

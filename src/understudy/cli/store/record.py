@@ -16,6 +16,7 @@ from understudy.core import UnderstudyError
 from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import AlwaysScript, Device, Takeover
 from understudy.envs.world import World
+from understudy.processes.stop import stop_on_signals
 from understudy.training import EpisodeResult, RecordConfig, RecordReport, open_target
 from understudy.training.data.record import record
 from understudy.training.data.run_episode import Show
@@ -85,7 +86,8 @@ def command(
             line(min(report.num_successes, successes), successes, last)
 
         show: Show | None = None if screen is None else screen.show
-        report = record(world, opened, takeover, config, progress, pace=pace, show=show)
+        stop = stack.enter_context(stop_on_signals())
+        report = record(world, opened, takeover, config, progress, pace=pace, show=show, stop=stop)
         reached = report.num_successes >= successes
         if screen is not None:
             screen.finish(_farewell(report, successes))

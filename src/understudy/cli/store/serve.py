@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import signal
 import sys
-import threading
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +14,7 @@ from rich.console import Console
 
 from understudy.cli.console import with_remote
 from understudy.durable.open_files import raise_limit
+from understudy.processes.stop import stop_on_signals
 from understudy.replay import Budget, Retention, Store
 from understudy.training.runs.health import HEALTH, Health
 from understudy.web.access import is_loopback
@@ -86,11 +85,9 @@ def command(
         ),
         replaces=replaces,
     )
-    stop = threading.Event()
     with Store.open(store) as opened, contextlib.ExitStack() as stack:
         server = stack.enter_context(service.Server(opened, config))
-        for number in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+        stop = stack.enter_context(stop_on_signals(ends_at_once=True))
         console.print(f"serving {store} at {server.address}", soft_wrap=True)
         if token is not None and tls_cert is None and not is_loopback(host):
             console.print("without --tls-cert, the token and all data cross the network unencrypted", style="yellow")
@@ -100,7 +97,7 @@ def command(
             console.print(f"metrics at http://127.0.0.1:{shown}/metrics")
         health = stack.enter_context(Health(store / HEALTH, role="server", name=store.resolve().name))
         health.add(lambda: {"address": server.address, "commit": opened.last_commit, **server.writer_stats.to_json()})
-        while not stop.is_set() and not server.failed.wait(0.2):
+        while not stop.requested and not server.failed.wait(0.2):
             if server.is_responsive(timeout_s=1.0) and server.writer_stats.oldest_pending_s < SLOW_COMMIT_S:
                 health.progress("serving", policy_version=server.parameters.version)
         if server.failure is not None:

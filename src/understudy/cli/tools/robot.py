@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import signal
 import sys
-import threading
+import time
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +15,7 @@ from rich.console import Console
 from understudy.cli.console import with_extra
 from understudy.core.errors import UnderstudyError
 from understudy.processes.python_path import import_object
+from understudy.processes.stop import stop_on_signals
 from understudy.robots import Arm, ArmError
 from understudy.web.tokens import read_token
 
@@ -121,9 +121,7 @@ def _serve(
             scene=scene,
         )
     )
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+    stop = stack.enter_context(stop_on_signals(ends_at_once=True))
     limits = arm.limits
     console.print(f"arm at {server.url}", *lines, sep="\n", soft_wrap=True)
     console.print(
@@ -131,8 +129,8 @@ def _serve(
         f"{limits.max_turn_speed:g} rad/s; stops {limits.heartbeat_s:g} s after its client's last sign of life",
         soft_wrap=True,
     )
-    while not stop.wait(0.2):
-        pass
+    while not stop.requested:
+        time.sleep(0.2)
     health = server.control.health
     console.print(
         f"stopped; control ran at {health.measured_hz:.0f} of {health.rate_hz:g} Hz, late p99 "

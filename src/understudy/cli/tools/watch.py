@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
+import time
 import webbrowser
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import print_page, with_extra
+from understudy.processes.stop import stop_on_signals
 from understudy.web.tokens import read_token
 
 PORT = 7449
@@ -44,10 +44,8 @@ def command(
     """
     server = with_extra("understudy.dashboard.server", "web")
     console = Console(highlight=False)
-    stop = threading.Event()
     with contextlib.ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.set()))
+        stop = stack.enter_context(stop_on_signals(ends_at_once=True))
         token = None if token_file is None else read_token(token_file)
         wanted = PORT if port is None else port
         page = stack.enter_context(
@@ -63,6 +61,6 @@ def command(
         print_page(console, page.url, page.port, wanted)
         if open_browser:
             webbrowser.open(page.url)
-        while not stop.wait(0.2):
-            pass
+        while not stop.requested:
+            time.sleep(0.2)
     return 0

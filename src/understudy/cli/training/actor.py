@@ -10,6 +10,7 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import needs_extra
+from understudy.processes.stop import stop_on_signals
 
 if TYPE_CHECKING:
     from understudy.envs.pace import Pace
@@ -57,6 +58,7 @@ def command(
     config = Run(run).config(RLPDConfig)
     health = Health(run / HEALTH, role="actor", name=name)
     with ExitStack() as stack:
+        stop = stack.enter_context(stop_on_signals())
 
         def teleop(world: World) -> tuple[Takeover | None, Pace | None, Show | None]:
             if human == "config":
@@ -86,6 +88,7 @@ def command(
             teleop=teleop,
             watch=watch,
             health=health,
+            stop=stop,
         )
     console.print(f"finished; {number} episodes", style="green")
     return 0

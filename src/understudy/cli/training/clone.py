@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 from rich.console import Console
 
 from understudy.cli.console import needs_extra
 from understudy.cli.progress import ProgressLine
+from understudy.processes.stop import stop_on_signals
 
 with needs_extra("train"):
     from understudy.training.offpolicy.cloning import CloningRunConfig
+
+if TYPE_CHECKING:
+    from understudy.training.runs.run import Run
 
 DEFAULT = CloningRunConfig()
 
@@ -28,11 +32,20 @@ def command(
         config: Options of the run.
     """
     with needs_extra("train"):
-        from understudy.training.offpolicy.cloning import run_cloning
+        from understudy.training.offpolicy.cloning import KIND
         from understudy.training.runs.run import Run
 
+    with Run.create_or_remove(run, KIND, config) as created:
+        return run_until_finished(created)
+
+
+def run_until_finished(run: Run) -> int:
+    """Train until the updates are finished; `understudy resume` calls it too."""
+    with needs_extra("train"):
+        from understudy.training.offpolicy.cloning import run_cloning
+
     console = Console(highlight=False)
-    with ProgressLine(console, "cloning", "updates") as line, Run.create_or_remove(run, "cloning", config) as created:
-        found = run_cloning(created, line.say, note=line.note, progress=line)
-    console.print(f"{found.success_rate} of held-out episodes succeed; {created.policy}", style="green", soft_wrap=True)
+    with stop_on_signals() as stop, ProgressLine(console, "cloning", "updates") as line:
+        found = run_cloning(run, line.say, note=line.note, progress=line, stop=stop)
+    console.print(f"{found.success_rate} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)
     return 0

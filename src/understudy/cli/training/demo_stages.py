@@ -26,6 +26,7 @@ from rich.text import Text
 from understudy.cli.operator import split_address
 from understudy.cli.progress import ProgressLine
 from understudy.cli.training.progress import rlpd_progress
+from understudy.processes.stop import Interrupted, StopRequest, stop_on_signals
 from understudy.training import demo as demos
 
 if TYPE_CHECKING:
@@ -49,36 +50,37 @@ def run_demo(directory: Path, *, seed: int | None, steps: int | None, episodes: 
         if demo.result is not None:
             console.print(f"[bold]{directory}[/]: the demo has finished; this is its result", soft_wrap=True)
         else:
-            with Page(console, directory, page):
-                _work(console, demo)
+            with stop_on_signals() as stop, Page(console, directory, page):
+                _work(console, demo, stop)
         _show(console, demo)
-    except KeyboardInterrupt:
+    except Interrupted as error:
         Console(stderr=True).print(
             Text(f"stopped; nothing is lost, and `{_words('demo', directory)}` continues", style="yellow"),
             soft_wrap=True,
         )
-        return 130
+        return error.exit_code
     return 0
 
 
 # ---- the stages
 
 
-def _work(console: Console, demo: demos.Demo) -> None:
+def _work(console: Console, demo: demos.Demo, stop: StopRequest) -> None:
     verb = "trains" if demo.is_new else "continues to train"
     console.print(f"[bold]understudy demo[/] {verb} a gripper: {demos.ABOUT}\n", soft_wrap=True)
-    _record(console, demo)
-    _clone(console, demo)
-    _train_rlpd(console, demo)
+    _record(console, demo, stop)
+    _clone(console, demo, stop)
+    _train_rlpd(console, demo, stop)
     with ProgressLine(console, "videos"):
+        stop.check()
         demo.video_of_correction()
         demo.video_of_both()
         demo.conclude()
 
 
-def _record(console: Console, demo: demos.Demo) -> None:
+def _record(console: Console, demo: demos.Demo, stop: StopRequest) -> None:
     with ProgressLine(console, "record", "demonstrations") as line:
-        demo.record(lambda number: line(number, demos.DEMONSTRATIONS))
+        demo.record(lambda number: line(number, demos.DEMONSTRATIONS), stop)
         video, images = demo.video_of_demonstration()
     _stage(
         console, 1, f"{demos.DEMONSTRATIONS} demonstrations", f"by a script, all in one corner of the table: {video}"
@@ -87,9 +89,9 @@ def _record(console: Console, demo: demos.Demo) -> None:
         console.print(in_terminal([images[0], images[-1]]))
 
 
-def _clone(console: Console, demo: demos.Demo) -> None:
+def _clone(console: Console, demo: demos.Demo, stop: StopRequest) -> None:
     with ProgressLine(console, "cloning") as line:
-        score = demo.clone(line.say)
+        score = demo.clone(line.say, stop)
     _stage(
         console,
         2,
@@ -98,7 +100,7 @@ def _clone(console: Console, demo: demos.Demo) -> None:
     )
 
 
-def _train_rlpd(console: Console, demo: demos.Demo) -> None:
+def _train_rlpd(console: Console, demo: demos.Demo, stop: StopRequest) -> None:
     _stage(console, 3, "RLPD", "a scripted human takes over when the policy stalls; Ctrl-C stops it without loss")
     with rlpd_progress(console) as progress:
 
@@ -107,7 +109,7 @@ def _train_rlpd(console: Console, demo: demos.Demo) -> None:
                 console.print(f"  {restored[0]}", style="dim", soft_wrap=True)
 
         # The evaluation at the end is shown below, next to that of behaviour cloning.
-        demo.train(lambda now: progress(replace(now, evaluation=None)), show_restored)
+        demo.train(lambda now: progress(replace(now, evaluation=None)), show_restored, stop)
 
 
 def _stage(console: Console, number: int, what: str, more: str) -> None:

@@ -11,6 +11,7 @@ from rich.console import Console
 from understudy.cli.console import needs_extra
 from understudy.cli.training.progress import rlpd_progress
 from understudy.core import UnderstudyError
+from understudy.processes.stop import stop_on_signals
 
 
 def command(
@@ -39,7 +40,7 @@ def command(
         from understudy.training.runs.run import Run
 
     console = Console(highlight=False)
-    with rlpd_progress(console) as progress:
+    with stop_on_signals() as stop, rlpd_progress(console) as progress:
         run_learner(
             Run(run),
             server,
@@ -49,6 +50,7 @@ def command(
             tls_cert=tls_cert,
             watch=progress,
             on_restored=lambda texts: console.print(*texts, sep="\n", soft_wrap=True),
+            stop=stop,
         )
     console.print(f"{last_success_rate(Run(run).metrics)} of held-out episodes succeed", style="green", soft_wrap=True)
     return 0

@@ -16,6 +16,7 @@ from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOpti
 from understudy.cli.training.progress import iteration_progress
 from understudy.cluster.config import ClusterConfig
 from understudy.core import UnderstudyError
+from understudy.processes.stop import Stopped, stop_on_signals
 
 with needs_extra("train"):
     from understudy.training.onpolicy.config import ESTIMATORS as ESTIMATORS  # for `understudy resume`
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from understudy.training.distributed.ranks import Ranks
     from understudy.training.runs.run import Run
 
+STOP_S = 600.0  # that ranks have to save after a signal: a large policy takes a while
 SUMMARIES = {
     "grpo": "Train a policy with GRPO: advantages are normalized within groups of episodes from the same start.",
     "rloo": "Train a policy with RLOO: the baseline of an episode is the mean return of the others of its group.",
@@ -117,7 +119,7 @@ def run_until_finished(run: Run, num_ranks: int, cluster: str | None, cluster_co
         from understudy.training.distributed.ranks import join
 
     if "RANK" not in os.environ and num_ranks > 1:
-        return launch(num_ranks, ["-m", "understudy", "resume", str(run.path)])
+        return launch(num_ranks, ["-m", "understudy", "resume", str(run.path)], stop_s=STOP_S)
     with join() as ranks:
         return _run_rank(run, ranks)
 
@@ -126,10 +128,19 @@ def _run_rank(run: Run, ranks: Ranks) -> int:
     from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 
     console = Console(highlight=False, quiet=not ranks.first)
-    with iteration_progress(console) as progress, OnPolicyRun(run, progress, ranks) as local:
-        for text in [str(local.threads), *local.restored]:
-            console.print(text, soft_wrap=True)
-        local.run()
+    try:
+        with (
+            stop_on_signals() as stop,
+            iteration_progress(console) as progress,
+            OnPolicyRun(run, progress, ranks, stop=stop) as local,
+        ):
+            for text in [str(local.threads), *local.restored]:
+                console.print(text, soft_wrap=True)
+            local.run()
+    except Stopped as stopped:
+        if ranks.first:
+            raise
+        return stopped.exit_code  # the first rank says what was saved
     if ranks.first:
         _print_score(run, console)
     return 0

@@ -46,10 +46,12 @@ def command(
         from understudy.cli.training import sft
 
         return sft.run_until_finished(found)
+    if found.kind == "cloning":
+        from understudy.cli.training import clone
+
+        return clone.run_until_finished(found)
     if found.kind != "rlpd":
-        raise UnderstudyError(
-            f"{run}: a run of {found.kind} has no checkpoints because it is short; train again in a new directory"
-        )
+        raise UnderstudyError(f"{run}: a run of {found.kind} cannot be resumed by this version of understudy")
     from understudy.cli.training import rlpd
 
     return rlpd.run_until_finished(found, cluster, cluster_config)

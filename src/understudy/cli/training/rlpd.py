@@ -13,6 +13,7 @@ from understudy.cli.console import needs_extra
 from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOptions, check_cluster_options
 from understudy.cli.training.progress import rlpd_progress
 from understudy.cluster.config import ClusterConfig
+from understudy.processes.stop import stop_on_signals
 
 with needs_extra("train"):
     from understudy.training.offpolicy.rlpd import RLPDConfig
@@ -64,7 +65,7 @@ def run_until_finished(run: Run, cluster: str | None, cluster_config: ClusterCon
                 from understudy.cluster.launch import run_rlpd
             run_rlpd(run, cluster_config, address=cluster, on_update=progress, on_messages=show_restored)
         else:
-            with LocalRun(run, progress) as local:
+            with stop_on_signals() as stop, LocalRun(run, progress, stop=stop) as local:
                 show_restored([str(local.threads), *local.restored])
                 local.run()
     score = last_success_rate(run.metrics)

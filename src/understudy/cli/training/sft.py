@@ -10,6 +10,7 @@ from rich.console import Console
 
 from understudy.cli.console import needs_extra
 from understudy.cli.progress import ProgressLine
+from understudy.processes.stop import stop_on_signals
 
 with needs_extra("vla"):
     from understudy.training.onpolicy.sft import SFTConfig
@@ -45,8 +46,8 @@ def run_until_finished(run: Run) -> int:
         from understudy.training.onpolicy.sft import run_sft
 
     console = Console(highlight=False)
-    with ProgressLine(console, "fine-tuning", "updates") as line:
-        policy, found = run_sft(run, line.say, note=line.note, progress=line)
+    with stop_on_signals() as stop, ProgressLine(console, "fine-tuning", "updates") as line:
+        policy, found = run_sft(run, line.say, note=line.note, progress=line, stop=stop)
     if found is not None:
         console.print(str(found), soft_wrap=True)
     console.print(f"{policy.version:,} updates; {run.policy}", style="green", soft_wrap=True)

@@ -33,6 +33,7 @@ class ActorProcess(RoleProcess):
                 spool=self._spool,
                 health=self.health,
                 num_actors=lambda: self._num_actors,
+                stop=self.stop,
             )
 
     def notified(self, notice: Notice) -> None:

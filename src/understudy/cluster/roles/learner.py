@@ -62,11 +62,9 @@ class LearnerProcess(RoleProcess):
         own = run.store if (run.store / CATALOG_FILE).exists() else None
         mine = {name: path for name, path in here.items() if name in self._remote.names}
         shards = Shards(remote=self._remote, local=mine, own=own)
-        backend = RemoteEpisodeBackend(
-            self._open_client, self._actor_job, shards, lambda: self._addresses, self.health.progress
-        )
+        backend = RemoteEpisodeBackend(self._open_client, self._actor_job, shards, lambda: self._addresses, self._wait)
         self.supervised = backend.client
-        with LocalRun(run, self._progressed, backend, self.health) as local:
+        with LocalRun(run, self._progressed, backend, self.health, self.stop) as local:
             self.say(local.restored)
             local.run()
 
@@ -81,7 +79,13 @@ class LearnerProcess(RoleProcess):
                 watch=self._progressed,
                 on_restored=self.say,
                 health=self.health,
+                stop=self.stop,
             )
+
+    def _wait(self, doing: str) -> None:
+        """Report what the actor is doing; a stop request does not wait for it for ever."""
+        self.health.progress(doing)
+        self.stop.check_overdue()
 
     def _progressed(self, update: RLPDProgress) -> None:
         self.report(update, supersedes=lambda last: last.evaluation is None)

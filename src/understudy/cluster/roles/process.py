@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import ray
 
 from understudy.cluster.status import Event, RoleStatus
+from understudy.processes.stop import Stopped, StopRequest
 from understudy.training.runs.health import Health
 from understudy.training.runs.stack_dump import dump_stacks
 
@@ -28,6 +29,7 @@ class Notice:
 
     addresses: Mapping[str, str] = field(default_factory=dict)  # of the shards, by name
     num_actors: int = 1  # actors of RLPD that run now
+    stop: bool = False  # whether the run was asked to stop
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class PollReply:
     counts: Counter[str] = field(default_factory=Counter)  # faults of those
     finished: bool = False
     result: Any = None  # of the work, once it has finished
+    stopped: str | None = None  # if it finished because of a stop request: what was saved, in a sentence
 
     @property
     def idle_s(self) -> float:
@@ -72,6 +75,8 @@ class RoleProcess:
         self._finished = threading.Event()
         self._result: Any = None
         self._error: BaseException | None = None
+        self._stopped: str | None = None
+        self.stop = StopRequest()
 
     # ---- called by the supervisor
 
@@ -88,6 +93,8 @@ class RoleProcess:
 
     def poll(self, notice: Notice, *, wait_s: float) -> PollReply:
         """Answer after `wait_s`, or as soon as the work has ended; the error that ended it is raised here."""
+        if notice.stop:
+            self.stop.request()
         self.notified(notice)
         finished = self._finished.wait(wait_s)
         if finished and self._error is not None:
@@ -109,6 +116,7 @@ class RoleProcess:
             counts=Counter() if own is None else own.totals(),
             finished=finished,
             result=self._result if finished else None,
+            stopped=self._stopped if finished else None,
         )
 
     # ---- for subclasses
@@ -134,6 +142,8 @@ class RoleProcess:
     def _work(self, method: str, *args: Any) -> None:
         try:
             self._result = getattr(self, method)(*args)
+        except Stopped as stopped:
+            self._stopped = stopped.sentence
         except BaseException as error:  # noqa: BLE001  # a thread has no caller; `poll` raises it
             self._error = error
         self._finished.set()

@@ -171,7 +171,7 @@ class RankProcess(RoleProcess):
         run = Run(self._job.run)
         if self._first:
             run.wait_unlocked(LOCK_TIMEOUT_S)
-        with join() as ranks, OnPolicyRun(run, self._progressed, ranks, self._open_backend) as training:
+        with join() as ranks, OnPolicyRun(run, self._progressed, ranks, self._open_backend, self.stop) as training:
             self.health = training.health
             if self._first:
                 self.say(training.restored)

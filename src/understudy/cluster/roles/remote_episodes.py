@@ -93,6 +93,10 @@ class RemoteEpisodeBackend:
         found: EpisodeResult = self.client.request("run_episode", snapshot, number, on_lost=roll_back)
         return found
 
+    @property
+    def in_progress(self) -> tuple[int, int]:
+        return 0, 0  # the actor has not said
+
     def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
         return evaluate_remotely(self.client, policy, config, videos)
 

@@ -32,6 +32,7 @@ from understudy.envs.workers.restarting_worker import Limits
 from understudy.envs.workers.vector import Vector
 from understudy.envs.world_factory import WorldFactory
 from understudy.policies.protocol import BlockPolicy, Sampling
+from understudy.processes.stop import StopRequest
 from understudy.training.collection.block_rows import Decision, block_spec, block_step, decisions, stacked
 from understudy.training.collection.rollout import CLIPPED, Rollout
 from understudy.training.collection.task_start_plan import Ticket
@@ -93,11 +94,13 @@ class Collector(Closeable):
         max_act_rows: int = 64,
         task_affinity: int = 10,
         clip_actions: bool = False,
+        stop: StopRequest | None = None,
     ):
         """`env` is a world's name, or how to build it. A ticket whose worker fails is run again, up to `max_attempts`
         times in all. `max_steps` ends episodes before the task's own limit. The policy acts for at most `max_act_rows`
         workers in one call. A worker keeps `task_affinity` tasks loaded and gets tickets of these first; with 0 it
-        takes tickets in order. `clip_actions` clips actions to their bounds instead of raising.
+        takes tickets in order. `clip_actions` clips actions to their bounds instead of raising. After a `stop` request
+        no further episode begins, those that are running have their time to end, and `stream` raises Stopped.
         """
         for name, value, minimum in (
             ("num_parallel_envs", num_parallel_envs, 1),
@@ -110,6 +113,7 @@ class Collector(Closeable):
                 raise ConfigError(f"{name}: expected {minimum} or more, got {value}")
         self.max_attempts, self.max_steps, self.max_act_rows = max_attempts, max_steps, max_act_rows
         self.task_affinity, self.clip_actions = task_affinity, clip_actions
+        self._stop = stop or StopRequest()
         self.num_loads = 0  # episodes whose task the worker had to load first
         named = find_world(env) if isinstance(env, str) else ResolvedWorld(source=env, task=None, isolated=True)
         self._task = named.task
@@ -174,7 +178,12 @@ class Collector(Closeable):
         running: dict[int, _Attempt] = {}
         undecided: list[int] = []  # slots whose observation waits for the policy, oldest first
         truncated: list[_Attempt] = []  # finished, but their last value must be bootstrapped
+        num_left = 0  # tickets that were not begun because of a stop request
         while waiting or running or truncated or more is not None:
+            if self._stop.requested:
+                num_left += len(waiting)
+                waiting.clear()
+                self._stop.check_overdue()
             if more is not None:
                 added = more(not (waiting or running or truncated))
                 more = None if added is None else more
@@ -203,6 +212,8 @@ class Collector(Closeable):
                 runs, truncated = truncated[: self.max_act_rows], truncated[self.max_act_rows :]
                 _bootstrap(runs, policy, sampling, spec)
                 yield from [_rollout(run, spec) for run in runs]
+        if num_left:
+            raise self._stop.stopped()
 
     def close(self) -> None:
         """End all workers."""

@@ -18,17 +18,26 @@ Facts: TypeAlias = dict[str, Any]  # plain JSON
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
 
-def save_collection(plan: Plan, carried: Sequence[Group]) -> tuple[Facts, Arrays]:
-    """The state of collection between two iterations."""
+def save_collection(
+    plan: Mapping[str, Any], carried: Sequence[Group], collected: Sequence[Rollout] = ()
+) -> tuple[Facts, Arrays]:
+    """The state of collection: that of the plan before an iteration, the groups that were carried over to it, and the
+    rollouts that it has collected so far."""
     facts, arrays = serialize_rollouts([rollout for group in carried for rollout in group.rollouts])
-    return {"plan": plan.state(), "carried": facts}, {f"carried/{path}": array for path, array in arrays.items()}
+    more, more_arrays = serialize_rollouts(collected)
+    named = {f"carried/{path}": array for path, array in arrays.items()}
+    named |= {f"collected/{path}": array for path, array in more_arrays.items()}
+    return {"plan": plan, "carried": facts, "collected": more}, named
 
 
-def restore_collection(plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> tuple[Group, ...]:
-    """Restore the plan, and return the groups that were carried over."""
+def restore_collection(
+    plan: Plan, facts: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> tuple[tuple[Group, ...], list[Rollout]]:
+    """Restore the plan; returns the groups that were carried over, and what the next iteration has collected."""
     rollouts = deserialize_rollouts(facts["carried"], trees.below(arrays, "carried"))
+    collected = deserialize_rollouts(facts.get("collected", {"rollouts": []}), trees.below(arrays, "collected"))
     plan.restore(facts["plan"])
-    return tuple(group_rollouts(rollouts, plan.config.n_samples))
+    return tuple(group_rollouts(rollouts, plan.config.n_samples)), collected
 
 
 def serialize_rollouts(rollouts: Sequence[Rollout]) -> tuple[Facts, Arrays]:

@@ -20,6 +20,7 @@ from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import AlwaysScript, Takeover
 from understudy.envs.workers import WorkerFailure
 from understudy.envs.world import World
+from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import Reader, Store, View
 from understudy.replay.read.view import Clause, count_views
 from understudy.replay.write.writer import Writer
@@ -83,12 +84,13 @@ def record(
     *,
     pace: Pace | None = None,
     show: Show | None = None,
+    stop: StopRequest | None = None,
 ) -> RecordReport:
     """Run episodes in which the operator acts, until the target has `successes` of the task.
 
     An episode that the operator discards is recorded again, from the same start.
     If the world's process fails, its episode is cut and recording continues; after MAX_BROKEN_IN_A_ROW failures the
-    error is raised.
+    error is raised. After a `stop` request, the episode in progress ends and Stopped is raised.
     """
     task = world.suite.task(config.task)
     report = RecordReport(
@@ -98,8 +100,10 @@ def record(
     last = report.num_episodes + config.max_episodes
     writer = target.writer(world.step_spec)
     broken_in_a_row = 0
+    stop = stop or StopRequest()
     while report.num_successes < config.successes and report.num_episodes < last:
         try:
+            stop.check()
             episode = run_episode(
                 world,
                 writer,
@@ -109,7 +113,14 @@ def record(
                 options={"task": task.name},
                 pace=pace,
                 show=_counted(show, report),
+                stop=stop,
             )
+        except Stopped as stopped:
+            stopped.sentence = (
+                f"stopped; {report.num_successes} of {config.successes} successes are recorded, and the same command "
+                f"continues"
+            )
+            raise
         except WorkerFailure as failure:
             broken_in_a_row += 1
             if broken_in_a_row >= MAX_BROKEN_IN_A_ROW:

@@ -16,6 +16,7 @@ from understudy.core.episode import FPS
 from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import Choice, Takeover
 from understudy.envs.world import World
+from understudy.processes.stop import StopRequest
 from understudy.replay.write.writer import Writer
 
 # A policy as an episode calls it: an observation to an action and the version of the policy.
@@ -53,12 +54,14 @@ def run_episode(
     source: Source = Source.POLICY,
     pace: Pace | None = None,
     show: Show | None = None,
+    stop: StopRequest | None = None,
 ) -> EpisodeResult:
     """Run one episode of `world` and record it into `writer`; a policy acts, or an operator, or both.
 
     `source` says what `act` is. Without `act` the episode starts with the operator's first input. `pace` keeps a
     control rate; `show` is called before each step and at the end. If anything raises, the steps so far are stored as a
-    cut episode.
+    cut episode. With `stop`, an operator is no longer waited for after a request, and an episode that has had its time
+    to end is truncated there.
     """
     if act is None and takeover is None:
         raise EpisodeError("act, takeover: expected at least one of them, got neither; give a policy or a takeover")
@@ -78,7 +81,7 @@ def run_episode(
 
     update_screen()
     if act is None and takeover is not None:
-        takeover.wait(lambda: _idle(update_screen))
+        takeover.wait(lambda: _idle(update_screen, stop))
     info = _begin(writer, reset_info, takeover, kind, world.hz if pace is None else pace.hz)
     num_steps, num_human, total, success = 0, 0, 0.0, False
     if pace is not None:
@@ -93,6 +96,7 @@ def run_episode(
             if choice.verdict is not None:  # the operator's verdict overrides the world's
                 terminated, truncated, success = True, False, choice.verdict
                 reward = float(success)
+            truncated = truncated or (stop is not None and stop.overdue and not terminated)
             writer.append(_step(observation, choice, version, reward, terminated, truncated))
             observation = next_observation
             num_steps += 1
@@ -129,7 +133,9 @@ def run_episode(
     )
 
 
-def _idle(update_screen: Callable[[], None]) -> None:
+def _idle(update_screen: Callable[[], None], stop: StopRequest | None) -> None:
+    if stop is not None:
+        stop.check()
     update_screen()
     time.sleep(IDLE_S)
 

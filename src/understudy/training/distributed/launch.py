@@ -34,15 +34,25 @@ from understudy.training.distributed.launcher_fds import LIFELINE_FD, LISTEN_FD
 
 TICK_S = 0.05
 LAST_LINES = 20
+QUIT_S = 3.0  # that ranks have to end after a second signal
+INTERRUPTED = (128 + signal.SIGINT, 128 + signal.SIGTERM)  # exit codes of a command that a signal has ended
 _ENTRY = "import sys; from understudy.training.distributed.launch import enter; enter(*sys.argv[1:])"
 
 
-def launch(num_ranks: int, argv: Sequence[str], *, env: Mapping[str, str] | None = None, grace_s: float = 20.0) -> int:
+def launch(
+    num_ranks: int,
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str] | None = None,
+    grace_s: float = 20.0,
+    stop_s: float | None = None,
+) -> int:
     """Run `python *argv` as ranks 0 to num_ranks - 1 and return the exit code of rank 0.
 
     If one fails, the others get SIGTERM, `grace_s` later SIGKILL, and RanksError names the rank and its last lines.
     Rank 0 prints as usual; the output of the others goes to standard error with their number. Ctrl-C and SIGTERM are
-    passed on to all ranks, which may clean up within `grace_s`; a second signal kills them.
+    passed on to all ranks, which may save and clean up within `stop_s` (by default `grace_s`). A second signal is
+    passed on too, and ranks that have not ended QUIT_S later are killed.
     """
     if num_ranks < 1:
         raise RanksError(f"num_ranks: expected at least 1, got {num_ranks}")
@@ -52,7 +62,7 @@ def launch(num_ranks: int, argv: Sequence[str], *, env: Mapping[str, str] | None
         listener.listen(num_ranks)
         children = [_Child(rank, num_ranks, argv, listener, env or {}, stack) for rank in range(num_ranks)]
         listener.close()  # rank 0 has inherited it
-        return _Watch(children, grace_s).wait()
+        return _Watch(children, grace_s, grace_s if stop_s is None else stop_s).wait()
 
 
 def launch_function(num_ranks: int, function: str, *, grace_s: float = 20.0, **options: Any) -> int:
@@ -143,10 +153,11 @@ class _Child:
 class _Watch:
     """Waits for the ranks, and ends them all when one fails or a signal arrives."""
 
-    def __init__(self, children: Sequence[_Child], grace_s: float):
+    def __init__(self, children: Sequence[_Child], grace_s: float, stop_s: float):
         self._children = children
-        self._grace_s = grace_s
+        self._grace_s, self._stop_s = grace_s, stop_s
         self._num_signals = 0  # SIGINT and SIGTERM that the launcher received
+        self._last_signal_at = 0.0
 
     def wait(self) -> int:
         failed: _Child | None = None
@@ -158,15 +169,19 @@ class _Watch:
                     if failed is not None:
                         self._signal_all(signal.SIGTERM)
                 if deadline is None and (failed is not None or self._num_signals):
-                    deadline = time.monotonic() + self._grace_s
-                if self._num_signals > 1 or (deadline is not None and time.monotonic() > deadline):
+                    deadline = time.monotonic() + (self._grace_s if failed is not None else self._stop_s)
+                if deadline is not None and self._num_signals > 1:
+                    deadline = min(deadline, self._last_signal_at + QUIT_S)
+                if deadline is not None and time.monotonic() > deadline:
                     self._signal_all(signal.SIGKILL)
                 time.sleep(TICK_S)
         failed = failed or self._first_failed()
         if failed is None:
             return 0
-        if self._num_signals:
+        if self._num_signals and self._children[0].process.returncode not in INTERRUPTED:
             raise KeyboardInterrupt
+        if self._num_signals:
+            return self._children[0].process.returncode  # it has said what was saved
         if len(self._children) == 1 or (failed.rank == 0 and failed.process.returncode > 0):
             return failed.process.returncode  # its output was shown
         failed.end()
@@ -198,6 +213,7 @@ class _Watch:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._num_signals += 1
+        self._last_signal_at = time.monotonic()
         self._signal_all(number)
 
 

@@ -2,8 +2,8 @@
 simulated world, and waits on a real robot unless the config asks for random actions.
 
 `Actor` is the role; `run_actor` is its process. Once a policy was published, the actor never acts at random again: one
-that starts waits for the newest policy to arrive. After that it does not wait for the learner unless the config sets
-`max_pending_updates`.
+that starts waits for the newest policy to arrive. After that it waits only while the learner has more than
+`max_pending_updates` updates to do. It ends when the run has its steps, or the learner says so.
 
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 import zlib
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -32,7 +33,8 @@ from understudy.envs.teleop.takeover import Takeover
 from understudy.envs.workers import WorkerFailure
 from understudy.envs.world import World
 from understudy.policies import ActorPolicy
-from understudy.replay import View
+from understudy.processes.stop import StopRequest
+from understudy.replay import ONLINE, View
 from understudy.replay.read.view import Clause
 from understudy.replay.write.writer import Writer
 from understudy.training.data.run_episode import EpisodeResult, Show, run_episode
@@ -73,7 +75,11 @@ class Actor:
         pace: Pace | None = None,
         show: Show | None = None,
         health: Health | None = None,
+        stop: StopRequest | None = None,
+        keep_unfinished: bool = True,
     ):
+        """An episode that has had its time to end after a stop request is truncated there, or given up with Stopped
+        if `keep_unfinished` is False: for a run that runs it again to the same bits."""
         self.config = config
         self.world = world
         self.health = health or Health(None, role="actor", name=name)
@@ -83,6 +89,15 @@ class Actor:
         self._takeover = takeover
         self._pace = pace
         self._show = show
+        self._stop = stop or StopRequest()
+        self._keep_unfinished = keep_unfinished
+        self._num_steps = 0  # of the episode in progress
+
+    @property
+    def in_progress(self) -> tuple[int, int]:
+        """How many steps the episode in progress, or the one that was given up, has, and how many a human chose."""
+        human = self._takeover.summary.num_steps if self._takeover is not None and self._num_steps else 0
+        return self._num_steps, human
 
     def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
         """Run episode `number` from a start of the training split; without a policy, with random actions if they are
@@ -93,7 +108,10 @@ class Actor:
         """
         for left in range(MAX_ATTEMPTS - 1, -1, -1):
             try:
-                return self._attempt(policy, number)
+                self._num_steps = 0
+                found = self._attempt(policy, number)
+                self._num_steps = 0
+                return found
             except WorkerFailure as failure:
                 if not left:
                     raise
@@ -114,6 +132,9 @@ class Actor:
 
         def acting(observation: Tree) -> tuple[Tree, int]:
             self.health.progress("acting")
+            if not self._keep_unfinished:
+                self._stop.check_overdue()
+            self._num_steps += 1
             return act(observation)
 
         seeds = np.random.SeedSequence([self.config.seed, 0, self._key, number])
@@ -127,6 +148,7 @@ class Actor:
             options={"split": "train"},
             pace=self._pace,
             show=self._show,
+            stop=self._stop,
         )
 
 
@@ -149,18 +171,19 @@ def run_actor(
     watch: Callable[[int, EpisodeResult, int | None], None] | None = None,
     health: Health | None = None,
     num_actors: Callable[[], int] = lambda: 1,
-    stop: Callable[[], bool] = lambda: False,
+    stop: StopRequest | None = None,
 ) -> int:
-    """Run episodes until the learner says that the run is finished; returns how many this process ran.
+    """Run episodes until the run has its steps or the learner says that it is finished; returns how many this ran.
 
     `teleop` makes the takeover; by default it is the script that the config names. `watch` is called after each episode
     with its number, its result and the version of its policy. A caller who passes a Remote may change the addresses of
-    its shards meanwhile. `num_actors` actors share the pending updates that the learner may have. `stop` ends the loop
-    between two episodes.
+    its shards meanwhile. `num_actors` actors share the pending updates that the learner may have. After a `stop`
+    request it ends its episode, delivers its steps and raises Stopped.
     """
     from understudy.service import connect  # only now: it needs gRPC
 
     health = health or Health(None, role="actor", name=name)
+    stop = stop or StopRequest()
     with ExitStack() as undo:
         undo.enter_context(health)
         world = undo.enter_context(open_world(config.env))
@@ -174,7 +197,10 @@ def run_actor(
         subscription = undo.enter_context(remote.parameters())
         writer = undo.enter_context(remote.writer(name, world.step_spec, spool=spool))
         takeover, pace, show = teleop(world) if teleop is not None else (make_takeover(config, world), None, None)
-        actor = Actor(config, world, writer, name=name, takeover=takeover, pace=pace, show=show, health=health)
+        actor = Actor(
+            config, world, writer, name=name, takeover=takeover, pace=pace, show=show, health=health, stop=stop
+        )
+        stop.describe_unsaved = lambda: _describe_undelivered(actor, writer, spool)
         health.add(lambda: _delivery(writer))
         health.add(
             lambda: {"parameters_problem": subscription.problem, "parameters_unusable": subscription.num_unusable}
@@ -182,18 +208,30 @@ def run_actor(
         num_steps = 0
         writer.wait_delivered(DELIVER_S)  # what an earlier process recorded counts too
         number = first = _num_episodes_begun(remote, name, health.progress)
+        num_total = _num_steps(remote, writer, health) or 0  # of the run, by all actors, as far as this one knows
+        said_behind = False
         newest: PublishedPolicy | None = None
         seen: Parameters | None = None
         num_since = 0  # steps since the newest policy arrived
         waiting = ""  # why there is no policy to act with; said once
-        while not stop():
+        while not stop.requested:
             latest = subscription.latest
             if latest is not None and latest is not seen:
                 seen = latest
                 if (found := _published_policy(latest)) is not None:
                     newest, num_since = found, 0
+                    num_total = max(num_total, found.num_steps)
             if newest is not None and newest.finished:
                 return number - first
+            if num_total + num_since * num_actors() >= config.steps:
+                exact = _num_steps(remote, writer, health)
+                if exact is not None and exact >= config.steps:
+                    logger.info("%s: the run has its %d steps", name, config.steps)
+                    return number - first
+                if exact is None:  # the server will come back
+                    time.sleep(WAIT_S)
+                    continue
+                num_total = exact - num_since * num_actors()
             policy = None if newest is None else newest.policy
             if policy is None and (reason := _why_wait(actor, remote)):
                 health.progress(reason)
@@ -210,6 +248,12 @@ def run_actor(
                 pending += (num_open * num_actors() - num_free) * config.updates_per_step
                 if pending > config.max_pending_updates:
                     health.progress("waiting for the learner")
+                    if not said_behind:
+                        logger.warning(
+                            "%s: waits whenever the learner has more than %d updates to do (max_pending_updates)",
+                            *(name, config.max_pending_updates),
+                        )
+                    said_behind = True
                     subscription.wait(seen, WAIT_S)
                     continue
             episode = actor.run_episode(policy, number)
@@ -219,7 +263,33 @@ def run_actor(
             if watch is not None:
                 watch(number, episode, None if policy is None else policy.version)
             number += 1
-        return number - first
+        stopped = stop.stopped()
+        delivered = writer.wait_delivered(DELIVER_S)
+        left = "all its steps are on the server" if delivered else _describe_undelivered(actor, writer, spool)
+        stopped.sentence = f"stopped after {number - first} episodes; {left}; start it again to continue"
+        raise stopped
+
+
+def _describe_undelivered(actor: Actor, writer: RemoteWriter, spool: Path | None) -> str:
+    """What happens to the steps that the server does not have, in words."""
+    steps, human = actor.in_progress
+    num_rows = writer.delivery.queued + writer.delivery.recorded
+    now = f"the episode in progress is cut after {steps} steps ({human} by a human); " if steps else ""
+    if not num_rows:
+        return f"{now}all earlier steps are on the server"
+    where = "are in the spool until it starts again" if spool is not None else "are lost, because it has no spool"
+    return f"{now}{num_rows} rows that the server does not have {where}"
+
+
+def _num_steps(remote: Remote, writer: RemoteWriter, health: Health) -> int | None:
+    """How many steps of the run the servers have, this actor's included; None if one cannot be asked."""
+    health.progress("counting the steps of the run")
+    if not writer.wait_delivered(DELIVER_S):
+        return None
+    try:
+        return sum(int(status["steps"][ONLINE.name]) for status in remote.status([ONLINE]).values())
+    except UnavailableError:
+        return None
 
 
 def _delivery(writer: RemoteWriter) -> dict[str, Any]:
@@ -247,6 +317,7 @@ class PublishedPolicy:
     policy: ActorPolicy
     pending_updates: int
     finished: bool
+    num_steps: int = 0  # of the run, when it was published
 
 
 def _published_policy(parameters: Parameters) -> PublishedPolicy | None:
@@ -257,6 +328,7 @@ def _published_policy(parameters: Parameters) -> PublishedPolicy | None:
             policy=ActorPolicy.of(parameters.tree, description),
             pending_updates=int(parameters.metadata["pending_updates"]),
             finished=parameters.metadata["finished"] == "1",
+            num_steps=int(parameters.metadata.get("steps", 0)),
         )
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, UnderstudyError) as error:
         logger.error(

@@ -1,25 +1,42 @@
-"""A run of behaviour cloning: imitate the demonstrations of a store, then evaluate the policy."""
+"""A run of behaviour cloning: imitate the demonstrations of a store, then evaluate the policy.
+
+A resumed run ends with the same bits as one that was not stopped or killed: a checkpoint holds the algorithm's whole
+state, the commit of the store that batches are drawn from, and the number of the next batch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from understudy.algorithms import CloningConfig
-from understudy.core import StoreError, Tree
+from understudy.core import StepSpec, StoreError, TransitionBatch, Tree
 from understudy.envs.registry import open_world
+from understudy.envs.world import World
 from understudy.policies import ActorConfig, Inputs, Stats
+from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import DEMO, Reader, Sampler
 from understudy.training.offpolicy.rlpd import STATS_STEPS, policy_act
+from understudy.training.runs.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
+from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import check_device
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, evaluate
 from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import HEALTH, Health
-from understudy.training.runs.metrics import MetricLog
+from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
 from understudy.training.runs.threads import check_threads, use_threads
+
+if TYPE_CHECKING:  # the config of a run is read without torch
+    from understudy.algorithms import Cloning
+    from understudy.policies import ActorPolicy
+
+KIND = "cloning"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +51,10 @@ class CloningRunConfig:
     """Number of updates of the whole run."""
     report_every: int = 500
     """Number of updates between two lines of metrics."""
+    checkpoint_every: int = 200
+    """Number of updates between two checkpoints."""
+    keep_checkpoints: int = 2
+    """Number of the newest checkpoints that are kept."""
     batch_size: int = 128
     """Number of demonstrated steps in a batch."""
     seed: int = 0
@@ -47,6 +68,9 @@ class CloningRunConfig:
 
     def __post_init__(self) -> None:
         check_threads(self.threads)
+        for name in ("updates", "report_every", "checkpoint_every", "keep_checkpoints", "batch_size"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name}: expected a number from 1, got {getattr(self, name)}")
 
 
 def run_cloning(
@@ -55,29 +79,40 @@ def run_cloning(
     *,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    stop: StopRequest | None = None,
 ) -> EvaluationResult:
-    """Imitate and evaluate; the policy and the metrics are written to the run.
+    """Imitate, from the newest checkpoint if there is one, and evaluate; policy and metrics are written to the run.
 
     `say` gets what it is doing now, and `note` what the user should know later too. `progress` gets the number of
-    updates that are done, and of all.
+    updates that are done, and of all. After a `stop` request it saves and raises Stopped.
     """
-    from understudy.algorithms import Cloning  # only now: the config of a run is read without torch
-
     config = run.config(CloningRunConfig)
-    store = run.store if config.demos is None else config.demos
+    stop = stop or StopRequest()
     health = Health(run.path / HEALTH, role="local", name=run.kind)
-    with run, health, open_world(config.env) as world, Reader(store) as reader:
-        sampler = Sampler(reader, DEMO, batch_size=config.batch_size, seed=config.seed)
+    with run, health, open_world(config.env) as world, ExitStack() as undo:
+        cloning, sampler = _open(run, config, world.step_spec, note, undo)
         log = MetricLog(run.metrics)
+        undo.callback(log.close)
+        saved = cloning.num_updates
+
+        def save() -> None:
+            nonlocal saved
+            facts = {"demos": sampler.state(), "metrics": log.position}
+            write_checkpoint(run.checkpoints, cloning.num_updates, cloning.state(), facts, keep=config.keep_checkpoints)
+            saved = cloning.num_updates
+
+        stop.describe_unsaved = lambda: (
+            f"{cloning.num_updates - saved} updates since the last checkpoint will be done again; "
+            f"`understudy resume {run.path}` continues"
+        )
+        if cloning.num_updates:
+            say(f"resumed from update {cloning.num_updates:,}")
+        else:
+            save()
         try:
-            if not sampler.follow():
-                raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
-            check_device(config.device)
-            inputs = Inputs(world.step_spec.observation, config.cloning.actor.encoder.inputs)
-            note(str(use_threads(config.threads, large=bool(inputs.cameras))))
-            stats = Stats.of_data(inputs, [sampler.sample(size=STATS_STEPS).observation])
-            cloning = Cloning(config.cloning, world.step_spec, stats, seed=config.seed, device=config.device)
-            for number in range(1, config.updates + 1):
+            while cloning.num_updates < config.updates:
+                stop.check()
+                number = cloning.num_updates + 1
                 report = number % config.report_every == 0 or number == config.updates
                 metrics = cloning.update(sampler.sample(), report=report)
                 health.progress("cloning", update=number)
@@ -85,27 +120,71 @@ def run_cloning(
                 if report:
                     log.write("train", step=len(sampler), update=number, **metrics)
                     say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.4f}")
+                if number % config.checkpoint_every == 0 or number == config.updates:
+                    save()
             policy = cloning.policy(version=cloning.num_updates)
             policy.save(run.policy)
             say("evaluating")
-            greedy = policy_act(policy, np.random.default_rng(0), deterministic=True)
-
-            def act(observation: Tree) -> tuple[Tree, int]:
-                health.progress("evaluating")
-                return greedy(observation)
-
-            found = evaluate(world, act, config.evaluation, seed=0, videos=run.videos)
-            made_of = fingerprint(
-                config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=found.versions
+            found = _evaluate(run, config, policy, world, health, stop)
+        except Stopped as stopped:
+            if saved != cloning.num_updates:
+                save()
+            stopped.sentence = (
+                f"stopped and saved at update {saved:,} of {config.updates:,}: no update will be done again; "
+                f"`understudy resume {run.path}` continues"
             )
-            log.write(
-                "evaluation",
-                step=len(sampler),
-                update=config.updates,
-                **found.to_json(),
-                fingerprint=made_of.to_json(),
-            )
-        finally:
-            log.close()
-            sampler.close()
+            raise
+        made_of = fingerprint(
+            config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=found.versions
+        )
+        log.write(
+            "evaluation",
+            step=len(sampler),
+            update=config.updates,
+            **found.to_json(),
+            fingerprint=made_of.to_json(),
+        )
     return found
+
+
+def _open(
+    run: Run, config: CloningRunConfig, spec: StepSpec, note: Callable[[str], None], undo: ExitStack
+) -> tuple[Cloning, Sampler[TransitionBatch]]:
+    """The algorithm and its data, new or restored from the newest checkpoint."""
+    from understudy.algorithms import Cloning  # only now: the config of a run is read without torch
+
+    store = run.store if config.demos is None else Path(config.demos)
+    newest = newest_checkpoint(run.checkpoints)
+    saved = None if newest is None else read_checkpoint(newest)
+    rewind(run.metrics, 0 if saved is None else int(saved.facts["metrics"]))
+    reader = undo.enter_context(Reader(store))
+    sampler: Sampler[TransitionBatch] = Sampler(reader, DEMO, batch_size=config.batch_size, seed=config.seed, spec=spec)
+    undo.callback(sampler.close)
+    if saved is not None:
+        sampler.restore(saved.facts["demos"])
+    elif not sampler.follow():
+        raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
+    check_device(config.device)
+    inputs = Inputs(spec.observation, config.cloning.actor.encoder.inputs)
+    note(str(use_threads(config.threads, large=bool(inputs.cameras))))
+    if saved is not None:
+        cloning = Cloning(config.cloning, spec, Stats.none(inputs), seed=config.seed, device=config.device)
+        cloning.restore(saved.state)
+    else:
+        stats = Stats.of_data(inputs, [sampler.sample(size=STATS_STEPS).observation])
+        cloning = Cloning(config.cloning, spec, stats, seed=config.seed, device=config.device)
+    return cloning, sampler
+
+
+def _evaluate(
+    run: Run, config: CloningRunConfig, policy: ActorPolicy, world: World, health: Health, stop: StopRequest
+) -> EvaluationResult:
+    """Evaluate the policy on held-out starts; a run that is stopped in here evaluates again when it is resumed."""
+    greedy = policy_act(policy, np.random.default_rng(0), deterministic=True)
+
+    def act(observation: Tree) -> tuple[Tree, int]:
+        health.progress("evaluating")
+        stop.check()
+        return greedy(observation)
+
+    return evaluate(world, act, config.evaluation, seed=0, videos=run.videos)

@@ -10,6 +10,7 @@ from understudy.core import StepSpec
 from understudy.envs.registry import open_world
 from understudy.envs.world import World
 from understudy.policies import ActorPolicy
+from understudy.processes.stop import StopRequest
 from understudy.replay import Store
 from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.actor import Actor
@@ -54,7 +55,15 @@ class EpisodeBackend(Protocol):
         ...
 
     def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
-        """Run episode `number`; when this returns, it is durable and readable."""
+        """Run episode `number`; when this returns, it is durable and readable.
+
+        Raises Stopped if the run was asked to stop and the episode did not end in time; it is then run again.
+        """
+        ...
+
+    @property
+    def in_progress(self) -> tuple[int, int]:
+        """How many steps the episode in progress, or the one that was given up, has, and how many a human chose."""
         ...
 
     def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
@@ -67,8 +76,9 @@ class EpisodeBackend(Protocol):
 class LocalEpisodeBackend:
     """A world and a store in this process."""
 
-    def __init__(self, run: Run, config: RLPDConfig):
+    def __init__(self, run: Run, config: RLPDConfig, stop: StopRequest | None = None):
         self._config = config
+        self._stop = stop or StopRequest()
         self._path = run.store
         self._actor: Actor | None = None
         self._evaluator: Evaluator | None = None
@@ -103,12 +113,30 @@ class LocalEpisodeBackend:
     def start(self, health: Health) -> None:
         writer = self._store.writer(NAME, self.step_spec)
         takeover = make_takeover(self._config, self._world)
-        self._actor = Actor(self._config, self._world, writer, name=NAME, takeover=takeover, health=health)
-        self._evaluator = evaluator_for(self._world, health.progress)
+        self._actor = Actor(
+            self._config,
+            self._world,
+            writer,
+            name=NAME,
+            takeover=takeover,
+            health=health,
+            stop=self._stop,
+            keep_unfinished=not self._world.simulated,  # a simulated one comes to the same steps again
+        )
+
+        def progress(doing: str) -> None:
+            health.progress(doing)
+            self._stop.check()  # the resumed run evaluates again
+
+        self._evaluator = evaluator_for(self._world, progress)
 
     def run_episode(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
         assert self._actor is not None, "call start first"
         return self._actor.run_episode(policy, number)
+
+    @property
+    def in_progress(self) -> tuple[int, int]:
+        return (0, 0) if self._actor is None else self._actor.in_progress
 
     def evaluate(self, policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
         assert self._evaluator is not None, "call start first"

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from understudy.core import UnavailableError
 from understudy.envs.registry import open_world
+from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.sample.rate_limiter import RateLimiter
 from understudy.training.offpolicy.demo_online_mixture import Shards
@@ -49,6 +50,7 @@ def run_learner(
     watch: Callable[[RLPDProgress], None] | None = None,
     on_restored: Callable[[list[str]], None] | None = None,
     health: Health | None = None,
+    stop: StopRequest | None = None,
 ) -> None:
     """Learn from the episodes that servers store, and publish policies to them, until the steps are finished.
 
@@ -56,11 +58,18 @@ def run_learner(
     directories and the others over the network; those in `lost` are gone for good. A caller who passes a Remote may
     change the addresses of its shards meanwhile. An `evaluator` evaluates while learning continues; without one, this
     process evaluates. `on_restored` gets sentences for the user: the threads of torch, and what a resumed run restored.
+    After a `stop` request it saves and raises Stopped.
     """
     from understudy.service import connect  # only now: it needs gRPC
 
     config = run.config(RLPDConfig)
     health = health or Health(run.path / HEALTH, role="learner", name=run.kind)
+    stop = stop or StopRequest()
+
+    def progress(doing: str) -> None:
+        health.progress(doing)
+        stop.check()
+
     with ExitStack() as undo:
         world = undo.enter_context(open_world(config.env))
         threads = config.use_threads(world.step_spec)
@@ -68,16 +77,26 @@ def run_learner(
         if isinstance(remote, str):
             remote = undo.enter_context(connect(remote, token_file=token_file, tls_cert=tls_cert))
         if remote is server:
-            remote.wait_until_reachable(health.progress)
+            remote.wait_until_reachable(progress)
         remote.status()  # raises now for a wrong address or token, and not at the first publish
         experience = run.store if here is None and len(remote.names) == 1 else _shards(run, remote, here or {}, lost)
-        learner = undo.enter_context(RLPDLearner(run, config, world.step_spec, watch, health, experience))
+        learner = undo.enter_context(RLPDLearner(run, config, world.step_spec, watch, health, experience, stop))
         undo.enter_context(health)  # only now: the learner holds the run's lock
         health.add(lambda: {"away": learner.mixture.unreachable})
         if on_restored is not None:
             on_restored([str(threads), *learner.restored])
-        own = evaluator_for(world, health.progress)
-        _Process(learner, remote, evaluator or own, concurrent_evaluation=evaluator is not None).run()
+        own = evaluator_for(world, progress)
+        process = _Process(learner, remote, evaluator or own, stop, concurrent_evaluation=evaluator is not None)
+        stop.describe_unsaved = process.describe_unsaved
+        try:
+            process.run()
+        except Stopped as stopped:
+            process.save()
+            stopped.sentence = (
+                f"stopped and saved at step {learner.step:,} and update {learner.num_updates:,}: no step and no update "
+                f"is lost; start it again to continue"
+            )
+            raise
 
 
 def _shards(run: Run, remote: Remote, here: Mapping[str, Path], lost: Collection[str]) -> Shards:
@@ -88,7 +107,16 @@ def _shards(run: Run, remote: Remote, here: Mapping[str, Path], lost: Collection
 class _Process:
     """The loop of a learner's process."""
 
-    def __init__(self, learner: RLPDLearner, remote: Remote, evaluator: Evaluator, *, concurrent_evaluation: bool):
+    def __init__(
+        self,
+        learner: RLPDLearner,
+        remote: Remote,
+        evaluator: Evaluator,
+        stop: StopRequest,
+        *,
+        concurrent_evaluation: bool,
+    ):
+        self._stop = stop
         self._learner = learner
         self._config = learner.config
         self._remote = remote
@@ -99,7 +127,9 @@ class _Process:
 
     def run(self) -> None:
         learner, config = self._learner, self._config
+        self._learn_and_evaluate(learner.unfinished_updates)  # what a stopped learner has left
         while True:
+            self._stop.check()
             learner.mixture.follow()
             self._limiter = self._limiter.inserted(max(learner.step - self._limiter.num_inserted, 0))
             learner.poll_evaluation()
@@ -115,16 +145,21 @@ class _Process:
                     break
                 self._idle("waiting for steps")
                 continue
-            metrics = learner.learn(number)
-            self._limiter = self._limiter.sampled(number)
-            learner.notify(metrics=metrics)
-            if learner.due("evaluations", config.eval_every):
-                learner.evaluate(self._evaluator, wait=not self._concurrent_evaluation)
-            if learner.due("checkpoints", config.checkpoint_every):
-                self._save()
+            self._learn_and_evaluate(number)
+            if learner.checkpoint_due():
+                self.save()
         learner.evaluate(self._evaluator)
-        self._save()
+        self.save()
         self._publish_to_late_shards()
+
+    def _learn_and_evaluate(self, num_updates: int) -> None:
+        learner = self._learner
+        if num_updates:
+            metrics = learner.learn(num_updates)
+            self._limiter = self._limiter.sampled(num_updates)
+            learner.notify(metrics=metrics)
+        if learner.sac is not None and learner.due("evaluations", self._config.eval_every):
+            learner.evaluate(self._evaluator, wait=not self._concurrent_evaluation)
 
     def _is_due(self, *, finished: bool) -> bool:
         published = self._published
@@ -140,6 +175,7 @@ class _Process:
             "policy": json.dumps(policy.description()),
             "pending_updates": str(_num_due(self._limiter)),
             "finished": str(int(finished)),
+            "steps": str(learner.step),
         }
         learner.health.progress("publishing")
         try:
@@ -155,7 +191,7 @@ class _Process:
     def _publish_to_late_shards(self) -> None:
         """Tell actors that listen to a shard which was unreachable that the run is finished."""
         deadline = time.monotonic() + PUBLISH_TIMEOUT_S
-        while self._remote.unpublished and time.monotonic() < deadline:
+        while self._remote.unpublished and time.monotonic() < deadline and not self._stop.requested:
             self._publish(finished=True)
             time.sleep(WAIT_S)
 
@@ -163,8 +199,15 @@ class _Process:
         self._learner.health.progress(doing, step=self._learner.step)
         time.sleep(IDLE_S)
 
-    def _save(self) -> None:
+    def save(self) -> None:
         self._learner.save(self._learner.num_updates, {"limiter": self._limiter.to_json()})
+
+    def describe_unsaved(self) -> str:
+        """What a learner that quits at once will do again, in words."""
+        return (
+            f"no step is lost, and {self._learner.num_unsaved_updates} updates since the last checkpoint will be done "
+            f"again; start it again to continue"
+        )
 
 
 def _limiter(config: RLPDConfig, learner: RLPDLearner) -> RateLimiter:

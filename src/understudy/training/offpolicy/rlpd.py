@@ -19,6 +19,7 @@ from understudy.core.examples import random_tree
 from understudy.envs.teleop.takeover import ScriptedHuman, Takeover
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, Inputs, Stats
+from understudy.processes.stop import StopRequest
 from understudy.replay import DEMO, Mixture, Transitions
 from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_online_mixture
@@ -93,11 +94,13 @@ class RLPDConfig:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint_every: int = 1_000
     """Number of environment steps between two checkpoints."""
+    checkpoint_every_s: float = 120.0
+    """Number of seconds after which a checkpoint is due even if fewer steps have passed."""
     keep_checkpoints: int = 3
     """Number of the newest checkpoints that are kept."""
     publish_every: int = 50
     """Number of updates between two policies that the learner publishes to the actors."""
-    max_pending_updates: int | None = None
+    max_pending_updates: int | None = 2_000
     """Number of updates that the learner may be behind before actors wait for it; None lets actors never wait."""
     sinks: tuple[SinkName, ...] = ()
     """Programs that receive the metrics besides metrics.jsonl: tensorboard, wandb."""
@@ -127,6 +130,8 @@ class RLPDConfig:
             if getattr(self, name) < low:
                 raise ConfigError(f"{name}: expected a number from {low}, got {getattr(self, name)}")
         check_threads(self.threads)
+        if not self.checkpoint_every_s > 0:
+            raise ConfigError(f"checkpoint_every_s: expected seconds above 0, got {self.checkpoint_every_s}")
         if self.max_pending_updates is not None and self.max_pending_updates < self.publish_every:
             raise ConfigError(
                 f"max_pending_updates: expected at least publish_every ({self.publish_every}), got "
@@ -177,7 +182,9 @@ class RLPDConfig:
 # ---- the algorithm
 
 
-def new_sac(config: RLPDConfig, spec: StepSpec, mixture: Mixture[TransitionBatch]) -> SAC:
+def new_sac(
+    config: RLPDConfig, spec: StepSpec, mixture: Mixture[TransitionBatch], stop: StopRequest | None = None
+) -> SAC:
     """A new SAC with statistics of the stored steps; its actor is cloned from demonstrations if the config says so."""
     from understudy.algorithms import SAC
 
@@ -187,6 +194,8 @@ def new_sac(config: RLPDConfig, spec: StepSpec, mixture: Mixture[TransitionBatch
     if config.cloning_updates:
         cloning = config.cloning(spec, stats)
         for _ in range(config.cloning_updates):
+            if stop is not None:
+                stop.check()
             cloning.update(mixture.samplers[DEMO.name].sample(), report=False)
         sac.start_from(cloning.policy())
     return sac

@@ -24,6 +24,7 @@ from understudy.core import StepSpec, TransitionBatch
 from understudy.core import tree as trees
 from understudy.core.closeable import Closeable
 from understudy.policies import ActorPolicy
+from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import DEMO, ONLINE
 from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.demo_online_mixture import Shards
@@ -64,8 +65,10 @@ class RLPDLearner(Closeable):
         watch: Callable[[RLPDProgress], None] | None = None,
         health: Health | None = None,
         experience: Path | Shards | None = None,
+        stop: StopRequest | None = None,
     ):
-        """`experience` is where the online episodes are; by default the run's own store."""
+        """`experience` is where the online episodes are; by default the run's own store. After a `stop` request,
+        `learn`, `evaluate` and `policy` raise Stopped: call `save`, and a resumed run continues there."""
         self.run = run
         self.config = config
         self.spec = spec
@@ -77,6 +80,11 @@ class RLPDLearner(Closeable):
         # How many evaluations and checkpoints were due so far, and the version of the policy evaluated last.
         self._schedule = {"evaluations": 0, "checkpoints": 0, "evaluated_version": -1}
         self._pending: PendingEvaluation | None = None
+        self._learning: Learning | None = None  # what `learn` has begun
+        self._unused_batches: dict[str, Any] | None = None  # state of the batches before networks that were not made
+        self._stop = stop or StopRequest()
+        self._saved_at = time.monotonic()
+        self._saved_update = 0
         self._began = time.monotonic()
         self._undo = ExitStack()
         try:
@@ -114,7 +122,12 @@ class RLPDLearner(Closeable):
             num_steps = self.mixture.follow()
             if num_steps and self.mixture.num_steps[ONLINE.name] >= self.config.start_steps:
                 self.health.progress("creating the networks")
-                self.sac = new_sac(self.config, self.spec, self.mixture)
+                before = self.mixture.state()
+                try:
+                    self.sac = new_sac(self.config, self.spec, self.mixture, self._stop)
+                except Stopped:
+                    self._unused_batches = before
+                    raise
         return self.sac is not None
 
     def policy(self) -> ActorPolicy | None:
@@ -123,17 +136,36 @@ class RLPDLearner(Closeable):
 
     # ---- learning and evaluating
 
+    @property
+    def unfinished_updates(self) -> int:
+        """How many updates the call of `learn` had in which the run was stopped; 0 if it was not stopped there."""
+        return 0 if self._learning is None else self._learning.num_updates
+
     def learn(self, num_updates: int) -> dict[str, float]:
-        """Do a number of updates; returns the metrics of the last one."""
+        """Do a number of updates; returns the metrics of the last one.
+
+        A resumed run that was stopped in here calls it with `unfinished_updates`: the batches are drawn once more, and
+        those that were learned from before are only counted.
+        """
         assert self.sac is not None
         began = time.monotonic()
         metrics, content = {}, 0
-        replay_metrics = ReplayMetrics(self.mixture, self.version)
-        for left, batch in zip(range(num_updates - 1, -1, -1), self.mixture.sample_many(num_updates), strict=True):
-            metrics = self.sac.update(batch, report=not left)
-            content = 0 if left else digest(batch)
+        learning = self._learning or Learning(
+            num_updates=num_updates, version=self.version, batches=self.mixture.state()
+        )
+        self._learning, num_before = learning, learning.num_done
+        replay_metrics = ReplayMetrics(self.mixture, learning.version)
+        for number, batch in enumerate(self.mixture.sample_many(num_updates), 1):
+            last = number == num_updates
+            if number > num_before:
+                metrics = self.sac.update(batch, report=last)
+                learning.num_done = number
+            content = digest(batch) if last else 0
             replay_metrics.add(batch)
             self.health.progress(self._doing(), update=self.sac.num_updates)
+            if not last:
+                self._stop.check()
+        self._learning = None
         self.log(
             "train",
             **metrics,
@@ -141,7 +173,7 @@ class RLPDLearner(Closeable):
             batch_digest=content,
             demo_steps=self.mixture.num_steps[DEMO.name],
             online_steps=self.mixture.num_steps[ONLINE.name],
-            updates_per_s=num_updates / max(time.monotonic() - began, 1e-9),
+            updates_per_s=(num_updates - num_before) / max(time.monotonic() - began, 1e-9),
         )
         return metrics
 
@@ -210,7 +242,17 @@ class RLPDLearner(Closeable):
         self._schedule[what] = number
         return True
 
+    def checkpoint_due(self) -> bool:
+        """Whether enough steps or enough seconds have passed since the last checkpoint."""
+        by_steps = self.due("checkpoints", self.config.checkpoint_every)
+        return by_steps or time.monotonic() - self._saved_at >= self.config.checkpoint_every_s
+
     # ---- saving and resuming
+
+    @property
+    def num_unsaved_updates(self) -> int:
+        """Updates since the last checkpoint."""
+        return self.num_updates - self._saved_update
 
     def save(self, number: int, facts: Mapping[str, Any]) -> None:
         """Write a checkpoint, and the policy as a file of its own."""
@@ -218,17 +260,20 @@ class RLPDLearner(Closeable):
         schedule = dict(self._schedule)
         if self._pending is not None:  # a run resumed from this checkpoint evaluates again
             schedule |= {"evaluations": schedule["evaluations"] - 1, "evaluated_version": -1}
+        learning = self._learning
+        batches = self._unused_batches or (self.mixture.state() if learning is None else learning.batches)
         all_facts = {
-            "batches": self.mixture.state(),
+            "batches": batches,
             "metrics": self._log.position,
             "schedule": schedule,
+            "learning": None if learning is None else learning.to_json(),
             **facts,
         }
         state = {} if self.sac is None else self.sac.state()
         write_checkpoint(self.run.checkpoints, number, state, all_facts, keep=self.config.keep_checkpoints)
-        policy = self.policy()
-        if policy is not None:
-            policy.save(self.run.policy)
+        if self.sac is not None:
+            self.sac.policy(version=self.num_updates).save(self.run.policy)
+        self._saved_at, self._saved_update = time.monotonic(), self.num_updates
 
     @property
     def facts(self) -> dict[str, Any] | None:
@@ -244,6 +289,10 @@ class RLPDLearner(Closeable):
         self._schedule = dict(checkpoint.facts["schedule"])
         if checkpoint.state:
             self.sac = restored_sac(self.config, spec, checkpoint.state)
+        if (learning := checkpoint.facts.get("learning")) is not None:
+            self._learning = Learning(**learning, batches=checkpoint.facts["batches"])
+            self.version = self._learning.version
+        self._saved_update = self.num_updates
         num_lines = rewind(self.run.metrics, int(checkpoint.facts["metrics"]))
         learned = "networks, targets, optimizers, temperature and random numbers" if self.sac else "nothing learned yet"
         self.restored = [
@@ -253,6 +302,20 @@ class RLPDLearner(Closeable):
             f"removed {num_lines} lines of metrics after the checkpoint",
         ]
         return checkpoint
+
+
+@dataclass(kw_only=True)
+class Learning:
+    """A call of `learn`: enough to continue it in another process."""
+
+    num_updates: int
+    version: int  # of the policy that acted
+    batches: dict[str, Any]  # their state before the first one
+    num_done: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """Without the state of the batches, which every checkpoint has."""
+        return {"num_updates": self.num_updates, "version": self.version, "num_done": self.num_done}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 All randomness depends on the run's seed and on the numbers of tickets and iterations, and checkpoints are taken between
 iterations, so a run that was killed and resumed ends with the same bits as one that was not. Episodes recorded after
-the checkpoint are rolled back and run again. A RolloutBackend runs and stores the episodes.
+the checkpoint are rolled back and run again. A run that is asked to stop saves in the middle of an iteration: its
+finished episodes and mini batches are in the checkpoint. A RolloutBackend runs and stores the episodes.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from understudy.core import UnderstudyError
-from understudy.training.collection.collector import in_order
+from understudy.processes.stop import Stopped, StopRequest
 from understudy.training.collection.groups import Group, group_rollouts
 from understudy.training.collection.iteration import CollectedIteration, IterationReport, collect_iteration, first_wave
 from understudy.training.collection.rollout import Rollout
@@ -24,6 +26,7 @@ from understudy.training.distributed.ranks import Ranks, single_rank
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationResult, evaluate_tasks
 from understudy.training.onpolicy.policy_files import save_policy
+from understudy.training.onpolicy.policy_gradient_learner import Learning
 from understudy.training.onpolicy.rollout_backend import LocalRolloutBackend, RolloutBackendFactory
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.onpolicy.run_builder import build_parts
@@ -57,6 +60,16 @@ class OnPolicyProgress:
     evaluation: TaskEvaluationResult | None = None
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IterationStart:
+    """What an iteration begins from: a run that is stopped in its middle begins it again with what was collected."""
+
+    plan: Mapping[str, Any]  # the state of the plan
+    carried: tuple[Group, ...]
+    num_steps: int
+    algorithm: Mapping[str, Any]
+
+
 class OnPolicyRun:
     """A run that is open for training. `run` returns when its iterations are finished. Every rank makes one."""
 
@@ -65,8 +78,10 @@ class OnPolicyRun:
         run: Run,
         watch: Callable[[OnPolicyProgress], None] | None = None,
         ranks: Ranks | None = None,
-        backend_factory: RolloutBackendFactory = LocalRolloutBackend,
+        backend_factory: RolloutBackendFactory | None = None,
+        stop: StopRequest | None = None,
     ):
+        """After a `stop` request to any rank, `run` saves and raises Stopped on all of them."""
         self.directory = run
         self.config = run.config(OnPolicyConfig)
         self.ranks = ranks or single_rank()
@@ -76,13 +91,18 @@ class OnPolicyRun:
         self.restored: list[str] = []  # what a resumed run restored, for the user
         self._watch = watch or (lambda progress: None)
         self._began = time.monotonic()
+        self._stop = stop or StopRequest()
         self._carried: tuple[Group, ...] = ()
+        self._start: IterationStart | None = None  # of the iteration in progress
+        self._collected: dict[int, Rollout] = {}  # finished in the iteration in progress, by the number of their ticket
+        self._saved_steps = 0
         self._evaluated_version = -1  # of the policy that was evaluated last
         self._num_empty = 0  # iterations in a row without a group to learn from
         self._log: MetricLog | None = None  # rank 0 has one
         self._undo = ExitStack()
         try:
-            parts = build_parts(run, self.config, self.ranks, backend_factory, self._undo)
+            make_backend = backend_factory or partial(LocalRolloutBackend, stop=self._stop)
+            parts = build_parts(run, self.config, self.ranks, make_backend, self._undo)
             self.health = parts.health
             self.backend = parts.backend
             self._plan = parts.plan
@@ -120,19 +140,38 @@ class OnPolicyRun:
     def run(self) -> None:
         """Run all iterations, each of which makes a version of the policy, and evaluate first, last and in between."""
         config = self.config
-        if self.iteration == 0:
+        self._stop.describe_unsaved = self._describe_unsaved
+        try:
+            self._evaluate_if_due()
+            while self.iteration < config.iterations:
+                self._check_stop()
+                self.iterate()
+                self._evaluate_if_due()
+                if self.iteration == config.iterations or self.iteration % config.checkpoint_every == 0:
+                    self._save()
+        except Stopped as stopped:
+            stopped.sentence = self._save_and_describe()
+            raise
+
+    def _evaluate_if_due(self) -> None:
+        if self.iteration == self.config.iterations or self.iteration % self.config.eval_every == 0:
             self.evaluate()
-        while self.iteration < config.iterations:
-            self.iterate()
-            last = self.iteration == config.iterations
-            if last or self.iteration % config.eval_every == 0:
-                self.evaluate()
-            if last or self.iteration % config.checkpoint_every == 0:
-                self._save()
+
+    def _check_stop(self) -> None:
+        """Raise Stopped on all ranks if one of them was asked to stop. All ranks call this."""
+        if any(self.ranks.gather_json(self._stop.requested, name="stop")):
+            self._stop.request()
+            raise self._stop.stopped()
 
     def iterate(self) -> dict[str, float]:
         """Run one iteration: collect, learn, log; returns the metrics of its updates."""
         began, cpu = time.monotonic(), time.process_time()
+        self._start = IterationStart(
+            plan=self._plan.state(),
+            carried=self._carried,
+            num_steps=self.num_steps,
+            algorithm=self._learner.algorithm.state(),
+        )
         with self._acting():
             collected = collect_iteration(self._plan, self._collect, self.config.filters, self._carried)
         collected_s = time.monotonic() - began
@@ -146,17 +185,17 @@ class OnPolicyRun:
                 lambda: self._mine(first_wave(self._plan, self.config.filters, self._carried)), self.config.sampling
             )
         lag = self.policy.version - min((one.version for one in collected.rollouts if not one.failed), default=0)
-        metrics = {**self._learner.learn(collected.rollouts, self.iteration), "lag": float(lag)}
-        self._exchange.keep_only([rollout for group in self._carried for rollout in group.rollouts])
-        self.iteration += 1
+        # A cluster prefetches with the policy before these updates, so it finishes them.
+        check = self._check_stop if self.backend.uses_local_policy else lambda: None
+        metrics = {**self._learner.learn(collected.rollouts, self.iteration, check), "lag": float(lag)}
+        self._end_iteration()
         self._report(collected, metrics, collected_s, time.monotonic() - began - collected_s, time.process_time() - cpu)
         return metrics
 
     def _skip_learning(self, collected: CollectedIteration, collected_s: float) -> dict[str, float]:
         """Leave the policy as it is, since all groups were rejected. Too often in a row, and the run ends."""
         self._num_empty += 1
-        self._exchange.keep_only([])
-        self.iteration += 1
+        self._end_iteration()
         self._report(collected, {}, collected_s, 0.0, 0.0)
         if self._num_empty >= self.config.max_empty:
             raise UnderstudyError(
@@ -165,6 +204,11 @@ class OnPolicyRun:
                 f"the task; or widen filters.accuracy-lower-bound and -upper-bound, or raise plan.max-waves"
             )
         return {}
+
+    def _end_iteration(self) -> None:
+        self._exchange.keep_only([rollout for group in self._carried for rollout in group.rollouts])
+        self._start, self._collected = None, {}
+        self.iteration += 1
 
     def _acting(self) -> AbstractContextManager[None]:
         """Within, episodes are run with the present policy."""
@@ -176,47 +220,65 @@ class OnPolicyRun:
         return self._plan.share(tickets, self.ranks.rank, self.ranks.size)
 
     def _collect(self, tickets: Sequence[Ticket]) -> list[Rollout]:
-        mine = self._mine(tickets)
-        num_finished = 0
-
-        def on_result(rollout: Rollout) -> None:
-            nonlocal num_finished
-            num_finished += 1
-            self.health.progress("collecting", self.num_steps, self._learner.engine.num_updates, self.policy.version)
-            self._notify(episodes=num_finished)
-
-        rollouts = in_order(mine, self.backend.runner.stream(mine, self.policy, self.config.sampling), on_result)
+        """Run the tickets that a stopped run has not finished; of all ranks, in their order."""
+        mine = self._mine([ticket for ticket in tickets if ticket.number not in self._collected])
+        finished: dict[int, Rollout] = {}
+        try:
+            for rollout in self.backend.runner.stream(mine, self.policy, self.config.sampling):
+                finished[rollout.ticket.number] = rollout
+                engine = self._learner.engine
+                self.health.progress("collecting", self.num_steps, engine.num_updates, self.policy.version)
+                self._notify(episodes=len(finished))
+        except Stopped:  # the other ranks are told below
+            pass
+        rollouts = [finished[ticket.number] for ticket in mine if ticket.number in finished]
         self.backend.store(rollouts)
-        return self._exchange.add(tickets, rollouts)
+        self._collected |= self._exchange.add(rollouts)
+        self._check_stop()
+        return [self._collected[ticket.number] for ticket in tickets]
 
     def evaluate(self) -> None:
         """Evaluate the present policy on held-out starts of every task, once for each version. Rank 0 runs it."""
         if self._evaluated_version == self.policy.version:
             return
-        self._evaluated_version = self.policy.version
+        stopped = False
         weights = self._learner.engine.parameters(everywhere=False)
         with self._acting():
             if self.ranks.first:
-                self.health.progress("evaluating")
-                runner = self.backend.runner
-                result = evaluate_tasks(
-                    runner,
-                    self.policy,
-                    self.config.evaluation,
-                    seed=EVALUATION_SEED,
-                    videos=self.directory.videos / f"iteration-{self.iteration:06d}",
-                    progress=lambda episode: self.health.progress("evaluating"),
-                )
-                measured_on = fingerprint(
-                    config=self.directory.metadata["config"],
-                    parameters=self.policy.parameters(weights),
-                    env=self.config.env,
-                    versions=runner.versions,
-                )
-                values = {**result.to_json(), "fingerprint": measured_on.to_json()}
-                self._write("evaluation", iteration=self.iteration, **values)
-                self._notify(evaluation=result)
-            self.ranks.barrier("evaluated")
+                try:
+                    self._run_evaluation(weights)
+                except Stopped:  # the other ranks are told below
+                    stopped = True
+            if any(self.ranks.gather_json(stopped, name="evaluated")):
+                self._stop.request()
+                raise self._stop.stopped()
+        self._evaluated_version = self.policy.version
+
+    def _run_evaluation(self, weights: Mapping[str, Any]) -> None:
+        runner = self.backend.runner
+
+        def progress(_: object = None) -> None:
+            self.health.progress("evaluating")
+            self._stop.check()  # the resumed run evaluates again
+
+        progress()
+        result = evaluate_tasks(
+            runner,
+            self.policy,
+            self.config.evaluation,
+            seed=EVALUATION_SEED,
+            videos=self.directory.videos / f"iteration-{self.iteration:06d}",
+            progress=progress,
+        )
+        measured_on = fingerprint(
+            config=self.directory.metadata["config"],
+            parameters=self.policy.parameters(weights),
+            env=self.config.env,
+            versions=runner.versions,
+        )
+        values = {**result.to_json(), "fingerprint": measured_on.to_json()}
+        self._write("evaluation", iteration=self.iteration, **values)
+        self._notify(evaluation=result)
 
     # ---- reporting
 
@@ -278,9 +340,16 @@ class OnPolicyRun:
     def _save(self) -> None:
         """Write a checkpoint that any number of ranks can resume from, and the policy as a file of its own."""
         self.health.progress("saving a checkpoint", self.num_steps)
-        engine = self._learner.engine
-        rollouts = [rollout for group in self._carried for rollout in group.rollouts]
-        carried = self._exchange.with_observations(rollouts)
+        engine, learning = self._learner.engine, self._learner.learning
+        start = self._start or IterationStart(
+            plan=self._plan.state(),
+            carried=self._carried,
+            num_steps=self.num_steps,
+            algorithm=self._learner.algorithm.state(),
+        )
+        carried = self._exchange.with_observations([rollout for group in start.carried for rollout in group.rollouts])
+        collected = self._exchange.with_observations([self._collected[number] for number in sorted(self._collected)])
+        totals = self.ranks.gather_json(learning.totals, name="totals")
         weights = engine.parameters(everywhere=False)
         each = self.ranks.gather_json(self.backend.commits(), name="commits")
         commits = {name: commit for one in each for name, commit in one.items()}
@@ -288,17 +357,18 @@ class OnPolicyRun:
         if not self.ranks.first:
             engine.save(unfinished(checkpoints, self.iteration) / SHARDS)
             return
-        collection, arrays = save_collection(self._plan, group_rollouts(carried, self.config.plan.n_samples))
+        collection, arrays = save_collection(start.plan, group_rollouts(carried, self.config.plan.n_samples), collected)
         facts = {
             "start": self._start_digest,
             "iteration": self.iteration,
-            "steps": self.num_steps,
+            "steps": start.num_steps,
             "version": self.policy.version,
             "evaluated_version": self._evaluated_version,
             "empty": self._num_empty,
             "collection": collection,
             "commits": commits,
-            "algorithm": self._learner.algorithm.state(),
+            "algorithm": start.algorithm,
+            "learning": {"norms": learning.norms, "totals": totals},
             "metrics": 0 if self._log is None else self._log.position,
         }
         write_checkpoint(
@@ -309,6 +379,7 @@ class OnPolicyRun:
             keep=self.config.keep_checkpoints,
             fill=lambda directory: engine.save(directory / SHARDS),
         )
+        self._saved_steps = self.num_steps
         last = self.iteration == self.config.iterations
         save_policy(self.policy, self.directory, weights, adapted=bool(self.config.lora.rank), last=last)
 
@@ -325,9 +396,12 @@ class OnPolicyRun:
             )
         self._learner.engine.load(newest / SHARDS)
         self._learner.algorithm.restore(facts["algorithm"])
-        carried = restore_collection(self._plan, facts["collection"], checkpoint.state)
-        self._carried = tuple(self._without_observations(group) for group in carried)
+        carried, collected = restore_collection(self._plan, facts["collection"], checkpoint.state)
+        self._carried = tuple(Group(rollouts=self._without_observations(group.rollouts)) for group in carried)
+        self._collected = {rollout.ticket.number: rollout for rollout in self._without_observations(collected)}
+        self._learner.learning = self._my_part(facts.get("learning", {"norms": [], "totals": []}))
         self.iteration, self.num_steps = int(facts["iteration"]), int(facts["steps"])
+        self._saved_steps = self.num_steps + sum(rollout.num_steps for rollout in collected)
         self.policy.version, self._evaluated_version = int(facts["version"]), int(facts["evaluated_version"])
         self._num_empty = int(facts["empty"])
         rolled_back = self.backend.rollback(facts["commits"])
@@ -336,13 +410,42 @@ class OnPolicyRun:
             f"restored checkpoint {newest.name}: policy version {self.policy.version} and its optimizer, after "
             f"{self._learner.engine.num_updates} updates",
             f"restored collection: iteration {self.iteration}, the next tasks and starts, {len(self._carried)} groups "
-            f"carried over",
+            f"carried over, {len(self._collected)} episodes of this iteration",
             f"removed {lines} lines of metrics after the checkpoint",
             *rolled_back,
         ]
         return checkpoint
 
-    def _without_observations(self, group: Group) -> Group:
-        """The group without its observations; rank 0 holds them and hands them out from there."""
+    def _without_observations(self, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
+        """The rollouts without their observations; rank 0 holds them and hands them out from there."""
         exchange = self._exchange if self.ranks.first else RolloutExchange(self.ranks)
-        return Group(rollouts=tuple(exchange.keep(rollout) for rollout in group.rollouts))
+        return tuple(exchange.keep(rollout) for rollout in rollouts)
+
+    def _my_part(self, saved: Mapping[str, Any]) -> Learning:
+        """How far learning was, with the totals of this rank; of another number of ranks, the first takes them all."""
+        totals = saved["totals"]
+        if len(totals) != self.ranks.size:
+            names = {name for one in totals for name in one}
+            whole = {name: sum(one.get(name, 0.0) for one in totals) for name in sorted(names)}
+            totals = [whole, *[{}] * (self.ranks.size - 1)]
+        return Learning(norms=list(saved["norms"]), totals=dict(totals[self.ranks.rank]))
+
+    # ---- stopping
+
+    def _save_and_describe(self) -> str:
+        """Save where the run was stopped; returns a sentence for the user."""
+        self._save()
+        part = f", with {len(self._collected)} episodes of the next one" if self._collected else ""
+        return (
+            f"stopped and saved at iteration {self.iteration} of {self.config.iterations}{part}: no finished episode "
+            f"and no update will be run again; `understudy resume {self.directory.path}` continues"
+        )
+
+    def _describe_unsaved(self) -> str:
+        """What a run that quits at once will run again, in words."""
+        collected = 0 if self._start is None else sum(one.num_steps for one in self._collected.values())
+        steps = (self.num_steps if self._start is None else self._start.num_steps + collected) - self._saved_steps
+        return (
+            f"{steps} steps (0 by a human) and the episodes in progress since the last checkpoint will be run again; "
+            f"`understudy resume {self.directory.path}` continues"
+        )

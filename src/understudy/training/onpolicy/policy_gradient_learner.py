@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,14 @@ from understudy.training.onpolicy.trainable_policy import TrainablePolicy
 Array = np.ndarray[Any, Any]
 
 REFERENCE_ROWS = 64  # per forward pass of the reference policy
+
+
+@dataclass(kw_only=True)
+class Learning:
+    """How far a call of `learn` is."""
+
+    norms: list[float] = field(default_factory=list)  # of the gradient, for each mini batch that is finished
+    totals: dict[str, float] = field(default_factory=dict)  # of the metrics of this rank
 
 
 class PolicyGradientLearner:
@@ -50,9 +59,16 @@ class PolicyGradientLearner:
         self._seed = seed
         self._reference = reference
         self._progress = progress
+        self.learning = Learning()  # how far `learn` is
 
-    def learn(self, rollouts: Sequence[Rollout], number: int) -> dict[str, float]:
-        """Update on the rollouts of all ranks; the number of the batch decides the order of its rows."""
+    def learn(
+        self, rollouts: Sequence[Rollout], number: int, check: Callable[[], None] = lambda: None
+    ) -> dict[str, float]:
+        """Update on the rollouts of all ranks; the number of the batch decides the order of its rows.
+
+        `check` is called between two mini batches and may raise; if `learning` is saved then and restored later, the
+        same call continues with the next mini batch.
+        """
         batch = to_batch(rollouts)
         prepared = self.algorithm.prepare(batch, reference_log_prob=self._reference_log_prob(batch, rollouts))
         plan = self.algorithm.mini_batches(prepared, seed=_batch_seed(self._seed, number))
@@ -64,9 +80,9 @@ class PolicyGradientLearner:
         ]
         need = np.unique(np.concatenate([part.rows for parts in mine for part in parts]))
         seen = self._exchange.observations(rollouts, need)
-        totals: dict[str, float] = {}
-        norms = []
-        for parts in mine:
+        learning = self.learning
+        totals, norms = learning.totals, learning.norms
+        for parts in mine[len(norms) :]:
             for index, part in enumerate(parts):
                 evaluated = self._evaluate(self.policy, batch, seen, need, part.rows)
                 loss, sums = self.algorithm.loss(evaluated, loss_inputs(prepared, part, self.policy.device))
@@ -75,6 +91,9 @@ class PolicyGradientLearner:
                     totals[name] = totals.get(name, 0.0) + float(value)
                 self._progress("learning")
             norms.append(self.engine.step())
+            if len(norms) < len(mine):
+                check()
+        self.learning = Learning()
         self.policy.version += 1
         metrics = {**prepared.metrics, **self.algorithm.finish_metrics(self._ranks.sum(totals))}
         return {**metrics, "gradient": float(np.mean(norms)), "learning_rate": self.engine.learning_rate}

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 
 from understudy.policies import BlockPolicy, Sampling
+from understudy.processes.stop import StopRequest
 from understudy.replay import Store
 from understudy.replay.write.writer import Writer
 from understudy.training.collection.block_rows import block_spec, write_rollouts
@@ -74,7 +75,7 @@ class LocalRolloutBackend:
 
     uses_local_policy = True
 
-    def __init__(self, run: Run, config: OnPolicyConfig, ranks: Ranks):
+    def __init__(self, run: Run, config: OnPolicyConfig, ranks: Ranks, stop: StopRequest | None = None):
         self._name = f"rank-{ranks.rank}"
         self._path = run.store if ranks.first else run.path / "stores" / self._name
         self._opened: tuple[Store, Writer] | None = None
@@ -87,6 +88,7 @@ class LocalRolloutBackend:
                 max_steps=config.max_steps,
                 task_affinity=config.workers.task_affinity,
                 clip_actions=config.clip_actions,
+                stop=stop,
             )
         )
 

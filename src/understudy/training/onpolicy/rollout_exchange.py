@@ -16,7 +16,6 @@ from understudy.core import Episode, Tree
 from understudy.core import tree as trees
 from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.serialization import deserialize_rollouts, serialize_rollouts
-from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.row_exchange import exchange_rows
 
@@ -31,8 +30,8 @@ class RolloutExchange:
         self.num_bytes_moved = 0  # received by this rank so far
         self._here: dict[int, Tree] = {}  # observations [T, ...] by ticket number
 
-    def add(self, tickets: Sequence[Ticket], mine: Sequence[Rollout]) -> list[Rollout]:
-        """The rollouts of all ranks in the order of these tickets; `mine` are this rank's, with observations."""
+    def add(self, mine: Sequence[Rollout]) -> dict[int, Rollout]:
+        """The rollouts of all ranks, by the number of their ticket; `mine` are this rank's, with observations."""
         light = [self.keep(rollout) for rollout in mine]
         facts, arrays = serialize_rollouts(light)
         gathered = self.ranks.gather_json(facts, name="rollouts")
@@ -40,7 +39,7 @@ class RolloutExchange:
         for rank, theirs in enumerate(gathered):
             sent = self.ranks.broadcast_arrays(arrays if rank == self.ranks.rank else None, source=rank)
             found |= {rollout.ticket.number: rollout for rollout in deserialize_rollouts(theirs, sent)}
-        return [found[ticket.number] for ticket in tickets]
+        return found
 
     def keep(self, rollout: Rollout) -> Rollout:
         """Keep the observations of a rollout on this rank; returns the rollout without them."""

@@ -19,6 +19,7 @@ from understudy.core import tree as trees
 from understudy.envs.registry import open_world
 from understudy.policies import Stats
 from understudy.policies.vla import VLAConfig
+from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import DEMO, Reader, Sampler, Sequences
 from understudy.training.collection.collector import Collector
 from understudy.training.onpolicy.config import TaskEvaluationConfig
@@ -90,13 +91,15 @@ def run_sft(
     *,
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    stop: StopRequest | None = None,
 ) -> tuple[VLAPolicy, TaskEvaluationResult | None]:
     """Imitate, from the newest checkpoint if there is one; the policy, metrics and evaluation go to the run.
 
     `say` gets what it is doing now, and `note` what the user should know later too. `progress` gets the number of
-    updates that are done, and of all.
+    updates that are done, and of all. After a `stop` request it saves and raises Stopped.
     """
     config = run.config(SFTConfig)
+    stop = stop or StopRequest()
     store = run.store if config.demos is None else Path(config.demos)
     check_device(config.device)
     note(str(use_threads(config.threads, large=True)))
@@ -105,27 +108,49 @@ def run_sft(
         sft, demos = _open(run, config, reader, undo)
         log = MetricLog(run.metrics)
         undo.callback(log.close)
-        if not sft.num_updates:
-            _save(run, config, sft, demos, log)
-        else:
+        saved = sft.num_updates
+
+        def save() -> None:
+            nonlocal saved
+            facts = {"policy": sft.description(), "demos": demos.state(), "metrics": log.position}
+            write_checkpoint(run.checkpoints, sft.num_updates, sft.state(), facts, keep=config.keep_checkpoints)
+            saved = sft.num_updates
+
+        stop.describe_unsaved = lambda: (
+            f"{sft.num_updates - saved} updates since the last checkpoint will be done again; "
+            f"`understudy resume {run.path}` continues"
+        )
+        if sft.num_updates:
             say(f"resumed from update {sft.num_updates:,}")
-        while sft.num_updates < config.updates:
-            number = sft.num_updates + 1
-            report = number % config.report_every == 0 or number == config.updates
-            metrics = sft.update(demos.sample(), report=report)
-            health.progress("imitating", update=number)
-            progress(number, config.updates)
-            if report:
-                log.write("train", step=len(demos), update=number, **metrics)
-                say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.3f}")
-            if number % config.checkpoint_every == 0 or number == config.updates:
-                _save(run, config, sft, demos, log)
-        policy = sft.policy(version=sft.num_updates)
-        policy.save(run.policy)
-        if not config.evaluate:
-            return policy, None
-        say("evaluating")
-        found, measured_on = _evaluate(run, config, policy, health)
+        else:
+            save()
+        try:
+            while sft.num_updates < config.updates:
+                stop.check()
+                number = sft.num_updates + 1
+                report = number % config.report_every == 0 or number == config.updates
+                metrics = sft.update(demos.sample(), report=report)
+                health.progress("imitating", update=number)
+                progress(number, config.updates)
+                if report:
+                    log.write("train", step=len(demos), update=number, **metrics)
+                    say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.3f}")
+                if number % config.checkpoint_every == 0 or number == config.updates:
+                    save()
+            policy = sft.policy(version=sft.num_updates)
+            policy.save(run.policy)
+            if not config.evaluate:
+                return policy, None
+            say("evaluating")
+            found, measured_on = _evaluate(run, config, policy, health, stop)
+        except Stopped as stopped:
+            if saved != sft.num_updates:
+                save()
+            stopped.sentence = (
+                f"stopped and saved at update {saved:,} of {config.updates:,}: no update will be done again; "
+                f"`understudy resume {run.path}` continues"
+            )
+            raise
         log.write(
             "evaluation", step=len(demos), update=config.updates, **found.to_json(), fingerprint=measured_on.to_json()
         )
@@ -133,18 +158,23 @@ def run_sft(
 
 
 def _evaluate(
-    run: Run, config: SFTConfig, policy: VLAPolicy, health: Health
+    run: Run, config: SFTConfig, policy: VLAPolicy, health: Health, stop: StopRequest
 ) -> tuple[TaskEvaluationResult, Fingerprint]:
-    """Evaluate the policy on held-out starts of all tasks of the world."""
-    health.progress("evaluating")
-    with Collector(config.env, num_parallel_envs=os.cpu_count() or 1) as collector:
+    """Evaluate the policy on held-out starts of all tasks of the world; a run that is stopped evaluates again."""
+
+    def progress(_: object = None) -> None:
+        health.progress("evaluating")
+        stop.check()
+
+    progress()
+    with Collector(config.env, num_parallel_envs=os.cpu_count() or 1, stop=stop) as collector:
         found = evaluate_tasks(
             collector,
             policy,
             config.evaluation,
             seed=0,
             videos=run.videos,
-            progress=lambda episode: health.progress("evaluating"),
+            progress=progress,
         )
         measured_on = fingerprint(
             config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=collector.versions
@@ -260,8 +290,3 @@ def _new_policy(config: SFTConfig, demos: Demonstrations) -> VLAPolicy:
     policy.check_world(demos.spec)
     stats = Stats.of_data(policy.inputs, [demos.sample(STATS_STEPS).observation])
     return VLAPolicy(policy.config, policy.spec, policy.words, stats, policy.model, device=config.device)
-
-
-def _save(run: Run, config: SFTConfig, sft: SFT, demos: Demonstrations, log: MetricLog) -> None:
-    facts = {"policy": sft.description(), "demos": demos.state(), "metrics": log.position}
-    write_checkpoint(run.checkpoints, sft.num_updates, sft.state(), facts, keep=config.keep_checkpoints)

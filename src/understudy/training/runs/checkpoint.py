@@ -77,7 +77,7 @@ def write_checkpoint(
 
 
 def _remove_old(root: Path, keep: int) -> None:
-    for old in sorted(root.glob("[0-9]*"))[:-keep]:
+    for old in sorted(root.glob("[0-9]*"), key=_order)[:-keep]:
         shutil.rmtree(old.rename(root / f".new-{old.name}"))  # renamed first: half a checkpoint never has a valid name
 
 
@@ -94,7 +94,13 @@ def unfinished(root: Path, number: int) -> Path:
 
 def newest_checkpoint(root: Path) -> Path | None:
     """The directory of the last checkpoint, or None."""
-    return max(root.glob("[0-9]*"), default=None)
+    return max(root.glob("[0-9]*"), key=_order, default=None)
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """The number of a checkpoint, and how many of this number were written before it."""
+    number, _, again = path.name.partition("-")
+    return int(number), int(again or 0)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

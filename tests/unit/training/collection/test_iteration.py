@@ -221,7 +221,8 @@ def test_it_goes_on_after_a_restart_with_the_same_batches(tmp_path: Path) -> Non
     plan = new_plan()
     found = collect_iteration(plan, by_rule(good_in_turn), FILTERS)
     assert found.carried
-    facts, arrays = save_collection(plan, found.carried)
+    collected = found.all_rollouts[:3]
+    facts, arrays = save_collection(plan.state(), found.carried, collected)
     save_file(arrays, tmp_path / "arrays.safetensors")
     text = json.dumps(facts)
     wanted = []
@@ -229,7 +230,8 @@ def test_it_goes_on_after_a_restart_with_the_same_batches(tmp_path: Path) -> Non
         found = collect_iteration(plan, by_rule(good_in_turn), FILTERS, found.carried)
         wanted.append(found)
     other = new_plan()
-    carried = restore_collection(other, json.loads(text), load_file(tmp_path / "arrays.safetensors"))
+    carried, again = restore_collection(other, json.loads(text), load_file(tmp_path / "arrays.safetensors"))
+    assert [one.equals(other) for one, other in zip(collected, again, strict=True)] == [True] * 3
     for before in wanted:
         after = collect_iteration(other, by_rule(good_in_turn), FILTERS, carried)
         assert same(before, after)

@@ -22,6 +22,7 @@ from understudy.core import NO_VERSION, Source
 from understudy.envs import IsolatedWorld, ToyTable, WorldFactory
 from understudy.envs.workers.outcomes import WorkerDied
 from understudy.policies import Stats
+from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import Reader, Store
 from understudy.replay.format.paths import parameter_files
 from understudy.service import Remote, Server, ServerConfig, connect
@@ -97,23 +98,56 @@ def test_actors_share_what_the_learner_may_be_behind_and_end_when_told(tmp_path:
             def watch(number: int, rolled: EpisodeResult, version: int | None, steps: list[int] = steps) -> None:
                 steps.append(rolled.num_steps)
 
-            def waits(health: Health = health) -> bool:
-                return bool(health.now()["doing"] == "waiting for the learner")
-
-            run_actor(
-                config,
-                server.address,
-                name="a",
-                health=health,
-                watch=watch,
-                num_actors=lambda n=num_actors: n,  # type: ignore[misc]
-                stop=waits,
-            )
+            stop = StopRequest()
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(
+                    run_actor,
+                    config,
+                    server.address,
+                    name="a",
+                    health=health,
+                    watch=watch,
+                    num_actors=lambda n=num_actors: n,
+                    stop=stop,
+                )
+                wait_for(lambda health=health: health.now()["doing"] == "waiting for the learner")  # type: ignore[misc]
+                stop.request()
+                with pytest.raises(Stopped, match="; all its steps are on the server; start it again to continue"):
+                    running.result()
             lived.append(sum(steps))
             with Reader(store.path) as reader:
                 assert sum(record.num_steps for record in reader.episodes()) == sum(steps)  # delivered at the end
     assert 700 < lived[0] <= 800
     assert 175 < lived[1] <= 275
+
+
+def test_an_actor_ends_by_itself_when_the_run_has_its_steps(tmp_path: Path) -> None:
+    config = RLPDConfig(env="toy:touch_purple?cameras=false", steps=250, start_steps=1000)
+    with Store.open(tmp_path / "store") as store, Server(store, ServerConfig(port=0)) as server:
+        assert run_actor(config, server.address, name="a") >= 3  # nobody learns, and nobody tells it to end
+        with Reader(store.path) as reader:
+            lengths = [record.num_steps for record in reader.episodes()]
+        assert sum(lengths) >= 250 > sum(lengths[:-1])
+        assert run_actor(config, server.address, name="a") == 0
+        assert run_actor(config, server.address, name="b") == 0
+
+
+def test_an_episode_that_does_not_end_in_time_is_truncated_and_kept(tmp_path: Path) -> None:
+    config = RLPDConfig(env="toy:touch_purple?cameras=false", start_steps=1000)
+    stop = StopRequest(grace_s=0)
+    with Store.open(tmp_path / "store") as store, ToyTable(cameras=False) as world:
+
+        def show(observation: Any, seen: Any) -> None:
+            if seen["step"] == 3:
+                stop.request()
+
+        actor = Actor(config, world, store.writer("a", world.step_spec), name="a", show=show, stop=stop)
+        assert actor.run_episode(None, 0).num_steps == 4
+        assert actor.in_progress == (0, 0)
+    with Reader(tmp_path / "store") as reader:
+        (record,) = reader.episodes()
+        assert (record.state, record.num_steps) == ("ended", 4)
+        assert reader.read(record.id).truncated.tolist() == [False, False, False, True]
 
 
 # ---- when there is no policy
@@ -137,19 +171,20 @@ def acting(config: RLPDConfig, address: str) -> Iterator[tuple[Health, list[int 
     """An actor in a thread: its health, and the version of the policy of each episode."""
     health = Health(None, role="actor", name="arm")
     versions: list[int | None] = []
-    ended = threading.Event()
+    stop = StopRequest()
 
     def watch(number: int, result: EpisodeResult, version: int | None) -> None:
         versions.append(version)
 
     with ThreadPoolExecutor(1) as pool:
-        options: dict[str, Any] = {"name": "arm", "health": health, "watch": watch, "stop": ended.is_set}
+        options: dict[str, Any] = {"name": "arm", "health": health, "watch": watch, "stop": stop}
         running = pool.submit(run_actor, config, address, **options)
         try:
             yield health, versions
         finally:
-            ended.set()
-            running.result()
+            stop.request()
+            with pytest.raises(Stopped):
+                running.result()
 
 
 def is_waiting(health: Health) -> Callable[[], bool]:

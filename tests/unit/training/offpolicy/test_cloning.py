@@ -67,6 +67,22 @@ def test_every_option_changes_something(name: str, demos: list[str], tmp_path: P
     assert changed(new, old)
 
 
+def test_checkpoints_are_as_many_and_as_often_as_asked_for(demos: list[str], tmp_path: Path) -> None:
+    for keep, wanted in ((9, ["0", "6", "12", "18", "20"]), (1, ["20"])):
+        lines(tmp_path / str(keep), replace(BASE, demos=demos[0], checkpoint_every=6, keep_checkpoints=keep))
+        found = sorted(path.name for path in (tmp_path / str(keep) / "checkpoints").iterdir())
+        assert found == [f"{int(number):012d}-0" for number in wanted]
+
+
+def test_a_store_of_another_world_is_refused_in_a_sentence(
+    demos: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", "clone", str(tmp_path / "run"), "--demos", demos[0], "--env", "toy:touch_purple?state=task"]
+    assert main(words) == 1
+    assert "observation" in capsys.readouterr().err
+    assert not (tmp_path / "run" / "config.json").exists()
+
+
 def test_a_device_that_is_not_there_is_said(demos: list[str], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="device: torch cannot use 'nonsense' here"):
         lines(tmp_path / "run", replace(BASE, demos=demos[0], device="nonsense"))

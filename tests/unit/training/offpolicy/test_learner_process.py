@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.system.stop_process import signal_at
 from tests.system.train_process import ENV, small_config
 from tests.unit.service.client.test_remote import Serving
 from tests.waiting import wait_for
@@ -18,8 +21,9 @@ from tests.waiting import wait_for
 from understudy.core import UnderstudyError
 from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
-from understudy.replay import Reader, verify
-from understudy.service import connect
+from understudy.processes.stop import Stopped, StopRequest, stop_on_signals
+from understudy.replay import Reader, Store, verify
+from understudy.service import Server, ServerConfig, connect
 from understudy.service.client import sharded_sampler
 from understudy.training.offpolicy.actor import run_actor
 from understudy.training.offpolicy.learner_process import run_learner
@@ -60,7 +64,7 @@ class Actors:
     def __init__(self, run: Run, places: str, spool: Path, undo: ExitStack, num: int = 2):
         self.remotes = [undo.enter_context(connect(places)) for _ in range(num)]
         self.lived: list[tuple[str, int]] = []
-        self.enough = False
+        self.stop = StopRequest()
         self._failed: list[BaseException] = []
         self._threads = [
             threading.Thread(target=self._act, args=(run.config(RLPDConfig), f"actor-{number}", spool, remote))
@@ -77,9 +81,11 @@ class Actors:
                 name=name,
                 spool=spool / name,
                 num_actors=lambda: len(self._threads),
-                stop=lambda: self.enough,
+                stop=self.stop,
                 watch=lambda number, rolled, version: self.lived.append((name, rolled.num_steps)),
             )
+        except Stopped:
+            return
         except BaseException as error:
             self._failed.append(error)
             raise
@@ -138,14 +144,21 @@ def test_a_shard_is_killed_and_comes_back_elsewhere_while_all_go_on(tmp_path: Pa
     with ExitStack() as again:
         remote = again.enter_context(connect([f"{name}={shard.address}" for name, shard in shards.items()]))
         numbers: list[int] = []
-        run_actor(
-            config,
-            remote,
-            name="actor-1",
-            spool=tmp_path / "spool" / "actor-1",
-            stop=lambda: bool(numbers),
-            watch=lambda number, rolled, version: numbers.append(number),
-        )
+        stop = StopRequest()
+
+        def watch_one(number: int, rolled: Any, version: int | None) -> None:
+            numbers.append(number)
+            stop.request()
+
+        with suppress(Stopped):
+            run_actor(
+                config,
+                remote,
+                name="actor-1",
+                spool=tmp_path / "spool" / "actor-1",
+                stop=stop,
+                watch=watch_one,
+            )
         assert numbers in ([], [sum(name == "actor-1" for name, _ in actors.lived)])
 
 
@@ -198,7 +211,7 @@ def test_what_goes_wrong_with_the_evaluator_ends_the_run(tmp_path: Path, undo: E
     remote = undo.enter_context(connect(f"a={shard.address}"))
     with pytest.raises(UnderstudyError, match="no evaluator in sight"):
         run_learner(run, remote, here={"a": shard.path}, evaluator=evaluator)
-    actors.enough = True
+    actors.stop.request()
     actors.join()
 
 
@@ -238,3 +251,37 @@ def test_a_learner_of_several_shards_needs_no_directory_of_theirs(
     assert "b: the checkpoint counts on this shard" in capsys.readouterr().err.replace("\n", " ")
     options = ["--local-shards", f"a={tmp_path / 'a'}", "--lost-shards", "b"]
     assert main(["learner", str(run.path), f"a={shards['a'].address}", *options]) == 0
+
+
+# ---- a learner that catches up
+
+
+def catch_up(path: Path, recorded: Path, config: RLPDConfig, *moments: int) -> tuple[list[dict[str, Any]], int]:
+    """Learn from a store that has all its steps, stopped at these moments in turn; metrics and number of moments."""
+    run = Run.create(path, "rlpd", config)
+    shutil.copytree(recorded, run.store)
+    with Store.open(run.store) as store, Server(store, ServerConfig(port=0)) as server:
+        for moment in (*moments, 0):
+            stops = pytest.raises(Stopped, match=r"no update is lost; start it again to continue$")
+            with stop_on_signals() as stop, signal_at(moment) as seen, stops if moment else nullcontext():
+                run_learner(run, server.address, stop=stop)
+    return [{k: v for k, v in line.items() if k != "updates_per_s"} for line in read_metrics(run.metrics)], seen.count
+
+
+def test_a_learner_that_catches_up_saves_by_time_and_where_it_is_stopped(tmp_path: Path) -> None:
+    config = small_config(
+        None, steps=60, start_steps=20, cloning_updates=0, eval_every=30, publish_every=20, max_pending_updates=None
+    )
+    with Store.open(tmp_path / "recorded") as store, Server(store, ServerConfig(port=0)) as server:
+        run_actor(config, server.address)  # at random, since nobody learns
+    wanted, count = catch_up(tmp_path / "undisturbed", tmp_path / "recorded", config)
+    assert wanted[-1]["update"] == config.num_updates
+    stopped, _ = catch_up(tmp_path / "stopped", tmp_path / "recorded", config, count // 3, count // 3)
+    assert stopped == wanted
+    policies = [(tmp_path / name / "policy.safetensors").read_bytes() for name in ("undisturbed", "stopped")]
+    assert policies[0] == policies[1]
+    often = replace(config, checkpoint_every_s=1e-9, keep_checkpoints=99)
+    catch_up(tmp_path / "often", tmp_path / "recorded", often)
+    numbers = [len(list((tmp_path / name / "checkpoints").iterdir())) for name in ("undisturbed", "often")]
+    assert numbers[0] <= 2
+    assert numbers[1] >= config.num_updates // config.publish_every

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from understudy.algorithms import SACConfig
 from understudy.cli import main
 from understudy.core import Source
 from understudy.policies import ActorConfig
+from understudy.processes.stop import QuitAtOnce, Stopped, StopRequest, stop_on_signals
 from understudy.replay import Reader
 from understudy.training.offpolicy.local_run import LocalRun
 from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
@@ -22,6 +26,7 @@ from understudy.training.offpolicy.rlpd_learner import RLPDProgress
 from understudy.training.runs.checkpoint import newest_checkpoint
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig
+from understudy.training.runs.health import Health
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
@@ -143,6 +148,10 @@ CHANGES: dict[str, tuple[dict[str, Any], Callable[[Lived, Lived], bool]]] = {
         {"checkpoint_every": 20, "steps": 250, "keep_checkpoints": 9},
         lambda new, old: new.num_checkpoints > 2,
     ),
+    "checkpoint_every_s": (
+        {"checkpoint_every_s": 1e-9, "keep_checkpoints": 9},
+        lambda new, old: new.num_checkpoints == 2 + len(new.lines["episode"]),
+    ),
     "keep_checkpoints": ({"keep_checkpoints": 1}, lambda new, old: new.num_checkpoints == 1),
     "sac": ({"sac": replace(SAC, actor_lr=1e-2)}, lambda new, old: new.last["actor_q"] != old.last["actor_q"]),
 }
@@ -187,6 +196,52 @@ def test_steps_that_are_all_by_chance_are_refused(tmp_path: Path) -> None:
 
 
 # ---- going on
+
+
+def test_an_episode_that_does_not_end_in_time_is_run_again_to_the_same_bits(
+    base: Lived, demos: str, tmp_path: Path
+) -> None:
+    run = Run.create(tmp_path / "run", "rlpd", replace(BASE, demos=demos))
+    stop = StopRequest(grace_s=0)
+    with LocalRun(run, lambda progress: None, stop=stop) as local, health_at(30, stop.request):
+        with pytest.raises(Stopped) as stopped:
+            local.run()
+        assert local._backend.in_progress == (28, 0)
+    assert "and saved at step 0 and update 0: the 28 steps of an unfinished episode will be run" in str(stopped.value)
+    with LocalRun(run) as local:
+        assert "rolled back 1 episodes (28 steps)" in local.restored[-1]
+        local.run()
+    assert run.policy.read_bytes() == base.run.policy.read_bytes()
+
+
+def test_who_quits_at_once_hears_what_is_run_again(demos: str, tmp_path: Path) -> None:
+    config = replace(BASE, demos=demos, intervention=InterventionConfig(source="script", patience_steps=5))
+    run = Run.create(tmp_path / "run", "rlpd", config)
+    with stop_on_signals() as stop, LocalRun(run, stop=stop) as local:
+        signals = [health_at(moment, lambda: os.kill(os.getpid(), signal.SIGINT)) for moment in (20, 25)]
+        with signals[0], signals[1], pytest.raises(QuitAtOnce) as found:
+            local.run()
+    assert str(found.value) == (
+        f"quit at once; 23 steps (17 by a human) and 0 updates since the last checkpoint will be run again; "
+        f"`understudy resume {run.path}` continues"
+    )
+
+
+@contextmanager
+def health_at(moment: int, call: Callable[[], object]) -> Iterator[None]:
+    """Call something at the n-th sign of progress."""
+    original, count = Health.progress, 0
+
+    def progress(health: Health, *args: Any, **kwargs: Any) -> None:
+        nonlocal count
+        original(health, *args, **kwargs)
+        count += 1
+        if count == moment:
+            call()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Health, "progress", progress)
+        yield
 
 
 def test_a_run_that_is_done_has_nothing_left_to_do(base: Lived, capsys: pytest.CaptureFixture[str]) -> None:

@@ -50,6 +50,11 @@ def test_the_same_number_again_is_newer(tmp_path: Path) -> None:
     path = write_checkpoint(tmp_path, 5, STATE, {"try": 2}, keep=2)
     assert read_checkpoint(path).facts == {"try": 2}
     assert newest_checkpoint(tmp_path) == path
+    for attempt in range(3, 13):  # a run that is stopped often reaches two digits
+        write_checkpoint(tmp_path, 5, STATE, {"try": attempt}, keep=2)
+    newest = newest_checkpoint(tmp_path)
+    assert newest is not None
+    assert read_checkpoint(newest).facts == {"try": 12}
     with pytest.raises(CheckpointError, match="at least 1"):
         write_checkpoint(tmp_path, 6, STATE, {}, keep=0)
 
