@@ -29,6 +29,7 @@ from typing import Any, BinaryIO
 
 from understudy.core import UnderstudyError
 from understudy.processes.failures import describe_exit
+from understudy.processes.stop import Interrupted
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.launcher_fds import LIFELINE_FD, LISTEN_FD
 
@@ -157,7 +158,7 @@ class _Watch:
         self._children = children
         self._grace_s, self._stop_s = grace_s, stop_s
         self._num_signals = 0  # SIGINT and SIGTERM that the launcher received
-        self._last_signal_at = 0.0
+        self._last_signal, self._last_signal_at = 0, 0.0
 
     def wait(self) -> int:
         failed: _Child | None = None
@@ -178,10 +179,10 @@ class _Watch:
         failed = failed or self._first_failed()
         if failed is None:
             return 0
-        if self._num_signals and self._children[0].process.returncode not in INTERRUPTED:
-            raise KeyboardInterrupt
-        if self._num_signals:
+        if self._num_signals and self._children[0].process.returncode in INTERRUPTED:
             return self._children[0].process.returncode  # it has said what was saved
+        if self._num_signals:
+            raise KeyboardInterrupt if self._last_signal == signal.SIGINT else Interrupted(self._last_signal)
         if len(self._children) == 1 or (failed.rank == 0 and failed.process.returncode > 0):
             return failed.process.returncode  # its output was shown
         failed.end()
@@ -213,7 +214,7 @@ class _Watch:
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         self._num_signals += 1
-        self._last_signal_at = time.monotonic()
+        self._last_signal, self._last_signal_at = number, time.monotonic()
         self._signal_all(number)
 
 
