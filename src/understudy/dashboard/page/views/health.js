@@ -84,6 +84,8 @@ function sentence(role, live) {
   if (live) return role.doing;
   if (role.state === "failed") return role.error;
   if (role.state !== "ended") return `was ${role.doing} when it was last heard of`;
+  const said = /^(?:Stopped|QuitAtOnce): (.+)/.exec(role.error ?? "")?.[1]; // what was saved, in a sentence
+  if (said) return said;
   const stopped = /^(KeyboardInterrupt|SystemExit)/.exec(role.error ?? "")?.[1];
   return stopped ? `stopped by ${stopped === "KeyboardInterrupt" ? "Ctrl-C" : "a signal"} while ${role.doing}` : `ended well; it was last ${role.doing}`;
 }
