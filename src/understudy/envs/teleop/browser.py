@@ -110,8 +110,8 @@ class BrowserDevice(Closeable):
     def show(self, observation: Tree, info: Mapping[str, Any]) -> None:
         """Show an observation's cameras and `info` on the page.
 
-        The page has fields for task, instruction, episode, step, source, successes, reward and success, and lists
-        every other text or number. `action`, the executed one, is not shown: while the policy acts, the grip follows
+        The page has fields for task, instruction, episode, step, source, successes and reward, and lists every other
+        text or number but `success`. `action`, the executed one, is not shown: while the policy acts, the grip follows
         it, so that a takeover does not drop the object.
         """
         shown = dict(info)

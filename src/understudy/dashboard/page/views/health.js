@@ -30,7 +30,7 @@ export async function open(page, { target }) {
     const none = empty("No process has reported yet", "Learners, actors and servers write a small file every two seconds while they run. This run has none yet.", h("pre", {}, data.directories.join("\n")));
     fill(list, data.processes.length ? data.processes.map((role) => processCard(role, opened)) : none);
     const lock_owner = data.lock_owner;
-    fill(foot, lock_owner ? `The store is written by process ${lock_owner.pid} on ${lock_owner.host}, since ${lock_owner.since}: ${lock_owner.command}` : "No process holds the store's lock.");
+    fill(foot, lock_owner ? `The store is written by process ${lock_owner.pid} on ${lock_owner.host}, since ${lock_owner.since}: ${lock_owner.command}` : "Nobody is writing to the store.");
     tick();
   }
 

@@ -42,7 +42,7 @@ export async function open(page, { target }) {
       tile("intervention rate", percent(practice.human / Math.max(practice.steps, 1)), `of ${count(practice.steps)} steps`, "human"),
       tile("recent rate", percent(late), "second half of training"),
       tile("success when helped", percent(total.score.rate), `${percent(total.score.low)} to ${percent(total.score.high)}, of ${plural(total.score.episodes, "episode")}`),
-      tile("median latency", data.latency.p50 === null ? NONE : `${short(data.latency.p50)} ms`, data.latency.p99 === null ? "not measured" : `90 % below ${short(data.latency.p90)} ms, 99 % below ${short(data.latency.p99)} ms`));
+      tile("median latency", data.latency.p50 === null ? NONE : `${short(data.latency.p50)} ms`, data.latency.p99 === null ? "not measured" : data.latency.max === 0 ? "a script takes over at once" : `90 % below ${short(data.latency.p90)} ms, 99 % below ${short(data.latency.p99)} ms`));
     rate.set([{ name: "intervention rate", color: "var(--human)", points: data.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) }]);
     success.set(practiceCurves(data.course));
     number.set([{ name: "takeovers", color: "var(--human)", bars: true, points: course.map((one, at) => [at, one.takeovers]) }]);

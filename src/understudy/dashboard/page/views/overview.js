@@ -151,7 +151,7 @@ function numbers(data) {
   if (imitates(data)) return [tile("updates", count(last?.update ?? 0), `of ${count(data.config.config.updates)}`), tile("demonstration steps", count(last?.step ?? 0), "to sample from")];
   return [
     tile("environment steps", count(practice.steps), steps ? `of ${count(steps)}` : "of practice"),
-    last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} per second now` : last.updates_per_s ? `${short(last.updates_per_s)} per second at the end` : "") : null,
+    last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} per second now` : last.updates_per_s ? `${short(last.updates_per_s)} per second` : "") : null,
     tile("steps per second", stepsPerS === null ? NONE : short(stepsPerS), stepsPerS === null ? "nothing is being written" : "now, of all actors"),
     tile("episodes", count(data.totals?.episodes ?? 0), data.totals ? `last ${ago(data.totals.rate.last_commit_s)}` : ""),
     tile("intervention rate", practice.steps ? percent(practice.human / practice.steps) : NONE, "of practice steps", practice.human ? "human" : ""),

@@ -218,7 +218,7 @@ function inControl() {
   if (refusal) return ["lost", "Refused", refusal];
   if (!controls && ended) return ["done", ended, "You can close this page. If you record again, it connects by itself."];
   if (!controls) return ["lost", "Not connected", "Nothing you press arrives. Trying again."];
-  if (state.driving && state.you_drive) return ["human", "You are driving", "Let go to give control back."];
+  if (state.driving && state.you_drive) return ["human", "You are driving", controls.discard ? "⏎ ends it as a success, ⌫ as a failure; 0 discards it and starts again." : "Let go to give control back."];
   if (state.driving) return ["human", "A person is driving", "You are watching."];
   const acts = { policy: "The policy acts", script: "The script acts", random: "Chance acts", human: "Holding still" };
   const title = acts[info.source] || "Nobody acts yet";
@@ -229,15 +229,17 @@ function inControl() {
   return [who, title, who === "nobody" || who === "human" ? "Press a key to move." : "Hold a key to take over."];
 }
 
+const COUNTERS = { successes: "recorded" };
+
 function drawCounters() {
-  const { task, instruction, source, episode, step, successes, reward, ...others } = info;
+  const { task, instruction, source, success, episode, step, successes, reward, ...others } = info; // the first ones are elsewhere
   const shown = Object.entries({ episode, step, successes, reward, ...others }).filter(([, value]) => value !== undefined);
   const list = $("counters");
   if (list.dataset.names !== String(shown.map(([key]) => key))) {
     list.dataset.names = String(shown.map(([key]) => key));
     list.replaceChildren(...shown.map(([key]) => {
       const box = document.createElement("div");
-      box.append(Object.assign(document.createElement("dt"), { textContent: key.replaceAll("_", " ") }), document.createElement("dd"));
+      box.append(Object.assign(document.createElement("dt"), { textContent: COUNTERS[key] ?? key.replaceAll("_", " ") }), document.createElement("dd"));
       return box;
     }));
   }
