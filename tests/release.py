@@ -139,7 +139,7 @@ def try_wheel(python: str, wheel: Path, scratch: Path, *, torch: str) -> str:
     inside = scratch / "venv" / "bin" / "python"
     extras = EXTRAS
     if torch != "none":
-        _run([inside, "-m", "pip", "install", "-q", "--no-compile", *shlex.split(torch)])
+        _run([inside, "-m", "pip", "install", "-q", *shlex.split(torch)])
         extras += ",train"
     _run([inside, "-m", "pip", "install", "-q", "--no-compile", f"{wheel}[{extras}]"])
     _run([inside, "-m", "pip", "check"])

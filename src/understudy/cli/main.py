@@ -132,9 +132,10 @@ def _choose(prog: str, args: list[str], table: Mapping[str, Command]) -> str:
 def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
     import tyro
 
-    from understudy.cli.options import MARKERS, REGISTRY
+    from understudy.cli.options import MARKERS, REGISTRY, description, with_named_arguments
 
-    return tyro.cli(function, prog=prog, args=args, config=MARKERS, registry=REGISTRY)
+    named, about = with_named_arguments(function), description(function)
+    return tyro.cli(named, prog=prog, description=about, args=args, config=MARKERS, registry=REGISTRY)
 
 
 def _help(prog: str, table: Mapping[str, Command]) -> str:

@@ -16,6 +16,7 @@ import pytest
 import tyro
 
 import understudy
+from understudy.cli import main
 from understudy.cli.commands import COMMANDS, Command, all_functions
 from understudy.cli.options import MARKERS, REGISTRY
 
@@ -64,6 +65,23 @@ def test_every_command_is_explained_in_a_sentence(words: str) -> None:
 def test_every_line_of_the_list_is_a_sentence(name: str, command: Command) -> None:
     assert problem(command.help) is None
     assert len(command.help) <= 90
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+@pytest.mark.parametrize(("words", "usage"), [("verify", "STORE"), ("record", "TARGET"), ("train clone", "RUN")])
+def test_arguments_have_names_and_lines_fit(
+    words: str, usage: str, columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with pytest.raises(SystemExit, match="0"):
+        main([*words.split(), "--help"])
+    printed = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+    first, *lines = printed.splitlines()
+    assert usage in first.split()
+    assert max(len(line) for line in lines) <= columns
+    about = " ".join(printed.split()).partition("positional arguments")[0].rstrip(" ╭─")
+    text = (FUNCTIONS[words].load().__doc__ or "").partition("Args:")[0]
+    assert about.endswith(" ".join(text.split()))
 
 
 # ---- how long it takes

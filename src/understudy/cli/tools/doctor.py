@@ -45,7 +45,7 @@ EXTRAS = {
 }
 FREE_BYTES = 5 * 10**9
 OPEN_FILES = 1024
-TORCH_S = 60.0
+TORCH_S = 180.0  # its first import compiles thousands of files, perhaps on a busy machine
 TORCH = (
     "import json, torch; n = torch.cuda.device_count(); "
     "print(json.dumps([torch.__version__, torch.get_num_threads(), [torch.cuda.get_device_name(i) for i in range(n)]]))"
