@@ -95,7 +95,9 @@ def test_a_schedule_keeps_the_disk_flat(serve: Callable[..., Server], remote_to:
     server = serve(compact_every_s=0.05, retention=Retention(correction=Budget(max_steps=60)))
     fill(server.store)
     with Reader(server.store.path) as reader:
-        wait_for(lambda: len(list(reader.episodes("not purged"))) == 3)
+        wait_for(lambda: [record.id for record in reader.episodes()] == [4, 5, 6])
+        # How many are purged depends on when the turns came: a segment with few dead rows is left as it is.
+        wait_for(lambda: list(reader.episodes("purged")))
     write_episode(server.store.writer("w", small_spec()), random_episode(small_spec(), 5, 9))  # it still takes steps
     remote_to(server).status()
     assert server.failure is None
