@@ -61,10 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args)
     except KeyboardInterrupt as error:
-        from understudy.processes.stop import Interrupted
+        from understudy.processes.stop import Interrupted, Stopped
 
         stopped = error if isinstance(error, Interrupted) else Interrupted()
-        _print_error(stopped.sentence or _interrupted(args))
+        _print_error(stopped.sentence or _interrupted(args), style="yellow" if isinstance(error, Stopped) else "red")
         return stopped.exit_code
     except BrokenPipeError:  # `understudy info | head`: the pipe is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -163,9 +163,9 @@ def _unknown(prog: str, given: str, names: Iterable[str]) -> str:
     return f"unknown {kind} {given!r}; {advice}"
 
 
-def _print_error(message: str) -> None:
-    """Print `message` in red on stderr, on one line even in a narrow terminal."""
+def _print_error(message: str, *, style: str = "red") -> None:
+    """Print `message` in a colour on stderr, on one line even in a narrow terminal."""
     from rich.console import Console
     from rich.text import Text
 
-    Console(stderr=True).print(Text(message, style="red"), soft_wrap=True)
+    Console(stderr=True).print(Text(message, style=style), soft_wrap=True)
