@@ -15,7 +15,7 @@ class Command:
     """A command, or a group of subcommands."""
 
     help: str  # one sentence
-    function: str = ""  # FOLDER.MODULE:FUNCTION in understudy/cli; empty if it has subcommands
+    function: str = ""  # FOLDER.MODULE:FUNCTION in understudy/cli; with subcommands, what runs without one
     subcommands: Mapping[str, Command] = field(default_factory=dict)
 
     def load(self) -> Callable[..., int]:
@@ -40,6 +40,29 @@ TRAIN: dict[str, Command] = {
         "training.onpolicy:reinforce", "Train with REINFORCE++: returns are normalized over the batch."
     ),
     "ppo": _command("training.onpolicy:ppo", "Train with PPO: a value head and generalized advantage estimation."),
+}
+INIT: dict[str, Command] = {
+    **{
+        kind: _command(f"training.init:{kind}", f"Make a run of {name} without starting it.")
+        for kind, name in {
+            "rlpd": "RLPD",
+            "clone": "behaviour cloning",
+            "sft": "supervised fine-tuning",
+            "grpo": "GRPO",
+            "rloo": "RLOO",
+            "reinforce": "REINFORCE++",
+            "ppo": "PPO",
+        }.items()
+    },
+    "toy": _command("training.init:toy", "Make a run of the recipe toy: RLPD on a toy task."),
+    "metaworld-state": _command("training.init:metaworld-state", "Make a run of RLPD on Metaworld from its state."),
+    "metaworld-camera": _command("training.init:metaworld-camera", "Make a run of RLPD on Metaworld from a camera."),
+    "libero-vla": _command("training.init:libero-vla", "Make a run of fine-tuning a VLA on LIBERO."),
+    "your-robot": _command("training.init:your-robot", "Make a run of RLPD on your own arm."),
+}
+RECIPES: dict[str, Command] = {
+    "list": _command("training.recipes:list_", "List the recipes, with what each of them does."),
+    "copy": _command("training.recipes:copy", "Copy a recipe into the working directory, to change it."),
 }
 ENV: dict[str, Command] = {
     "list": _command("tools.env:list_", "List the worlds, or the tasks of one world."),
@@ -76,6 +99,12 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train": Command(
             help="Train a policy with RLPD, behaviour cloning, GRPO, RLOO, REINFORCE++ or PPO.", subcommands=TRAIN
         ),
+        "init": Command(help="Make a run from a recipe, a config or options, without starting it.", subcommands=INIT),
+        "recipes": Command(
+            help="List the recipes, which are tested starting points of runs, or copy one.",
+            function="training.recipes:list_",
+            subcommands=RECIPES,
+        ),
         "resume": _command("training.resume:command", "Resume a run from its newest checkpoint."),
         "evaluate": _command("training.evaluate:command", "Evaluate a policy on held-out episodes."),
         "actor": _command("training.actor:command", "Run the actor of an RLPD run, which writes steps to a server."),
@@ -104,7 +133,7 @@ COMMANDS: dict[str, Command] = {name: command for group in GROUPS.values() for n
 def all_functions() -> Iterator[tuple[str, Command]]:
     """Every command and subcommand that has a function, by its words: "info", "train rlpd"."""
     for name, command in COMMANDS.items():
-        if command.function:
+        if command.function and not command.subcommands:
             yield name, command
         for inner, subcommand in command.subcommands.items():
             yield f"{name} {inner}", subcommand

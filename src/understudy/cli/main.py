@@ -77,9 +77,13 @@ def _run(args: list[str]) -> int:
         return 0
     name = _choose("understudy", args, COMMANDS)
     prog, args, command = f"understudy {name}", args[1:], COMMANDS[name]
-    if command.subcommands:
-        name = _choose(prog, args, command.subcommands)
-        prog, args, command = f"{prog} {name}", args[1:], command.subcommands[name]
+    if command.subcommands and (args or not command.function):
+        if name == "init" and args and args[0].endswith(".py"):  # a recipe of the user
+            name, command = args[0], Command(help="", function=f"training.init:{args[0]}")
+        else:
+            name = _choose(prog, args, command.subcommands)
+            command = command.subcommands[name]
+        prog, args = f"{prog} {name}", args[1:]
 
     # Threads of torch that wait for each other sleep instead of spinning: on a busy machine that is several times as
     # fast. It is read when torch is imported.
@@ -134,6 +138,10 @@ def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
 
     from understudy.cli.options import MARKERS, REGISTRY, description, with_named_arguments
 
+    if any(word.partition("=")[0] == "--config" for word in args):
+        from understudy.cli.training.config_file import with_config_file
+
+        function = with_config_file(function, args)
     named, about = with_named_arguments(function), description(function)
     return tyro.cli(named, prog=prog, description=about, args=args, config=MARKERS, registry=REGISTRY)
 

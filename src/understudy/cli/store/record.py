@@ -70,7 +70,9 @@ def command(
         with ProgressLine(console, f"starting {env}"):
             world = stack.enter_context(open_world(env))
         task = world.task.name
-        config = RecordConfig(task=task, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed)
+        config = RecordConfig(
+            task=task, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed, env=env
+        )
         if human == "script":
             device: Device = _script(world, noise, seed)
             screen = None if page is None else open_page(stack, console, world, page, watch_only=True)

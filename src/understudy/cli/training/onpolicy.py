@@ -13,6 +13,7 @@ from rich.console import Console
 
 from understudy.cli.console import needs_extra
 from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOptions, check_cluster_options
+from understudy.cli.training.config_file import ConfigFile
 from understudy.cli.training.progress import iteration_progress
 from understudy.cluster.config import ClusterConfig
 from understudy.core import UnderstudyError
@@ -38,6 +39,7 @@ ARGS = """
     Args:
         run: Directory of the new run, which is created.
         config: Options of the run.
+        config_file: YAML file with options, or a run to take them from; options in the command line go first.
         ranks: Number of processes on this machine that train together; above 1, set --engine.parallel to ddp or fsdp.
         cluster: Address of the Ray cluster to run on: `local` starts one on this machine, `auto` finds the one that
             runs on this machine, and HOST:PORT connects to another.
@@ -52,6 +54,7 @@ def _command(kind: str) -> Callable[..., int]:
         run: Annotated[Path, tyro.conf.Positional],
         config: Annotated[OnPolicyConfig, tyro.conf.arg(name="")] = default,
         *,
+        config_file: ConfigFile = None,
         ranks: int = 1,
         cluster: str | None = None,
         cluster_config: ClusterOptions = DEFAULT_CLUSTER,

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from understudy.cli.console import needs_extra
 from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOptions, check_cluster_options
+from understudy.cli.training.config_file import ConfigFile, StoredEnv, with_stored_env
 from understudy.cli.training.progress import rlpd_progress
 from understudy.cluster.config import ClusterConfig
 from understudy.processes.stop import stop_on_signals
@@ -21,13 +22,14 @@ with needs_extra("train"):
 if TYPE_CHECKING:
     from understudy.training.runs.run import Run
 
-DEFAULT = RLPDConfig()
+DEFAULT = RLPDConfig(env=StoredEnv(RLPDConfig.env))
 
 
 def command(
     run: Annotated[Path, tyro.conf.Positional],
     config: Annotated[RLPDConfig, tyro.conf.arg(name="")] = DEFAULT,
     *,
+    config_file: ConfigFile = None,
     cluster: str | None = None,
     cluster_config: ClusterOptions = DEFAULT_CLUSTER,
 ) -> int:
@@ -36,6 +38,7 @@ def command(
     Args:
         run: Directory of the new run. Demonstrations are in its store (`understudy record RUN/store`), or in --demos.
         config: Options of the run.
+        config_file: YAML file with options, or a run to take them from; options in the command line go first.
         cluster: Address of the Ray cluster to run on: `local` starts one on this machine, `auto` finds the one that
             runs on this machine, and HOST:PORT connects to another.
         cluster_config: Workers of each role on the cluster, and their resources.
@@ -43,6 +46,7 @@ def command(
     from understudy.training.runs.run import Run
 
     check_cluster_options(cluster, cluster_config)
+    config = with_stored_env(run, config, Console(highlight=False, soft_wrap=True).print)
     with Run.create_or_remove(run, "rlpd", config) as created:
         return run_until_finished(created, cluster, cluster_config)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from understudy.cli.console import needs_extra
 from understudy.cli.progress import ProgressLine
+from understudy.cli.training.config_file import ConfigFile, StoredEnv, with_stored_env
 from understudy.processes.stop import stop_on_signals
 
 with needs_extra("vla"):
@@ -18,24 +19,28 @@ with needs_extra("vla"):
 if TYPE_CHECKING:
     from understudy.training.runs.run import Run
 
-DEFAULT = SFTConfig()
+DEFAULT = SFTConfig(env=StoredEnv(SFTConfig.env))
 
 
 def command(
     run: Annotated[Path, tyro.conf.Positional],
     config: Annotated[SFTConfig, tyro.conf.arg(name="")] = DEFAULT,
+    *,
+    config_file: ConfigFile = None,
 ) -> int:
     """Fine-tune a vision-language-action policy on demonstrations (supervised fine-tuning).
 
     Args:
         run: Directory of the new run. Demonstrations are in its store (`understudy record RUN/store`), or in --demos.
         config: Options of the run.
+        config_file: YAML file with options, or a run to take them from; options in the command line go first.
     """
     with needs_extra("vla"):
         import understudy.policies.vla.model  # noqa: F401 (needs transformers: missing, it is named before a run is made)
         from understudy.training.onpolicy.sft import KIND
         from understudy.training.runs.run import Run
 
+    config = with_stored_env(run, config, Console(highlight=False, soft_wrap=True).print)
     with Run.create_or_remove(run, KIND, config) as created:
         return run_until_finished(created)
 

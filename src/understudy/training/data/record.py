@@ -31,6 +31,9 @@ logger = logging.getLogger(__name__)
 MAX_BROKEN_IN_A_ROW = 3  # world failures in a row, after which recording ends
 
 
+ENV = "env"  # label of an episode: the world in which it was recorded
+
+
 @dataclass(frozen=True, kw_only=True)
 class RecordConfig:
     """What to record. Start states are of the training split."""
@@ -43,6 +46,8 @@ class RecordConfig:
     """Number of episodes of this call after which recording ends, however many succeeded."""
     seed: int = 0
     """Seed that decides the start states."""
+    env: str | None = None
+    """Name of the world with its options, which is stored with each episode as the label `env`."""
 
     def __post_init__(self) -> None:
         if self.successes < 1 or self.max_episodes < 1:
@@ -114,6 +119,7 @@ def record(
                 pace=pace,
                 show=_counted(show, report),
                 stop=stop,
+                labels={} if config.env is None else {ENV: config.env},
             )
         except Stopped as stopped:
             stopped.sentence = (

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from understudy.core import NO_VERSION, AnyTree, EpisodeError, EpisodeInfo, Kind, Source, Step, Tree
@@ -55,13 +56,14 @@ def run_episode(
     pace: Pace | None = None,
     show: Show | None = None,
     stop: StopRequest | None = None,
+    labels: Mapping[str, str] = MappingProxyType({}),
 ) -> EpisodeResult:
     """Run one episode of `world` and record it into `writer`; a policy acts, or an operator, or both.
 
     `source` says what `act` is. Without `act` the episode starts with the operator's first input. `pace` keeps a
-    control rate; `show` is called before each step and at the end. If anything raises, the steps so far are stored as a
-    cut episode. With `stop`, an operator is no longer waited for after a request, and an episode that has had its time
-    to end is truncated there.
+    control rate; `show` is called before each step and at the end. The episode gets these `labels` besides its own. If
+    anything raises, the steps so far are stored as a cut episode. With `stop`, an operator is no longer waited for after
+    a request, and an episode that has had its time to end is truncated there.
     """
     if act is None and takeover is None:
         raise EpisodeError("act, takeover: expected at least one of them, got neither; give a policy or a takeover")
@@ -117,7 +119,7 @@ def run_episode(
     except BaseException:
         writer.cut(observation if num_steps else None)
         raise
-    labels = {**info.labels, **(takeover.summary.labels() if takeover is not None else {})}
+    labels = {**labels, **info.labels, **(takeover.summary.labels() if takeover is not None else {})}
     if choice.discard:
         writer.cut(observation if num_steps else None, success=False, labels={**labels, DISCARDED: "yes"})
     else:
