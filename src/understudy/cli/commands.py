@@ -15,7 +15,7 @@ class Command:
     """A command, or a group of subcommands."""
 
     help: str  # one sentence
-    function: str = ""  # FOLDER.MODULE:FUNCTION in understudy/cli; with subcommands, what runs without one
+    function: str = ""  # FOLDER.MODULE:FUNCTION in understudy/cli; empty if it has subcommands
     subcommands: Mapping[str, Command] = field(default_factory=dict)
 
     def load(self) -> Callable[..., int]:
@@ -60,10 +60,6 @@ INIT: dict[str, Command] = {
     "libero-vla": _command("training.init:libero-vla", "Make a run of fine-tuning a VLA on LIBERO."),
     "your-robot": _command("training.init:your-robot", "Make a run of RLPD on your own arm."),
 }
-RECIPES: dict[str, Command] = {
-    "list": _command("training.recipes:list_", "List the recipes, with what each of them does."),
-    "copy": _command("training.recipes:copy", "Copy a recipe into the working directory, to change it."),
-}
 ENV: dict[str, Command] = {
     "list": _command("tools.env:list_", "List the worlds, or the tasks of one world."),
     "setup": _command("tools.env:setup", "Install a world's simulator in a virtual environment, and test it."),
@@ -100,10 +96,8 @@ GROUPS: dict[str, dict[str, Command]] = {
             help="Train a policy with RLPD, behaviour cloning, GRPO, RLOO, REINFORCE++ or PPO.", subcommands=TRAIN
         ),
         "init": Command(help="Make a run from a recipe, a config or options, without starting it.", subcommands=INIT),
-        "recipes": Command(
-            help="List the recipes, which are tested starting points of runs, or copy one.",
-            function="training.recipes:list_",
-            subcommands=RECIPES,
+        "recipes": _command(
+            "training.recipes:command", "List the recipes, which are tested starting points of runs, or copy one."
         ),
         "resume": _command("training.resume:command", "Resume a run from its newest checkpoint."),
         "evaluate": _command("training.evaluate:command", "Evaluate a policy on held-out episodes."),
@@ -133,7 +127,7 @@ COMMANDS: dict[str, Command] = {name: command for group in GROUPS.values() for n
 def all_functions() -> Iterator[tuple[str, Command]]:
     """Every command and subcommand that has a function, by its words: "info", "train rlpd"."""
     for name, command in COMMANDS.items():
-        if command.function and not command.subcommands:
+        if command.function:
             yield name, command
         for inner, subcommand in command.subcommands.items():
             yield f"{name} {inner}", subcommand

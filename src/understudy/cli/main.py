@@ -77,7 +77,7 @@ def _run(args: list[str]) -> int:
         return 0
     name = _choose("understudy", args, COMMANDS)
     prog, args, command = f"understudy {name}", args[1:], COMMANDS[name]
-    if command.subcommands and (args or not command.function):
+    if command.subcommands:
         if name == "init" and args and args[0].endswith(".py"):  # a recipe of the user
             name, command = args[0], Command(help="", function=f"training.init:{args[0]}")
         else:

@@ -68,6 +68,8 @@ def test_a_copy_can_be_changed_and_run(
     [
         (["recipes", "copy", "toyy"], "recipe: there is no 'toyy'; did you mean 'toy'?"),
         (["recipes", "copy", "toy", "x.txt"], "out: expected a file that ends in .py, got x.txt"),
+        (["recipes", "copy"], "name: expected the name of a recipe to copy; `understudy recipes` lists them"),
+        (["recipes", "list", "toy"], "to copy it, say `recipes copy toy`"),
         (["init", "nope.py", "run"], "nope.py: there is no such file; `understudy recipes copy NAME` writes one"),
         (["init", "empty.py", "run"], "empty.py: expected KIND and CONFIG, has no KIND and no CONFIG"),
     ],

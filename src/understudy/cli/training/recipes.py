@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 from rich.console import Console
@@ -14,8 +14,29 @@ from understudy.cli.console import needs_extra
 from understudy.core import UnderstudyError
 
 
-def list_() -> int:
-    """List the recipes, with what each of them does."""
+def command(
+    action: Annotated[Literal["list", "copy"], tyro.conf.Positional] = "list",
+    name: Annotated[str | None, tyro.conf.Positional] = None,
+    out: Annotated[Path | None, tyro.conf.Positional] = None,
+) -> int:
+    """List the recipes, or copy one: a short Python file that you can change and make runs of.
+
+    Args:
+        action: What to do: list the recipes, or copy the one that follows.
+        name: Name of the recipe to copy.
+        out: File to write; by default the recipe's own name in the working directory.
+    """
+    if action == "copy":
+        if name is None:
+            raise UnderstudyError("name: expected the name of a recipe to copy; `understudy recipes` lists them")
+        return copy(name, out)
+    if name is not None:
+        raise UnderstudyError(f"name: the list has all recipes, got {name!r}; to copy it, say `recipes copy {name}`")
+    return list_recipes()
+
+
+def list_recipes() -> int:
+    """Print the recipes, with what each of them does."""
     with needs_extra("train"):
         from understudy.recipes import NAMES, source_of
 
@@ -32,13 +53,8 @@ def list_() -> int:
     return 0
 
 
-def copy(name: Annotated[str, tyro.conf.Positional], out: Annotated[Path | None, tyro.conf.Positional] = None) -> int:
-    """Copy a recipe, a short Python file, so that you can change it and make runs of it.
-
-    Args:
-        name: Name of the recipe, as `understudy recipes` lists it.
-        out: File to write; by default the recipe's own name in the working directory.
-    """
+def copy(name: str, out: Path | None) -> int:
+    """Copy a recipe, and say what to do with it."""
     with needs_extra("train"):
         from understudy.recipes import source_of
 

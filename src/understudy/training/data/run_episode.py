@@ -62,8 +62,8 @@ def run_episode(
 
     `source` says what `act` is. Without `act` the episode starts with the operator's first input. `pace` keeps a
     control rate; `show` is called before each step and at the end. The episode gets these `labels` besides its own. If
-    anything raises, the steps so far are stored as a cut episode. With `stop`, an operator is no longer waited for after
-    a request, and an episode that has had its time to end is truncated there.
+    anything raises, the steps so far are stored as a cut episode. With `stop`, an operator is no longer waited for
+    after a request, and an episode that has had its time to end is truncated there.
     """
     if act is None and takeover is None:
         raise EpisodeError("act, takeover: expected at least one of them, got neither; give a policy or a takeover")
