@@ -30,6 +30,7 @@ PACKAGES = {
     "understudy.policies": "Networks that choose actions or recognize success.",
     "understudy.algorithms": "Update rules.",
     "understudy.training": "Episodes, demonstrations and batches for training.",
+    "understudy.recipes": "Named starting points of runs.",
     "understudy.robots": "Arms behind a small HTTP server.",
     "understudy.cli": "The command line.",
     "understudy.compat": "The calls of HIL-SERL, RLDS tools and RLinf.",
