@@ -61,10 +61,10 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["record", "x", "--env", "toi:pick_red"], "toi:pick_red: no world 'toi'; did you mean 'toy'?"),
+        (["record", "x", "--env", "toi:pick_red"], "toi:pick_red: no world 'toi', did you mean 'toy'?"),
         (["record", "x", "--env", "toy:pik_red"], "did you mean 'pick_red'?"),
         (["record", "127.0.0.1:1", "--successes", "1"], "127.0.0.1:1"),
-        (["evaluate", "nowhere", "--env", "toy"], "nowhere: expected a policy, got no such file; check the path"),
+        (["evaluate", "nowhere", "--env", "toy"], "nowhere: there is no such run or policy file; check the path"),
         (["resume", "nowhere"], "nowhere: is not a run, it has no config.json; create one with `understudy train`"),
         (["train", "rlpd", "x", "--env", STATE, "--steps", "0"], "steps: expected a number from 1, got 0"),
         (["verify", "nowhere"], "not an Understudy store"),

@@ -48,8 +48,8 @@ def test_a_page_that_cannot_be_says_why(tmp_path: Path) -> None:
     said = io.StringIO()
     console = Console(width=200, file=said)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        host, port = taken.getsockname()
-        with Page(console, tmp_path, (host, port)) as page:
+        port = taken.getsockname()[1]
+        with Page(console, tmp_path, f"127.0.0.1:{port}") as page:
             assert page._process is not None
             page._process.wait(timeout=120)
             page._thread.join(timeout=60)
@@ -57,7 +57,7 @@ def test_a_page_that_cannot_be_says_why(tmp_path: Path) -> None:
 
 
 def test_no_page_is_no_process(tmp_path: Path) -> None:
-    with Page(Console(), tmp_path, None) as page:
+    with Page(Console(), tmp_path, "none") as page:
         assert page._process is None
 
 
