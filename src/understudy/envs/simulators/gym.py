@@ -119,7 +119,7 @@ class GymWorld(World):
         """What the given expert does. Noise is scaled by half the range of a float; a whole number is replaced by a
         random one with probability `noise`."""
         if self._expert is None:
-            raise WorldError(f"{self.task.name}: has no scripted expert; pass expert= to GymWorld, a function of an observation")
+            raise WorldError(f"{self.task.name}: has no scripted expert; pass one to GymWorld as expert=")
         action = _arrays(self._expert(self._seen), self.step_spec.action.tree)
         if noise and rng is not None:
             action = trees.map_with_paths(

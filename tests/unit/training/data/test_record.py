@@ -30,5 +30,5 @@ def test_a_script_records_what_is_missing(tmp_path: Path) -> None:
 
 def test_a_world_without_an_expert_says_so(tmp_path: Path) -> None:
     pytest.importorskip("gymnasium")
-    with open_world("gym:CartPole-v1") as world, pytest.raises(WorldError, match="has no expert"):
+    with open_world("gym:CartPole-v1") as world, pytest.raises(WorldError, match="has no scripted expert"):
         record_script(world, tmp_path / "store", successes=1)
