@@ -102,19 +102,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(words: list[str], said: st
 
 
 def test_a_wrong_field_in_a_config_is_named_with_the_nearest(tmp_path: Path, demos: Path) -> None:
-    words = [
-        "train",
-        "rlpd",
-        "run",
-        "--demos",
-        str(demos),
-        "--env",
-        STATE,
-        "--steps",
-        "20",
-        "--evaluation.episodes",
-        "1",
-    ]
+    words = ["init", "rlpd", "run", "--demos", str(demos), "--env", STATE]
     assert run(*words, cwd=tmp_path)[0] == 0
     config = tmp_path / "run" / "config.json"
     text = config.read_text()
