@@ -23,6 +23,7 @@ EVERY_S = 30.0  # between two lines in a log file
 REDRAW_S = 0.25
 MAX_BAR = 24  # columns
 MIN_BAR = 6
+MOST_STATUS = 100  # letters of one text in a log file
 
 
 class ProgressLine:
@@ -153,14 +154,15 @@ def terminal_line(
 def log_line(
     what: str, unit: str, done: int, total: int | None, left_s: float | None, status: Sequence[str], *, elapsed_s: float
 ) -> str:
-    """The line of a log file: everything, in words."""
+    """The line of a log file: everything, in words; a long status is cut."""
     line = f"{what}: {_count(done, total, unit, ' of ')}"
     if total:
         line += f" ({100 * done // total} %)"
     line += f", {_clock(elapsed_s)} so far"
     if left_s is not None:
         line += f", about {_clock(left_s)} left"
-    return "; ".join([line, *(text for text in status if text)])
+    shown = (text if len(text) <= MOST_STATUS else text[:MOST_STATUS] + "…" for text in status if text)
+    return "; ".join([line, *shown])
 
 
 def _count(done: int, total: int | None, unit: str, of: str) -> str:

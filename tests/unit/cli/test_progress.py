@@ -50,6 +50,7 @@ def test_a_line_of_a_file_has_everything_in_words() -> None:
     assert log_line("train", "steps", 437, 10_000, 15_050, STATUS[:2], elapsed_s=3_723) == (
         "train: 437 of 10,000 steps (4 %), 1:02:03 so far, about 4:10:50 left; success 40 %; interventions 27 %"
     )
+    assert log_line("libero", "", 0, None, None, ("numpy, " * 99,), elapsed_s=31).endswith("numpy, nu…")
     assert log_line("import x", "episodes", 12, None, None, (), elapsed_s=31) == (
         "import x: 12 episodes, 0:00:31 so far"
     )
