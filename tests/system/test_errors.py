@@ -67,6 +67,10 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["evaluate", "nowhere", "--env", "toy"], "nowhere: there is no such run or policy file; check the path"),
         (["resume", "nowhere"], "nowhere: is not a run, it has no config.json; create one with `understudy train`"),
         (["train", "rlpd", "x", "--env", STATE, "--steps", "0"], "steps: expected a number from 1, got 0"),
+        (
+            ["train", "rlpd", "x"],
+            "env: no world was given, and x/store has no demonstrations to take it from; pass --env",
+        ),
         (["verify", "nowhere"], "not an Understudy store"),
         (["demo", "full"], "full: exists already and is not a demo; choose another directory"),
         (["demo", "x", "--page", "somewhere"], "page: expected host:port, such as 127.0.0.1:7448, got 'somewhere'"),

@@ -268,7 +268,7 @@ def test_a_backend_is_found_by_its_name() -> None:
     assert isinstance(_build("tests.unit.robots.point_arm:PointArm"), PointArm)
     for wrong, said in (
         ("point_arm", r"backend: expected module:Class, got 'point_arm'"),
-        ("no_such_module:X", r"backend: 'no_such_module:X' cannot be imported .*; run this command in the directory"),
+        ("no_such_module:X", r"no_such_module:X: there is no module .*; run the command in the directory"),
         ("builtins:dict", r"backend: expected 'builtins:dict' to be a subclass of understudy.robots.Arm"),
     ):
         with pytest.raises(ArmError, match=said):

@@ -123,20 +123,27 @@ def with_stored_env(run: Path, config: Any, say: Callable[[str], None]) -> Any:
     """The config with the world in which the demonstrations of its store were recorded, unless --env was given."""
     if not isinstance(config.env, StoredEnv):
         return config
-    from understudy.replay import Reader
+    from understudy.replay import EpisodeRecord, Reader
     from understudy.replay.format.paths import CATALOG_FILE
     from understudy.training.data.record import ENV
 
     store = run / "store" if config.demos is None else Path(config.demos)
-    found: list[str] = []
+    records: list[EpisodeRecord] = []
     if (store / CATALOG_FILE).exists():
         with Reader(store) as reader:
-            records = reader.episodes("kind = 'demonstration' and deleted is null")
-            found = sorted({record.info.labels[ENV] for record in records if ENV in record.info.labels})
+            records = list(reader.episodes("kind = 'demonstration' and deleted is null"))
+    if not records:
+        raise UnderstudyError(
+            f"env: no world was given, and {store} has no demonstrations to take it from; pass --env, or first "
+            f"record some with `understudy record {store} --env WORLD`"
+        )
+    found = sorted({record.info.labels[ENV] for record in records if ENV in record.info.labels})
     if len(found) > 1:
         raise UnderstudyError(
             f"env: {store} has demonstrations of {len(found)} worlds, {', '.join(found)}; choose one with --env"
         )
     if found:
         say(f"env: {found[0]}, in which {store} was recorded; --env changes it")
+    else:
+        say(f"env: {config.env}, by default, because {store} does not say where it was recorded; --env changes it")
     return dataclasses.replace(config, env=found[0] if found else str(config.env))

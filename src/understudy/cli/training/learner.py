@@ -40,6 +40,7 @@ def command(
         from understudy.training.runs.run import Run
 
     console = Console(highlight=False)
+    console.print(f"learns from the steps that actors write to {server}, and publishes policies there", soft_wrap=True)
     with stop_on_signals() as stop, rlpd_progress(console) as progress:
         run_learner(
             Run(run),

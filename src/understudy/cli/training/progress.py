@@ -19,19 +19,21 @@ RECENT = 20  # episodes
 
 
 class RLPDProgressBar:
-    """Shows success and interventions of recent episodes, updates per second, and the last evaluation."""
+    """Shows success without help and interventions of recent episodes, updates per second, and the last evaluation."""
 
     def __init__(self, line: ProgressLine):
         self._line = line
-        self._recent: deque[tuple[bool, float]] = deque(maxlen=RECENT)  # success, intervention rate
+        self._recent: deque[tuple[bool, float]] = deque(maxlen=RECENT)  # success without help, intervention rate
         self._evaluation = ""
         self._first: tuple[float, int] | None = None  # seconds and update of the first call
 
     def __call__(self, progress: RLPDProgress) -> None:
         if self._first is None:
             self._first = (progress.seconds, progress.update)
-        if progress.episode is not None:
-            self._recent.append((progress.episode.success, progress.episode.num_human / progress.episode.num_steps))
+        episode = progress.episode
+        if episode is not None:
+            alone = episode.success and not episode.num_human
+            self._recent.append((alone, episode.num_human / episode.num_steps))
         if progress.evaluation is not None:
             self._evaluation = f"evaluation: {progress.evaluation.success_rate}"
             self._line.note(f"step {progress.step:,}, evaluation: {progress.evaluation.success_rate} succeed")
@@ -41,7 +43,7 @@ class RLPDProgressBar:
         parts = []
         if self._recent:
             success, human = (sum(values) / len(self._recent) for values in zip(*self._recent, strict=True))
-            parts += [f"success {100 * success:.0f} %", f"interventions {100 * human:.0f} %"]
+            parts += [f"success alone {100 * success:.0f} %", f"interventions {100 * human:.0f} %"]
         seconds, updates = self._first or (0.0, 0)
         if progress.seconds > seconds:
             parts.append(f"{(progress.update - updates) / (progress.seconds - seconds):.0f} updates/s")

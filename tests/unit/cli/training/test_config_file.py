@@ -63,7 +63,7 @@ def test_every_command_that_trains_has_the_option() -> None:
 def test_a_file_is_completed_with_defaults_and_the_command_line_goes_first(tmp_path: Path) -> None:
     file = tmp_path / "mine.yaml"
     file.write_text(
-        "steps: 60\nn-step: 1\nsinks: [tensorboard]\n"
+        "env: toy\nsteps: 60\nn-step: 1\nsinks: [tensorboard]\n"
         "sac:\n  actor-lr: 1e-4\n  actor:\n    hidden: [16, 16]\n    gripper: {values: [-1, 1]}\n"
     )
     assert main(["init", "rlpd", str(tmp_path / "run"), "--config", str(file), "--sac.tau", "0.5", "--steps=70"]) == 0
@@ -71,7 +71,11 @@ def test_a_file_is_completed_with_defaults_and_the_command_line_goes_first(tmp_p
     plain = RLPDConfig()
     actor = replace(plain.sac.actor, hidden=(16, 16), gripper=Gripper(values=(-1.0, 1.0)))
     assert config == RLPDConfig(
-        steps=70, n_step=1, sinks=("tensorboard",), sac=replace(plain.sac, actor_lr=1e-4, tau=0.5, actor=actor)
+        env="toy",
+        steps=70,
+        n_step=1,
+        sinks=("tensorboard",),
+        sac=replace(plain.sac, actor_lr=1e-4, tau=0.5, actor=actor),
     )
 
 

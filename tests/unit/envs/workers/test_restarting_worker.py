@@ -246,8 +246,11 @@ def test_a_slow_start_is_no_failure() -> None:
 
 def test_a_missing_module_factory_or_interpreter_is_named() -> None:
     for broken, text in (
-        (WorldFactory(factory="no_such_module:World"), "start raised ModuleNotFoundError: No module named 'no_such"),
-        (WorldFactory(factory="understudy.envs.suite:Sweet"), "has no attribute 'Sweet'"),
+        (
+            WorldFactory(factory="no_such_module:World"),
+            "no_such_module:World: there is no module",
+        ),
+        (WorldFactory(factory="understudy.envs.suite:Sweet"), "suite.py has no 'Sweet'"),
         (WorldFactory(factory="a:b", python="/no/python"), "python: expected an interpreter, got '/no/python'"),
     ):
         with pytest.raises(WorkerRaised, match=text):
