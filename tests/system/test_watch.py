@@ -379,6 +379,42 @@ def test_an_episode_is_judged_exported_and_trimmed_with_keys_alone(page: Any, tm
         assert (records_of(store, 13).deleted is None, records_of(store, 11).deleted) == (False, None)
 
 
+def test_a_change_while_a_view_opens_is_shown(page: Any, tmp_path: Path) -> None:
+    """The view gets an answer from before the change, after it was told of the change; no other change follows."""
+    store = make_store(tmp_path / "demos")
+    held: list[Any] = []
+    with WatchServer([store]) as server:
+        page.goto(f"{server.url}#/0/health")
+        page.locator("#link.on").wait_for()
+        page.route("**/api/0/overview", lambda route: held.append((route, route.fetch())), times=1)
+        page.goto(f"{server.url}#/0/overview")
+        while not held:
+            page.wait_for_timeout(50)
+        with Store.open(store) as opened:
+            opened.delete([3])
+        page.wait_for_timeout(2000)  # the page is told
+        route, answer = held[0]
+        route.fulfill(response=answer)
+        page.locator(".tile", has_text="episodes").first.wait_for()
+        wait_for(lambda: tile(page, "episodes") == "11")
+
+
+def test_a_change_is_shown_though_its_first_request_fails(page: Any, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "demos")
+    failed: list[Any] = []
+    with WatchServer([store]) as server:
+        page.goto(server.url)
+        page.locator("#link.on").wait_for()
+        wait_for(lambda: tile(page, "episodes") == "12")
+        page.wait_for_timeout(1500)  # nothing is on its way
+        page.route("**/api/0/overview", lambda route: (failed.append(route), route.abort()), times=1)
+        with Store.open(store) as opened:
+            opened.delete([3])
+        while not failed:
+            page.wait_for_timeout(50)
+        wait_for(lambda: tile(page, "episodes") == "11")
+
+
 def records_of(store: Path, episode: int) -> EpisodeRecord:
     with Reader(store) as reader:
         return reader.record(episode)

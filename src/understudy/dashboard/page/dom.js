@@ -37,12 +37,12 @@ export function fill(node, ...children) {
 
 const label = (node) => node.getAttribute("href") ?? node.getAttribute("aria-label") ?? node.textContent;
 
-// A function that runs at most once in `ms`, and once more if it was called in between.
+// A function that runs at most once in `ms`, and once more if it was called in between, or failed: there may be no next call.
 export function throttle(ms, act) {
   let timer = null, again = false, running = false;
   const run = async () => {
     running = true;
-    try { await act(); } finally {
+    try { await act(); } catch { again = true; } finally {
       running = false;
       timer = setTimeout(() => { timer = null; if (again) { again = false; run(); } }, ms);
     }

@@ -17,7 +17,7 @@ const STAMPS = ["metrics", "inbox", "config", "health", "commit", "newest", "clu
 const side = { target: document.getElementById("target"), nav: document.getElementById("nav"), link: document.getElementById("link") };
 const root = document.getElementById("view");
 let targets = [];
-let current = null; // { name, number, rest, view }
+let current = null; // { name, number, rest, view, missed: the changes while the view opens }
 let stamps = [];
 let showing = 0;
 
@@ -67,7 +67,7 @@ async function route() {
   }
   const turn = ++showing;
   current?.view?.close?.();
-  current = { ...wanted, view: null };
+  current = { ...wanted, view: null, missed: new Set() };
   drawSide();
   root.className = `view-${wanted.name}`;
   const target = targets[wanted.number];
@@ -79,8 +79,9 @@ async function route() {
     fill(root, page);
     root.scrollTop = 0;
     const view = await open(page, { target: wanted.number, info: target, rest: wanted.rest, query: wanted.query, root });
-    if (turn !== showing) view?.close?.();
-    else current.view = view;
+    if (turn !== showing) return view?.close?.();
+    current.view = view;
+    if (current.missed.size) view?.update?.([...current.missed], stamps[wanted.number]); // it may have read what was there before
   } catch (error) {
     if (turn === showing) failed(error);
   }
@@ -123,8 +124,8 @@ function onChange(received) {
   if (number === undefined || !stamps[number]) return;
   if (!before[number]?.cluster !== !stamps[number].cluster) drawSide();
   const changed = STAMPS.filter((key) => before[number]?.[key] !== stamps[number][key]);
-  if (before.length && changed.length) current.view?.update?.(changed, stamps[number]);
-  else if (!before.length) current.view?.update?.(STAMPS, stamps[number]);
+  if (!current.view) for (const key of changed) current.missed.add(key);
+  else if (changed.length) current.view.update?.(changed, stamps[number]);
 }
 
 function onLink(on) {

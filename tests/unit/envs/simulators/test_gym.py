@@ -432,5 +432,5 @@ def test_without_an_expert_it_says_how_to_give_one() -> None:
     with GymWorld(Dot(), max_steps=5) as world:
         world.reset(seed=1)
         assert not world.has_expert
-        with pytest.raises(WorldError, match="pass expert= to GymWorld"):
+        with pytest.raises(WorldError, match="pass one to GymWorld as expert="):
             world.expert_action()

@@ -106,7 +106,7 @@ export async function open(page, { target, info }) {
 
   await draw();
   timer = setInterval(tick, 1000);
-  return { update: throttle(1000, () => draw().catch(() => {})), close: () => clearInterval(timer) };
+  return { update: throttle(1000, draw), close: () => clearInterval(timer) };
 }
 
 // The workers of an open group, some at a time. One that has not changed is not redrawn.

@@ -161,7 +161,7 @@ export async function open(page, { target, rest, info }) {
     if (error.status === 409) { fill(page, empty("This episode does not exist", error.message, h("a", { class: "button", href: `#/${target}/episodes` }, "All episodes"))); return {}; }
     throw error;
   }
-  return { update: throttle(1000, () => (data.state === "open" || data.pending ? load().catch(() => {}) : null)), close };
+  return { update: throttle(1000, () => (data.state === "open" || data.pending ? load() : null)), close };
 }
 
 function icon(path) {

@@ -41,7 +41,7 @@ export async function open(page, { target }) {
 
   await draw();
   timer = setInterval(tick, 1000);
-  return { update: throttle(1000, () => draw().catch(() => {})), close: () => clearInterval(timer) };
+  return { update: throttle(1000, draw), close: () => clearInterval(timer) };
 }
 
 function processCard(role, opened) {

@@ -57,7 +57,7 @@ export async function open(page, { target }) {
   }
 
   await draw();
-  return { update: throttle(2000, () => draw().catch(() => {})) };
+  return { update: throttle(2000, draw) };
 }
 
 function table(rows, name, total) {

@@ -93,8 +93,7 @@ export async function open(page, { target, info }) {
   }
 
   await draw();
-  const again = throttle(1000, () => draw().catch(() => {}));
-  return { update: again };
+  return { update: throttle(1000, draw) };
 }
 
 function pair(curves, name, against = "step") {

@@ -105,7 +105,7 @@ export async function open(page) {
   }
 
   await draw();
-  return { update: throttle(2000, () => draw().catch(() => {})) };
+  return { update: throttle(2000, draw) };
 }
 
 const text = (value) => (value === null ? "none" : typeof value === "object" ? JSON.stringify(value) : String(value));
