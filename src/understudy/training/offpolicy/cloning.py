@@ -19,15 +19,16 @@ from understudy.core import StepSpec, StoreError, TransitionBatch, Tree
 from understudy.envs.registry import open_world
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, Inputs, Stats
-from understudy.processes.stop import Stopped, StopRequest
+from understudy.processes.stop import StopRequest
 from understudy.replay import DEMO, Reader, Sampler
 from understudy.training.offpolicy.rlpd import STATS_STEPS, policy_act
-from understudy.training.runs.checkpoint import newest_checkpoint, read_checkpoint, write_checkpoint
+from understudy.training.runs.checkpoint import newest_checkpoint, read_checkpoint
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import check_device
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, evaluate
 from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import HEALTH, Health
+from understudy.training.runs.imitation_loop import ImitationLoop
 from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
 from understudy.training.runs.threads import check_threads, use_threads
@@ -93,47 +94,13 @@ def run_cloning(
         cloning, sampler = _open(run, config, world.step_spec, note, undo)
         log = MetricLog(run.metrics)
         undo.callback(log.close)
-        saved = cloning.num_updates
-
-        def save() -> None:
-            nonlocal saved
-            facts = {"demos": sampler.state(), "metrics": log.position}
-            write_checkpoint(run.checkpoints, cloning.num_updates, cloning.state(), facts, keep=config.keep_checkpoints)
-            saved = cloning.num_updates
-
-        stop.describe_unsaved = lambda: (
-            f"{cloning.num_updates - saved} updates since the last checkpoint will be done again; "
-            f"`understudy resume {run.path}` continues"
-        )
-        if cloning.num_updates:
-            say(f"resumed from update {cloning.num_updates:,}")
-        else:
-            save()
-        try:
-            while cloning.num_updates < config.updates:
-                stop.check()
-                number = cloning.num_updates + 1
-                report = number % config.report_every == 0 or number == config.updates
-                metrics = cloning.update(sampler.sample(), report=report)
-                health.progress("cloning", update=number)
-                progress(number, config.updates)
-                if report:
-                    log.write("train", step=len(sampler), update=number, **metrics)
-                    say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.4f}")
-                if number % config.checkpoint_every == 0 or number == config.updates:
-                    save()
+        loop = ImitationLoop(run, config, cloning, sampler, log=log, health=health, stop=stop)
+        with loop.saving_when_stopped():
+            loop.run_updates(say, progress, doing="cloning")
             policy = cloning.policy(version=cloning.num_updates)
             policy.save(run.policy)
             say("evaluating")
             found = _evaluate(run, config, policy, world, health, stop)
-        except Stopped as stopped:
-            if saved != cloning.num_updates:
-                save()
-            stopped.sentence = (
-                f"stopped and saved at update {saved:,} of {config.updates:,}: no update will be done again; "
-                f"`understudy resume {run.path}` continues"
-            )
-            raise
         made_of = fingerprint(
             config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=found.versions
         )

@@ -19,7 +19,7 @@ from understudy.core import tree as trees
 from understudy.envs.registry import open_world
 from understudy.policies import Stats
 from understudy.policies.vla import VLAConfig
-from understudy.processes.stop import Stopped, StopRequest
+from understudy.processes.stop import StopRequest
 from understudy.replay import DEMO, Reader, Sampler, Sequences
 from understudy.training.collection.collector import Collector
 from understudy.training.onpolicy.config import TaskEvaluationConfig
@@ -27,11 +27,12 @@ from understudy.training.onpolicy.multi_task_evaluation import (
     TaskEvaluationResult,
     evaluate_tasks,
 )
-from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
+from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import check_device
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.health import HEALTH, Health
+from understudy.training.runs.imitation_loop import ImitationLoop
 from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
 from understudy.training.runs.threads import check_threads, use_threads
@@ -108,49 +109,16 @@ def run_sft(
         sft, demos = _open(run, config, reader, undo)
         log = MetricLog(run.metrics)
         undo.callback(log.close)
-        saved = sft.num_updates
-
-        def save() -> None:
-            nonlocal saved
-            facts = {"policy": sft.description(), "demos": demos.state(), "metrics": log.position}
-            write_checkpoint(run.checkpoints, sft.num_updates, sft.state(), facts, keep=config.keep_checkpoints)
-            saved = sft.num_updates
-
-        stop.describe_unsaved = lambda: (
-            f"{sft.num_updates - saved} updates since the last checkpoint will be done again; "
-            f"`understudy resume {run.path}` continues"
-        )
-        if sft.num_updates:
-            say(f"resumed from update {sft.num_updates:,}")
-        else:
-            save()
-        try:
-            while sft.num_updates < config.updates:
-                stop.check()
-                number = sft.num_updates + 1
-                report = number % config.report_every == 0 or number == config.updates
-                metrics = sft.update(demos.sample(), report=report)
-                health.progress("imitating", update=number)
-                progress(number, config.updates)
-                if report:
-                    log.write("train", step=len(demos), update=number, **metrics)
-                    say(f"update {number:,} of {config.updates:,}, loss {metrics['loss']:.3f}")
-                if number % config.checkpoint_every == 0 or number == config.updates:
-                    save()
+        facts = {"policy": sft.description()}
+        loop = ImitationLoop(run, config, sft, demos, log=log, health=health, stop=stop, facts=facts)
+        with loop.saving_when_stopped():
+            loop.run_updates(say, progress, doing="imitating")
             policy = sft.policy(version=sft.num_updates)
             policy.save(run.policy)
             if not config.evaluate:
                 return policy, None
             say("evaluating")
             found, measured_on = _evaluate(run, config, policy, health, stop)
-        except Stopped as stopped:
-            if saved != sft.num_updates:
-                save()
-            stopped.sentence = (
-                f"stopped and saved at update {saved:,} of {config.updates:,}: no update will be done again; "
-                f"`understudy resume {run.path}` continues"
-            )
-            raise
         log.write(
             "evaluation", step=len(demos), update=config.updates, **found.to_json(), fingerprint=measured_on.to_json()
         )
