@@ -31,7 +31,7 @@ from understudy.replay.maintain.repair import repair
 from understudy.replay.maintain.verify import verify
 
 MODES = {"eio": 5, "short": 6, "eintr": 7}
-STRIDE = 499  # of `some`: every so many calls, beside the first of each kind
+STRIDE = 1999  # of `some`: every so many calls, beside the first of each kind
 
 
 # ---- what is done; each returns what is wrong with its result

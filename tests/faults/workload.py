@@ -38,7 +38,7 @@ MODES = {"eio": 0, "enospc": 1, "fsync": 2, "short": 3, "short_enospc": 4}
 STICKY = 16
 NEVER = 2**62
 ENDINGS = ("crash", "go on")
-STRIDE = 149  # of `some`: every so many calls, beside the first and the last of each kind
+STRIDE = 499  # of `some`: every so many calls, beside the first and the last of each kind
 
 SEGMENT_BYTES = 4096  # a few commits fill the heap of a segment, so that several are sealed
 CHECKPOINT_PAGES = 40  # SQLite's own checkpoints, in the middle of commits, happen too

@@ -9,7 +9,7 @@ import pytest
 from tests import first_day
 
 # The other parts are in every run as they stand in README.md, the guides and examples/.
-QUICK = (first_day.look_around, first_day.record_and_look, first_day.serve_an_actor_and_a_learner)
+QUICK = (first_day.look_around, first_day.record_and_look)
 
 
 @pytest.mark.parametrize(

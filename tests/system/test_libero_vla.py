@@ -33,6 +33,7 @@ STEPS = 10  # two blocks and a half
 needs_libero = pytest.mark.skipif(not LIBERO.ready, reason="LIBERO is not there; run `understudy env setup libero`")
 
 
+@pytest.mark.nightly  # test_onpolicy.py does it in the toy, test_libero.py drives LIBERO
 @needs_libero
 def test_a_group_is_lived_and_learned_from(tmp_path: Path) -> None:
     """A policy that knows nothing fails, so what moves it is the entropy alone."""

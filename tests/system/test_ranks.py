@@ -191,6 +191,7 @@ def hear_each_other(place: Path, num_ranks: int) -> list[list[int]]:
     return [one["moved"] for one in heard]
 
 
+@pytest.mark.nightly  # the one below hangs, which is harder to notice
 def test_one_of_two_that_is_killed_ends_the_other_in_time(tmp_path: Path) -> None:
     with pytest.raises(RanksError, match=r"^rank 1 of 2 was killed by SIGKILL \(out of memory\?\), and the other"):
         launch_function(2, f"{HERE}:killed", grace_s=LIMIT_S, place=str(tmp_path))
@@ -223,6 +224,7 @@ def test_says_who_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
         join(join_s=0.2)
 
 
+@pytest.mark.nightly  # what it calls is in the tests above
 def test_the_program_of_the_docs_runs_under_torchrun(tmp_path: Path) -> None:
     program = re.findall(r"```py\n(# train\.py.*?)```", (ROOT / "docs" / "ranks.md").read_text(), re.DOTALL)
     (tmp_path / "train.py").write_text(program[0])

@@ -131,7 +131,7 @@ def address_of(log: Path) -> str:
 
 
 def test_actor_learner_and_server_are_killed_in_turn_and_go_on(demos: Path, tmp_path: Path) -> None:
-    config = small_config(str(demos), steps=1000, publish_every=20, max_pending_updates=200)
+    config = small_config(str(demos), steps=600, publish_every=20, max_pending_updates=200)
     run = Run.create(tmp_path / "run", "rlpd", config)
     server = command("serve", str(run.store), "--port", "0", log=tmp_path / "serve.log")
     address = address_of(tmp_path / "serve.log")
@@ -165,12 +165,12 @@ def test_actor_learner_and_server_are_killed_in_turn_and_go_on(demos: Path, tmp_
     assert verify(run.store).problems == []
     assert "restored checkpoint" in (tmp_path / "learner.log").read_text()
     evaluations = list(read_metrics(run.metrics, "evaluation"))
-    assert evaluations[-1]["step"] >= 1000
+    assert evaluations[-1]["step"] >= 600
     # The actor did not run ahead: it ran what max_pending_updates allows, and an episode more for each of its starts.
     assert evaluations[0]["step"] * 2 <= evaluations[0]["update"] + 50 * 2 + 200 + 4 * 200
     with Reader(run.store) as reader:
         records = list(reader.episodes())
-        assert sum(record.num_steps for record in records) >= 1000
+        assert sum(record.num_steps for record in records) >= 600
         ended = [record for record in records if record.state == "ended"]
         assert len(ended) >= len(records) - 2  # only who was killed leaves one behind
         versions = [set(reader.read(record.id).policy_version.tolist()) for record in ended]

@@ -310,6 +310,7 @@ def test_a_sharded_module_trains_as_a_whole_one(directory: Path, tmp_path: Path)
     torch.testing.assert_close(judge(load(tmp_path / "merged"))[0], judge(whole)[0], rtol=1e-5, atol=3e-5)
 
 
+@pytest.mark.nightly  # test_ranks.py trains on two ranks in every run
 def test_two_ranks_train_as_one(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 over two processes, half of the rows each, by the engine that trains large policies."""
     monkeypatch.chdir(Path(__file__).parents[3])

@@ -39,4 +39,5 @@ def wilson_interval(successes: int, episodes: int, z: float = Z_95) -> tuple[flo
     centre = share + z * z / (2 * episodes)
     spread = z * math.sqrt(share * (1 - share) / episodes + z * z / (4 * episodes * episodes))
     whole = 1 + z * z / episodes
-    return max((centre - spread) / whole, 0.0), min((centre + spread) / whole, 1.0)
+    low, high = (centre - spread) / whole, (centre + spread) / whole
+    return max(min(low, share), 0.0), min(max(high, share), 1.0)  # rounding may put the rate itself outside

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from tests.unit.algorithms.batches import random_batch
 
 from understudy.algorithms import SAC, SACConfig
@@ -98,6 +99,7 @@ def learn(num_demonstrations: int, num_steps: int) -> float:
     return success(sac.policy(), np.random.default_rng(1))
 
 
+@pytest.mark.nightly  # a learning run
 def test_from_five_demonstrations_of_one_corner_it_learns_the_whole_plane() -> None:
     untrained = SAC(SACConfig(), SPEC, STATS, seed=0).policy()
     assert success(untrained, np.random.default_rng(1)) < 0.4

@@ -364,10 +364,12 @@ def value_of_endless_reward(*, terminated: float, truncated: float) -> float:
     return float(np.mean(values[1100:]))
 
 
+@pytest.mark.nightly  # a learning run
 def test_with_time_outs_the_value_is_that_of_going_on() -> None:
     assert value_of_endless_reward(terminated=0.0, truncated=0.1) == pytest.approx(1 / (1 - 0.9), rel=0.03)
 
 
+@pytest.mark.nightly  # a learning run
 def test_with_time_outs_taken_as_ends_the_value_is_half_of_that() -> None:
     """What a learner gets that does not tell the two apart; and what is right if the task does end."""
     assert value_of_endless_reward(terminated=0.1, truncated=0.0) == pytest.approx(1 / (1 - 0.9 * 0.9), rel=0.05)

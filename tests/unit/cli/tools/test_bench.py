@@ -135,6 +135,7 @@ def test_the_slowest_writer_is_seen_beside_the_mean():
     assert result.megabytes_per_s(delivery.SPOOL) == pytest.approx((9 / 4 + 9 / 2) / 2)
 
 
+@pytest.mark.nightly  # a benchmark with pauses
 def test_control_loop_shows_each_phase_and_loses_nothing(capsys, tmp_path, monkeypatch):
     for name in ("STOPPED_S", "RUNNING_S", "DOWN_S", "UP_S"):
         monkeypatch.setattr(bench_control, name, 0.3)

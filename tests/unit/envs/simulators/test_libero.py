@@ -89,6 +89,7 @@ def stove() -> Iterator[IsolatedWorld]:
         yield world
 
 
+@pytest.mark.nightly  # test_world_contract.py has the short form
 @needs_libero
 def test_contract() -> None:
     report = check_env(lambda: open_isolated(suite="libero_goal", tasks=[STOVE], size=64), episodes=1)

@@ -103,6 +103,7 @@ def test_the_page_lists_every_task() -> None:
 # --- the contract ---
 
 
+@pytest.mark.nightly  # test_world_contract.py has the short form
 @needs_metaworld
 def test_it_keeps_the_contract_of_a_world() -> None:
     report = check_env(

@@ -299,6 +299,7 @@ def test_a_crop_is_bilinear_from_corner_to_corner() -> None:
     assert np.abs(crop_center(image, 0.9).astype(float) - image).max() > 20
 
 
+@pytest.mark.nightly  # a large model
 def test_at_its_real_size_it_has_the_published_weights() -> None:
     """As openvla-7b has: 685, 6 and 291 of 7,541,237,184 numbers, those that are not used here among them."""
     dino = VitShape(

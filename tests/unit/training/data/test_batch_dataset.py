@@ -88,7 +88,9 @@ def loader(dataset: BatchDataset, num_workers: int = 0, **options: Any) -> DataL
     )
 
 
-@pytest.mark.parametrize(("num_workers", "persistent"), [(0, False), (1, False), (2, False), (3, True), (9, True)])
+@pytest.mark.parametrize(
+    ("num_workers", "persistent"), [(0, False), (2, False), (3, True), pytest.param(9, True, marks=pytest.mark.nightly)]
+)
 def test_the_batches_of_the_sampler_in_its_order(path: Path, num_workers: int, persistent: bool) -> None:
     wanted = plain(opener(path), 3 * EPOCH)
     assert len(set(wanted)) == 3 * EPOCH

@@ -49,6 +49,7 @@ def lines(run: OnPolicyRun, kind: str | None = None) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name not in TIMES} for line in found]
 
 
+@pytest.mark.nightly  # a learning run
 def test_it_learns_to_do_what_it_is_told(tmp_path: Path, policy: Path) -> None:
     """From success alone: a policy that knows nothing comes to use the instruction."""
     config = make_config(
@@ -80,7 +81,11 @@ def test_the_same_run_comes_to_the_same_bits_with_other_workers(tmp_path: Path, 
 
 @pytest.mark.parametrize(
     ("kind", "algorithm"),
-    [("grpo", {}), ("gae", {}), ("rloo", {"kl_in": "loss", "kl_controller": "adaptive"})],
+    [
+        ("gae", {}),  # with a critic
+        pytest.param("grpo", {}, marks=pytest.mark.nightly),
+        pytest.param("rloo", {"kl_in": "loss", "kl_controller": "adaptive"}, marks=pytest.mark.nightly),
+    ],
 )
 def test_a_run_that_is_broken_off_goes_on_to_the_same_bits(
     kind: str, algorithm: dict[str, Any], tmp_path: Path, policy: Path
@@ -128,7 +133,8 @@ def test_all_that_was_lived_is_in_the_store(tmp_path: Path, policy: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("max_steps", "bounds", "reason"), [(1, (0.99, 1.0), "8 too hard"), (100, (0.0, 0.01), "8 too easy")]
+    ("max_steps", "bounds", "reason"),
+    [(1, (0.99, 1.0), "8 too hard"), pytest.param(100, (0.0, 0.01), "8 too easy", marks=pytest.mark.nightly)],
 )
 def test_a_policy_that_teaches_nothing_ends_the_run_with_what_to_do(
     max_steps: int, bounds: tuple[float, float], reason: str, tmp_path: Path, policy: Path

@@ -22,6 +22,14 @@ def test_the_interval_is_wilsons(successes: int, trials: int, low: float, high: 
     assert found == pytest.approx((low, high), abs=1e-4)
 
 
+def test_the_rate_is_in_its_interval() -> None:
+    """A plot draws the distances to both ends, and refuses one below 0."""
+    for trials in range(1, 200):
+        for successes in (0, 1, trials // 2, trials):
+            low, high = wilson_interval(successes, trials)
+            assert 0 <= low <= successes / trials <= high <= 1
+
+
 def test_no_trials_say_nothing_and_nonsense_is_refused() -> None:
     assert wilson_interval(0, 0) == (0.0, 1.0)
     with pytest.raises(ValueError, match="expected 0 to 3"):
