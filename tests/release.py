@@ -103,11 +103,11 @@ def check_sdist(names: Sequence[str]) -> None:
 def build(root: Path, tools: Path, out: Path) -> tuple[Path, Path]:
     """The sdist, and the wheel that is built from it, in an empty directory."""
     shutil.rmtree(out, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", tools])
-    _run([tools / "bin" / "python", "-m", "pip", "install", "-q", "build", "twine"])
-    _run([tools / "bin" / "python", "-m", "build", "--outdir", out, root])
+    run_clean([sys.executable, "-m", "venv", tools])
+    run_clean([tools / "bin" / "python", "-m", "pip", "install", "-q", "build", "twine"])
+    run_clean([tools / "bin" / "python", "-m", "build", "--outdir", out, root])
     (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
-    _run([tools / "bin" / "twine", "check", "--strict", sdist, wheel])
+    run_clean([tools / "bin" / "twine", "check", "--strict", sdist, wheel])
     return sdist, wheel
 
 
@@ -131,23 +131,28 @@ def find_pythons(names: Sequence[str]) -> dict[str, str]:
     return found
 
 
+def install_wheel(python: str, wheel: Path, directory: Path, *, torch: str, extras: str) -> Path:
+    """A new environment with the wheel and, unless it is "none", with torch as pip is told; returns its Python."""
+    run_clean([python, "-m", "venv", directory])
+    inside = directory / "bin" / "python"
+    if torch != "none":
+        run_clean([inside, "-m", "pip", "install", "-q", *shlex.split(torch)])
+    run_clean([inside, "-m", "pip", "install", "-q", "--no-compile", f"{wheel}[{extras}]"])
+    run_clean([inside, "-m", "pip", "check"])
+    where = run_clean([inside, "-c", "import understudy; print(understudy.__file__)"], cwd=directory).strip()
+    if not Path(where).is_relative_to(directory):
+        raise Refused(f"expected the installed understudy, got {where}; unset PYTHONPATH")
+    return inside
+
+
 def try_wheel(python: str, wheel: Path, scratch: Path, *, torch: str) -> str:
     """Install the wheel in a new environment and run the README there; returns what was installed."""
     scratch.mkdir()
     shutil.copy(ROOT / "tests" / "docs" / "quickstart.py", scratch)  # alone: the checkout cannot be imported from there
-    _run([python, "-m", "venv", scratch / "venv"])
-    inside = scratch / "venv" / "bin" / "python"
-    extras = EXTRAS
-    if torch != "none":
-        _run([inside, "-m", "pip", "install", "-q", *shlex.split(torch)])
-        extras += ",train"
-    _run([inside, "-m", "pip", "install", "-q", "--no-compile", f"{wheel}[{extras}]"])
-    _run([inside, "-m", "pip", "check"])
-    where = _run([inside, "-c", "import understudy; print(understudy.__file__)"], cwd=scratch).strip()
-    if not Path(where).is_relative_to(scratch / "venv"):
-        raise Refused(f"expected the installed understudy, got {where}; unset PYTHONPATH")
+    extras = EXTRAS if torch == "none" else f"{EXTRAS},train"
+    inside = install_wheel(python, wheel, scratch / "venv", torch=torch, extras=extras)
     arguments = [ROOT / "README.md", STEPS, *(["without-torch"] if torch == "none" else [])]
-    said = _run([inside, "quickstart.py", *arguments], cwd=scratch)
+    said = run_clean([inside, "quickstart.py", *arguments], cwd=scratch)
     return said.strip().splitlines()[-1]
 
 
@@ -204,11 +209,15 @@ def _git(root: Path, *args: str) -> str:
     return subprocess.run(["git", "-C", root, *args], capture_output=True, text=True, check=True).stdout
 
 
-def _run(command: Sequence[str | Path], *, cwd: Path | None = None) -> str:
+def clean_environment() -> dict[str, str]:
+    """The variables of this process, but for those that lead a Python to another environment."""
+    return {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
+
+
+def run_clean(command: Sequence[str | Path], *, cwd: Path | None = None) -> str:
     """What a command prints; nothing of this environment leaks into it."""
-    clean = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
     pipe, merged = subprocess.PIPE, subprocess.STDOUT
-    done = subprocess.run(command, cwd=cwd, env=clean, stdout=pipe, stderr=merged, text=True, check=False)
+    done = subprocess.run(command, cwd=cwd, env=clean_environment(), stdout=pipe, stderr=merged, text=True, check=False)
     if done.returncode != 0:
         tail = "\n".join(done.stdout.splitlines()[-30:])
         raise Refused(f"`{shlex.join(map(str, command))}` answered {done.returncode}:\n{tail}")

@@ -16,6 +16,6 @@ QUICK = (first_day.look_around, first_day.record_and_look)
     "parts", [QUICK, pytest.param(first_day.PARTS, marks=pytest.mark.nightly)], ids=["some", "all"]
 )
 def test_the_first_day(parts: tuple[first_day.Part, ...], tmp_path: Path) -> None:
-    day = first_day.Day(directory=tmp_path, python=Path(sys.executable), whole=False)
+    day = first_day.Day(directory=tmp_path, python=Path(sys.executable), whole=False, installed=False)
     for part in parts:
         part(day)

@@ -63,6 +63,7 @@ def test_both_roles_with_all_their_options(tmp_path: Path, certificate: tuple[Pa
             processes.append(learner)
             said, complaint = learner.communicate(timeout=PATIENCE_S)
             assert learner.returncode == 0, complaint
+            assert said.startswith(f"learns from the steps that actors write to {server.address}, and publishes ")
             assert "of held-out episodes succeed" in said
             said, complaint = actor.communicate(timeout=PATIENCE_S)
             assert actor.returncode == 0, complaint

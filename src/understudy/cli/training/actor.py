@@ -70,10 +70,11 @@ def command(
             health.page = page_of(show)
             return Takeover(device, operator=operator), open_pace(world, hz, human=True), show
 
-        newest: list[int] = []  # version of the policy in the last episode
+        newest: int | None = None  # version of the policy in the last episode
 
         def watch(number: int, episode: EpisodeResult, version: int | None) -> None:
-            newest[:] = [] if version is None else [version]
+            nonlocal newest
+            newest = version
             outcome = "success" if episode.success else "failure"
             console.print(
                 f"episode {number}: {outcome} in {episode.num_steps} steps, {episode.num_human} by a human; "
@@ -94,7 +95,7 @@ def command(
             stop=stop,
         )
     console.print(f"finished; {number} episodes", style="green")
-    if number and not newest:
+    if number and newest is None:
         console.print(
             "no policy arrived before the run had all its steps; is `understudy learner` running?",
             style="yellow",
