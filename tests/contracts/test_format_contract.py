@@ -20,6 +20,7 @@ from tests.unit.formats.mutation import check
 from understudy.core import Episode, EpisodeInfo, StepSpec
 from understudy.core.examples import CANONICAL, random_episode, random_steps, random_value, small_spec
 from understudy.formats import FormatError, find_format
+from understudy.formats.registry import guess_format
 
 CASES = all_cases()
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,11 @@ def assert_round_trip(case: Case, folder: Path, spec: StepSpec, episodes: dict[s
 def test_what_it_carries_comes_back(case: Case, tmp_path: Path, name: str) -> None:
     spec, episode = CANONICAL[name]()
     assert_round_trip(case, tmp_path, spec, {"only": episode})
+
+
+def test_its_files_show_its_format(case: Case, tmp_path: Path) -> None:
+    written(case, tmp_path, *some())
+    assert guess_format(tmp_path / case.file) == case.format
 
 
 def test_several_come_back_in_order(case: Case, tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ class ArraySpec:
         else:
             array = self._converted(value, path)
         if array.dtype != self.numpy_dtype or not self._fits_shape(array.shape):
-            raise SpecError(f"{path}: expected {self}, got {describe(array)}; convert it before append")
+            raise SpecError(f"{path}: expected {self}, got {describe(array)}; convert it first")
         if not self._within(array):
             self._refuse_bounds(array, path)
         return array
@@ -193,7 +193,7 @@ class ArraySpec:
                     raise OverflowError
                 return array.astype(wanted)
             if array.dtype.kind == "b" and wanted.kind != "b":
-                raise SpecError(f"{path}: expected {self}, got {describe(array)}; convert it before append")
+                raise SpecError(f"{path}: expected {self}, got {describe(array)}; convert it first")
             with np.errstate(over="raise"):
                 return array.astype(wanted, casting="same_kind")
         except SpecError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import json
 from collections.abc import Mapping
@@ -34,7 +35,22 @@ def build(factory: str, options: Mapping[str, Any]) -> Any:
     """Call the factory by its name."""
     found = import_object(factory, SpecError)
     try:
-        inspect.signature(found).bind(**options)
+        signature = inspect.signature(found)
+        _check_names(factory, options, signature)
+        signature.bind(**options)
     except TypeError as error:
         raise SpecError(f"options: {factory} cannot be built with {dict(options)!r}: {error}") from None
     return found(**options)
+
+
+def _check_names(factory: str, options: Mapping[str, Any], signature: inspect.Signature) -> None:
+    """Refuse options that the factory does not have; one with **options is asked nothing."""
+    parameters = signature.parameters.values()
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
+    for name in options:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise SpecError(f"{factory}: has no option {name!r}; {advice}")

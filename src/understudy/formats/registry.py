@@ -2,6 +2,8 @@
 
     FORMAT:PATH[?option=value&...]
 
+Without FORMAT:, the files at the path show the format.
+
 A reader of your own is a function, module:function:PATH (function_format.py).
 
 Each format is a package here that defines `FORMAT`. It is imported on demand, because some formats need optional
@@ -28,6 +30,16 @@ FORMATS: Mapping[str, str] = {  # with one line of help each
     "robomimic": "robomimic and LIBERO demonstrations in HDF5.",
     "minari": "Minari datasets.",
     "mcap": "MCAP, for Foxglove and rosbag tools.",
+}
+
+
+SIGNS: Mapping[str, tuple[str, ...]] = {  # files by which a directory shows its format, or endings of a single file
+    "lerobot": ("meta/info.json",),
+    "minari": ("data/main_data.hdf5",),
+    "rlds": ("features.json", "*/features.json"),
+    "hil_serl": ("*.pkl", "buffer/*.pkl", "demo_buffer/*.pkl"),
+    "mcap": ("*.mcap",),
+    "robomimic": ("*.hdf5", "*.h5"),
 }
 
 
@@ -60,12 +72,12 @@ def find_format(name: str) -> Format:
 
 
 def parse_dataset_path(name: str) -> DatasetPath:
-    """Parse FORMAT:PATH?option=value."""
+    """Parse FORMAT:PATH?option=value, or PATH?option=value if the files there show their format."""
     which, colon, rest = name.partition(":")
-    if not colon or not rest:
-        raise FormatError(
-            f"{name!r}: expected FORMAT:PATH, such as rlds:{name or 'DIR'}; formats: {', '.join(FORMATS)}"
-        )
+    if not colon:
+        which, rest = _guessed(name), name
+    if not rest:
+        raise FormatError(f"{name!r}: expected FORMAT:PATH, such as {name}DIR")
     own = None
     if which not in FORMATS and ":" in rest and find_module(which):  # module:function:PATH
         function, _, rest = rest.partition(":")
@@ -75,6 +87,25 @@ def parse_dataset_path(name: str) -> DatasetPath:
     if len(dict(pairs)) < len(pairs):
         raise FormatError(f"{name!r}: an option is given twice; give each once")
     return DatasetPath(format=own or find_format(which), path=Path(path).expanduser(), options=dict(pairs))
+
+
+def guess_format(path: Path) -> str | None:
+    """The format that the files at a path have by their names; None if they show none."""
+    for name, signs in SIGNS.items():
+        if any(path.match(sign) if path.is_file() else any(path.glob(sign)) for sign in signs):
+            return name
+    return None
+
+
+def _guessed(name: str) -> str:
+    path = Path(name.partition("?")[0]).expanduser()
+    guess = guess_format(path)
+    if guess is None:
+        there = "" if path.exists() else "; there is no such file or directory"
+        raise FormatError(
+            f"{name!r}: expected FORMAT:PATH, such as rlds:{name or 'DIR'}{there}; formats: {', '.join(FORMATS)}"
+        )
+    return guess
 
 
 def check_options(options: Mapping[str, str], allowed: Collection[str], name: str) -> None:

@@ -174,7 +174,7 @@ def test_a_command_may_have_commands(add, capsys):
 
 # --- errors ------------------------------------------------------------------------------------------------------
 
-LONG = "observation/wrist_1: expected uint8 [128, 128, 3], got float32 [128, 128, 3]; convert it before append [red]"
+LONG = "observation/wrist_1: expected uint8 [128, 128, 3], got float32 [128, 128, 3]; convert it first [red]"
 
 
 @pytest.fixture

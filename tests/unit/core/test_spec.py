@@ -97,7 +97,7 @@ def test_an_array_that_fits_is_handed_on_as_it_is():
     ],
 )
 def test_another_shape_or_dtype_is_refused(made, value, said):
-    assert complaint(made.check, value, "observation/x") == f"observation/x: {said}; convert it before append"
+    assert complaint(made.check, value, "observation/x") == f"observation/x: {said}; convert it first"
 
 
 @pytest.mark.parametrize("length", [0, 1, 7])
@@ -174,7 +174,7 @@ def test_check_converts_the_leaves_that_need_it():
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        (GOOD | {"pose": np.zeros(3)}, "o/pose: expected float32 [3], got float64 [3]; convert it before append"),
+        (GOOD | {"pose": np.zeros(3)}, "o/pose: expected float32 [3], got float64 [3]; convert it first"),
         ({"pose": GOOD["pose"]}, "o/cameras/front: expected uint8 [2, 2, 3], got nothing; add the field"),
         (
             GOOD | {"cameras": {"fornt": 1, "top": 2}},

@@ -134,14 +134,14 @@ def test_a_missing_proposal_need_not_fit_the_bounds_of_the_action():
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"observation": np.zeros(4)}, "observation: expected float32 [4], got float64 [4]; convert it before append"),
-        ({"action": ACTION[:1]}, "action: expected float32 [2], got float32 [1]; convert it before append"),
+        ({"observation": np.zeros(4)}, "observation: expected float32 [4], got float64 [4]; convert it first"),
+        ({"action": ACTION[:1]}, "action: expected float32 [2], got float32 [1]; convert it first"),
         ({"proposal": {}}, "proposal: expected float32 [2], got nothing; add the field"),
         (
             {"extras": {"value": 1.0}},
             "extras/value: expected no such field, got float 1.0; drop it, or add it to the spec (it has no fields)",
         ),
-        ({"reward": np.zeros(1)}, "reward: expected float32 [], got float64 [1]; convert it before append"),
+        ({"reward": np.zeros(1)}, "reward: expected float32 [], got float64 [1]; convert it first"),
         ({"reward": None}, "reward: expected float32 [], got None; pass a numpy array"),
         ({"reward": float("nan")}, "reward: expected a finite number, got nan; check the environment"),
         ({"reward": -float("inf")}, "reward: expected a finite number, got -inf; check the environment"),
@@ -186,7 +186,7 @@ def test_the_last_row_holds_an_observation_and_nothing_else():
 
 def test_the_last_observation_is_checked():
     said = complaint(small_spec().last_row, np.zeros(3, np.float32))
-    assert said == "observation: expected float32 [4], got float32 [3]; convert it before append"
+    assert said == "observation: expected float32 [4], got float32 [3]; convert it first"
 
 
 @given(step_specs, st.integers(0, 2**32), st.booleans())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,8 @@ from understudy.formats.registry import check_options
         ("rdls:data", "format 'rdls': is unknown; did you mean 'rlds'?"),
         ("zip:data", "there are rlds, lerobot"),
         ("data", "expected FORMAT:PATH, such as rlds:data"),
-        ("rlds:", "expected FORMAT:PATH"),
+        ("data", "there is no such file or directory"),
+        ("rlds:", "expected FORMAT:PATH, such as rlds:DIR"),
         ("rlds:data?split=a&split=b", "an option is given twice"),
     ],
 )
@@ -24,6 +26,15 @@ def test_a_name_that_is_not_understood(name: str, text: str) -> None:
     with pytest.raises(FormatError) as raised:
         parse_dataset_path(name)
     assert text in str(raised.value)
+
+
+def test_without_a_format_the_files_show_it(tmp_path: Path) -> None:
+    with pytest.raises(FormatError, match=r"expected FORMAT:PATH, such as rlds:\S+; formats: "):
+        parse_dataset_path(str(tmp_path))
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "info.json").write_text("{}")
+    found = parse_dataset_path(f"{tmp_path}?video=png")
+    assert (found.format.name, found.path, found.options) == ("lerobot", tmp_path, {"video": "png"})
 
 
 def test_a_home_directory_is_found() -> None:

@@ -34,7 +34,7 @@ def command(
     source. Options of the format follow the path: 'rlds:kitchen/1.0.0?split=train&last=step'.
 
     Args:
-        source: Dataset as FORMAT:PATH, such as rlds:~/data/kitchen/1.0.0; docs/importing.md lists the formats.
+        source: Dataset as FORMAT:PATH, such as rlds:~/kitchen/1.0.0, or PATH alone; docs/importing.md lists formats.
         store: Directory of a store, which is created if needed, or the address of a server (HOST:PORT).
         kind: Kind of the episodes; by default that in the dataset, or practice if it has none.
         dry_run: Print how the fields are mapped, and read only the first episode.

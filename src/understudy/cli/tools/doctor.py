@@ -39,9 +39,11 @@ EXTRAS = {
     "remote": "a store over the network: serve, actor, learner",
     "web": "web pages to drive a robot and to watch runs",
     "plot": "figures, and videos of episodes",
+    "formats": "import and export of RLDS, LeRobot, robomimic, Minari and MCAP",
     "gym": "Gymnasium's environments",
     "robot": "an arm's server, and a simulated arm",
     "spacemouse": "demonstrating with a SpaceMouse",
+    "cluster": "training on many machines with Ray",
 }
 FREE_BYTES = 5 * 10**9
 OPEN_FILES = 1024

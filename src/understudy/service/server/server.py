@@ -320,7 +320,10 @@ class Server:
             return
         shown = dict(context.invocation_metadata() or ()).get(TOKEN_KEY, "")
         if not bearer_matches(shown, self.config.token):
-            raise RefusedError("the token is missing or wrong; pass the one that `understudy serve` was started with")
+            raise RefusedError(
+                "the token is missing or wrong; pass the one that `understudy serve` was started with, "
+                "with --token-file or, in Python, with token="
+            )
 
     async def _refuse(self, context: grpc.aio.ServicerContext, error: UnderstudyError) -> None:
         self.metrics.refused(error)
