@@ -42,7 +42,12 @@ class Report:
 
     @property
     def listing(self) -> str:
-        return "\n".join(f"  - {problem}" for problem in self.problems)
+        """One line for each problem; checks that found the same one share it."""
+        finders: dict[str, list[str]] = {}
+        for problem in self.problems:
+            name, _, text = problem.partition(": ")
+            finders.setdefault(text, []).append(name)
+        return "\n".join(f"  - {', '.join(names)}: {text}" for text, names in finders.items())
 
     def __str__(self) -> str:
         left_out = len(_CHECKS) - len(self.passed) - len(self.problems)

@@ -105,7 +105,7 @@ class GymWorld(World):
         return float(reward), bool(terminated), bool(truncated), {"success": self._succeeded(info, last)}
 
     def observe(self) -> AnyTree:
-        seen = _arrays(self._seen, self._seen_spec)
+        seen = _arrays(self._seen, self._seen_spec, "observation")
         observation = {"state": seen} if self._is_bare else seen
         if self._size:
             observation["image"] = scaled(np.asarray(self._env.render()), self._size)
@@ -120,7 +120,7 @@ class GymWorld(World):
         random one with probability `noise`."""
         if self._expert is None:
             raise WorldError(f"{self.task.name}: has no scripted expert; pass one to GymWorld as expert=")
-        action = _arrays(self._expert(self._seen), self.step_spec.action.tree)
+        action = _arrays(self._expert(self._seen), self.step_spec.action.tree, "action of the expert")
         if noise and rng is not None:
             action = trees.map_with_paths(
                 lambda path, leaf: _noisy(leaf, self.step_spec.action.flat[path], noise, rng), action
@@ -239,12 +239,25 @@ def _bound(bound: Any, shape: tuple[int, ...], tightest: Callable[..., Any]) -> 
     return tuple(array.tolist()) if array.ndim else float(array)
 
 
-def _arrays(value: Any, spec: AnyTree) -> AnyTree:
-    """Convert an observation to the spec, in new arrays."""
+def _arrays(value: Any, spec: AnyTree, path: str) -> AnyTree:
+    """Convert an observation or an action to the spec of its space, in new arrays."""
     if isinstance(spec, ArraySpec):
-        return str(value) if spec.dtype == "str" else np.array(value, spec.numpy_dtype)
+        if spec.dtype == "str":
+            return str(value)
+        array = np.array(value, spec.numpy_dtype)
+        if array.shape != spec.shape:
+            raise WorldError(
+                f"{path}: expected {list(spec.shape)}, as its space says, got {list(array.shape)}; "
+                f"change the space or what is returned"
+            )
+        return array
     children = value if isinstance(value, Mapping) else {str(index): child for index, child in enumerate(value)}
-    return {name: _arrays(children[name], child) for name, child in spec.items()}
+    if not spec.keys() <= children.keys():
+        raise WorldError(
+            f"{path}: expected {', '.join(spec)}, as its space says, got {', '.join(children)}; "
+            f"change the space or what is returned"
+        )
+    return {name: _arrays(children[name], child, trees.join(path, name)) for name, child in spec.items()}
 
 
 def _to_action(spaces: Any, space: Any) -> Callable[[AnyTree], Any]:

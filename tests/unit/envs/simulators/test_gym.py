@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ from tests.docs.pages import DOCS, blocks
 
 from understudy.core import SpecError
 from understudy.core import tree as trees
-from understudy.envs import WorldError, WorldFactory, check_env
+from understudy.envs import CheckError, WorldError, WorldFactory, check_env
 from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.simulators.gym import GymWorld, scaled
 from understudy.envs.workers.isolated import IsolatedWorld
@@ -426,6 +427,46 @@ def test_noise_is_scaled_by_the_range_and_stays_within_it() -> None:
 def test_an_environment_that_does_not_fit_is_refused(make: Any, says: str) -> None:
     with pytest.raises(WorldError, match=says):
         make()
+
+
+class Unlike(Dot):
+    """Dot, whose space says one thing while it returns another."""
+
+    def __init__(self, space: spaces.Space[Any], seen: Any):
+        super().__init__()
+        self.observation_space, self.seen = space, seen
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        return self.seen, super().reset(**options)[1]
+
+
+@pytest.mark.parametrize(
+    ("space", "seen", "says"),
+    [
+        (spaces.Box(-2, 2, (4,)), np.zeros(5), "observation: expected [4], as its space says, got [5]"),
+        (spaces.Discrete(3), np.zeros(1), "observation: expected [], as its space says, got [1]"),
+        (spaces.Dict(arm=spaces.Box(-2, 2, (4,))), {"arm": np.zeros(2)}, "observation/arm: expected [4]"),
+        (spaces.Dict(arm=spaces.Box(-2, 2, (4,))), {"leg": 0}, "observation: expected arm, as its space says, got leg"),
+    ],
+)
+def test_an_observation_that_is_not_of_its_space_is_refused_before_the_expert_sees_it(
+    space: spaces.Space[Any], seen: Any, says: str
+) -> None:
+    world = GymWorld(Unlike(space, seen), max_steps=5, simulated=True, expert=lambda seen: pytest.fail("was asked"))
+    with pytest.raises(WorldError, match=re.escape(says)):
+        world.reset(seed=1)
+    with pytest.raises(CheckError) as failed:
+        check_env(world, episodes=1)
+    assert str(failed.value).count(says) == 1  # though many checks find it
+
+
+def test_an_action_of_the_expert_that_is_not_of_its_space_is_refused() -> None:
+    with GymWorld(Dot(), max_steps=5, expert=lambda seen: np.zeros(3)) as world:
+        world.reset(seed=1)
+        with pytest.raises(
+            WorldError, match=re.escape("action of the expert: expected [1], as its space says, got [3]")
+        ):
+            world.expert_action()
 
 
 def test_without_an_expert_it_says_how_to_give_one() -> None:
