@@ -432,7 +432,7 @@ def test_an_environment_that_does_not_fit_is_refused(make: Any, says: str) -> No
 class Unlike(Dot):
     """Dot, whose space says one thing while it returns another."""
 
-    def __init__(self, space: spaces.Space[Any], seen: Any):
+    def __init__(self, space: Any, seen: Any):
         super().__init__()
         self.observation_space, self.seen = space, seen
 
@@ -450,7 +450,7 @@ class Unlike(Dot):
     ],
 )
 def test_an_observation_that_is_not_of_its_space_is_refused_before_the_expert_sees_it(
-    space: spaces.Space[Any], seen: Any, says: str
+    space: Any, seen: Any, says: str
 ) -> None:
     world = GymWorld(Unlike(space, seen), max_steps=5, simulated=True, expert=lambda seen: pytest.fail("was asked"))
     with pytest.raises(WorldError, match=re.escape(says)):
