@@ -17,6 +17,7 @@ class Command:
     help: str  # one sentence
     function: str = ""  # FOLDER.MODULE:FUNCTION in understudy/cli; empty if it has subcommands
     subcommands: Mapping[str, Command] = field(default_factory=dict)
+    runs_script: bool = False  # what follows a script on its command line belongs to the script
 
     def load(self) -> Callable[..., int]:
         """Import the function. Its arguments are the options, and it returns the exit code."""
@@ -103,6 +104,11 @@ GROUPS: dict[str, dict[str, Command]] = {
         "evaluate": _command("training.evaluate:command", "Evaluate a policy on held-out episodes."),
         "actor": _command("training.actor:command", "Run the actor of an RLPD run, which writes steps to a server."),
         "learner": _command("training.learner:command", "Run the learner of an RLPD run, which publishes policies."),
+        "run-script": Command(
+            help="Run a script of HIL-SERL, RLinf or TF-Agents unedited over a store.",
+            function="tools.run_script:command",
+            runs_script=True,
+        ),
     },
     "inspection": {
         "watch": _command("tools.watch:command", "Show runs and stores on a live web page."),

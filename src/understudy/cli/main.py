@@ -92,6 +92,8 @@ def _run(args: list[str]) -> int:
     # Imported only now, because it imports numpy.
     from understudy.core.errors import UnderstudyError
 
+    if command.runs_script:
+        args = _with_script_arguments(args)
     try:
         return _call(command.load(), prog, args)
     except UnderstudyError as error:
@@ -105,6 +107,16 @@ def _run(args: list[str]) -> int:
         where = f"{error.filename}: " if error.filename else ""
         _print_error(f"error: {where}{error.strerror}; {REFUSED[error.errno]}")
         return 1
+
+
+def _with_script_arguments(args: list[str]) -> list[str]:
+    """Mark what follows the script as its own: options there are not ours."""
+    for number, word in enumerate(args, 1):
+        if word == "--":
+            return args
+        if word.endswith(".py"):
+            return [*args[:number], "--", *args[number:]]
+    return args
 
 
 def _interrupted(args: list[str]) -> str:

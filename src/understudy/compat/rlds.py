@@ -155,8 +155,14 @@ def push_rlds_to_reverb(
     *,
     discount: Discount = "transition",
 ) -> int:
-    """Write the data through an observer of TF-Agents, episode by episode; returns the number of pairs of steps."""
-    theirs = importlib.import_module("tf_agents.trajectories.trajectory").Trajectory
+    """Write the data through an observer of TF-Agents, episode by episode; returns the number of pairs of steps.
+
+    Where TF-Agents is not installed, an observer of your own gets Trajectory as it is defined here.
+    """
+    try:
+        theirs = importlib.import_module("tf_agents.trajectories.trajectory").Trajectory
+    except ModuleNotFoundError:
+        theirs = Trajectory
     spec, episodes = open_episodes(rlds_data)
     signature = _signature(reverb_observer)
     pairs = 0

@@ -1,5 +1,7 @@
 """The store of a buffer without a path: in a temporary directory, which is removed with the buffer.
 
+Within `keeping_buffers(directory)` it is in that directory instead, and stays.
+
 A process that is killed cannot remove its own. Each directory holds a file that its process has locked, and the next
 process that makes one removes those whose lock is free.
 """
@@ -7,12 +9,14 @@ process that makes one removes those whose lock is free.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import logging
 import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +26,27 @@ PREFIX = "understudy-buffer-"
 _LOCK = "lock"
 
 
+_kept: Iterator[Path] | None = None
+
+
+@contextmanager
+def keeping_buffers(directory: Path) -> Iterator[None]:
+    """Buffers without a path are kept as buffer-1, buffer-2, ... in a directory, in the order in which they are made.
+
+    A script that makes the same buffers in the same order finds its data again at its next start.
+    """
+    global _kept
+    before, _kept = _kept, (directory / f"buffer-{number}" for number in itertools.count(1))
+    try:
+        yield
+    finally:
+        _kept = before
+
+
 def temporary_store_path(owner: object) -> tuple[Path, Callable[[], Any]]:
     """The path of a store, and a function that removes it; without a call it is removed with `owner`."""
+    if _kept is not None:
+        return next(_kept), lambda: None
     remove_abandoned()
     directory = Path(tempfile.mkdtemp(prefix=PREFIX))
     # Locked before it has its name, so that no other process finds it without its lock.
