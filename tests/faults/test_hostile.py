@@ -10,7 +10,7 @@ from tests.faults import hostile
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process's memory is read from /proc")
-@pytest.mark.parametrize("frames", [500, pytest.param(10_000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("frames", [2000, pytest.param(10_000, marks=pytest.mark.nightly)])
 def test_thousands_of_hostile_frames(frames: int, tmp_path: Path) -> None:
     report = hostile.run(tmp_path, frames, seed=1)
     assert report.problems == {}

@@ -209,6 +209,12 @@ def test_one_that_hangs_ends_the_others_in_time(tmp_path: Path) -> None:
     told(tmp_path, "hung", 2, "rank 1 did not arrive (was last at 'before'")
 
 
+def test_one_that_is_late_and_works_is_waited_for(tmp_path: Path) -> None:
+    """However long it takes: rank 0 may evaluate for an hour while the others wait."""
+    assert launch_function(2, f"{HERE}:late", grace_s=LIMIT_S, place=str(tmp_path), timeout_s=1.5) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"late-0", "late-1"}
+
+
 def test_says_who_did_not_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")

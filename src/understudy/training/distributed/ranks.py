@@ -3,7 +3,11 @@
 | who | blocks on | woken by |
 |---|---|---|
 | `join` | all other ranks joining | the last of them; `join_s` |
-| every other call | the same call on all other ranks | the last of them; a rank that is gone; `timeout_s` |
+| `gather_json`, and what begins with it | the same call of all others | the last of them; one that is gone; a stall |
+| gradients and large arrays | the same call of all others | the last of them; one that is gone; `timeout_s` |
+
+A stall is `timeout_s` in which no rank made progress. A rank may be late for hours, because it evaluates or collects
+episodes of a slow task, as long as it calls `progress`.
 
 Ranks send JSON and raw bytes; nothing is pickled. Host data goes over gloo, also where gradients go over NCCL. Each
 rank records in the rendezvous store which collective it is about to enter, so that a rank that waits in vain can say
@@ -33,6 +37,8 @@ from understudy.training.distributed.launcher_fds import die_with_launcher, take
 Array = np.ndarray[Any, Any]
 
 SETTLE_S = 0.1
+MEETING_DAYS = 365  # gloo's own limit of a wait that lasts as long as there is progress
+LOOK_S = 1.0  # how often a waiting rank looks for progress of the others
 PIECE_BYTES = 2**28  # maximum size of a message
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -59,7 +65,11 @@ class Ranks:
         self._store = store
         self._grouped = store is not None  # whether `close` must leave a process group
         self._num_collectives = 0
+        self._num_progress, self._progress_s = 0, float("-inf")
         self._host: dist.ProcessGroup | None = None
+        self._meeting: dist.ProcessGroup | None = None
+        if size > 1:
+            self._meeting = dist.new_group(backend="gloo", timeout=timedelta(days=MEETING_DAYS))
         if size > 1 and self.device.type != "cpu":
             self._host = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
 
@@ -98,7 +108,7 @@ class Ranks:
         with self.collective(name):
             lengths = torch.zeros(self.size, dtype=torch.int64)
             lengths[self.rank] = len(sent)
-            dist.all_reduce(lengths, group=self._host)
+            self._meet(dist.all_reduce(lengths, group=self._meeting, async_op=True), name)
             longest = int(lengths.max())
             padded = torch.zeros(longest, dtype=torch.uint8)
             padded[: len(sent)] = torch.frombuffer(bytearray(sent), dtype=torch.uint8)
@@ -111,6 +121,13 @@ class Ranks:
                     f"rank {self.rank} is at {name!r} and rank {rank} at {theirs!r}; all ranks must do the same"
                 )
         return [value for _, value in gathered]
+
+    def progress(self, doing: str) -> None:
+        """Tell the ranks that wait for this one that it works; call it more often than each `timeout_s`."""
+        now_s = time.monotonic()
+        if now_s - self._progress_s > LOOK_S / 2:
+            self._num_progress, self._progress_s = self._num_progress + 1, now_s
+            self._record(f"progress/{self.rank}", [self._num_progress, doing])
 
     def barrier(self, name: str) -> None:
         """Wait until all ranks have reached the barrier of this name."""
@@ -170,6 +187,22 @@ class Ranks:
             self._grouped = True
             dist.init_process_group(_backend(self.device), store=HashStore(), rank=0, world_size=1)
 
+    def _meet(self, call: dist.Work, name: str) -> None:
+        """Wait for a call of all ranks, for as long as those that are missing make progress."""
+        seen, since_s = None, time.monotonic()
+        while True:
+            try:
+                call.wait(timedelta(seconds=min(LOOK_S, self.timeout_s / 4)))
+                return
+            except RuntimeError:
+                if call.is_completed():  # a rank is gone
+                    raise
+            now = [(self._read(f"at/{rank}"), self._read(f"progress/{rank}")) for rank in range(self.size)]
+            if now != seen:
+                seen, since_s = now, time.monotonic()
+            elif time.monotonic() - since_s > self.timeout_s:
+                raise RanksError(f"rank {self.rank} of {self.size}: {name!r}: {self._explain(None)}")
+
     def _record(self, key: str, value: Any) -> None:
         if self._store is not None:
             with contextlib.suppress(
@@ -177,8 +210,8 @@ class Ranks:
             ):  # rank 0, which hosts the store, is gone; the collective itself will raise
                 self._store.set(key, json.dumps(value))
 
-    def _explain(self, error: RuntimeError) -> str:
-        """A sentence about the rank for which this one waited in vain."""
+    def _explain(self, error: RuntimeError | None) -> str:
+        """A sentence about the rank for which this one waited in vain; without an error, too long."""
         late = []
         for rank in range(self.size):
             if rank == self.rank:
@@ -193,8 +226,11 @@ class Ranks:
                 seen = f"was last at {at[1]!r} {time.time() - at[2]:.0f} s ago" if at else "has entered no call yet"
                 late.append(f"rank {rank} did not arrive ({seen})")
         if late:
-            limit = f"; the limit is {self.timeout_s:g} s" if "imed out" in str(error) else " and is gone"
+            timed_out = error is None or "imed out" in str(error)
+            limit = f"; the limit without progress is {self.timeout_s:g} s" if timed_out else " and is gone"
             return f"{'; '.join(late)}{limit}"
+        if error is None:
+            return f"all ranks arrived, and the call did not end within {self.timeout_s:g} s; look at the network"
         return f"the connection to another rank broke: {_first_line(error)}; see the last lines of the others"
 
     def _read(self, key: str) -> Any:

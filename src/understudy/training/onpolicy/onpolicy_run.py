@@ -228,6 +228,7 @@ class OnPolicyRun:
                 finished[rollout.ticket.number] = rollout
                 engine = self._learner.engine
                 self.health.progress("collecting", self.num_steps, engine.num_updates, self.policy.version)
+                self.ranks.progress("collecting")
                 self._notify(episodes=len(finished))
         except Stopped:  # the other ranks are told below
             pass
@@ -259,6 +260,7 @@ class OnPolicyRun:
 
         def progress(_: object = None) -> None:
             self.health.progress("evaluating")
+            self.ranks.progress("evaluating")
             self._stop.check()  # the resumed run evaluates again
 
         progress()

@@ -223,6 +223,20 @@ def hung(place: str, timeout_s: float) -> None:
         trouble(ranks, Path(place), "hung", "fsdp")
 
 
+def late(place: str, timeout_s: float) -> None:
+    """Rank 1 works for three times as long as the limit, and says so; rank 0 waits for it, and then rank 1 for it."""
+    with join(timeout_s=timeout_s) as ranks:
+        for slow in (1, 0):
+            began = time.monotonic()
+            while ranks.rank == slow and time.monotonic() < began + 3 * timeout_s:
+                ranks.progress("evaluating")
+                time.sleep(0.05)
+            ranks.barrier(f"after rank {slow}")
+            waited_s = time.monotonic() - began
+            assert waited_s > 2.5 * timeout_s, waited_s
+    (Path(place) / f"late-{ranks.rank}").write_text("both arrived")
+
+
 def trouble(ranks: Ranks, out: Path, what: str, parallel: str) -> None:
     """Rank 1 makes trouble in the third update; the others write what they were told, and when."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # that the launcher ends us is another test
