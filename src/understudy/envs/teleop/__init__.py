@@ -10,6 +10,7 @@ from understudy.envs.teleop.takeover import (
     TakeoverError,
     TakeoverWorld,
 )
+from understudy.envs.teleop.takeover_env import takeover_env
 
 __all__ = [
     "AlwaysScript",
@@ -20,4 +21,5 @@ __all__ = [
     "Takeover",
     "TakeoverError",
     "TakeoverWorld",
+    "takeover_env",
 ]

@@ -169,19 +169,24 @@ class TakeoverWorld:
         return self.world.reset(seed=seed, options=options)
 
     def step(self, action: Tree) -> tuple[Tree, float, bool, bool, dict[str, Any]]:
-        choice = self.takeover.choose(action)
-        observation, reward, terminated, truncated, info = self.world.step(choice.action)
-        info = {**info, "source": choice.source, "proposal": choice.proposal}
-        if choice.source != Source.POLICY:
-            info["intervene_action"] = choice.action
-        if terminated or truncated:
-            summary = self.takeover.summary
-            info |= {"intervention_count": summary.count, "intervention_steps": summary.num_steps}
-        return observation, reward, terminated, truncated, info
+        return step_with_takeover(self.world.step, self.takeover, action)
 
     def close(self) -> None:
         self.takeover.device.close()
         self.world.close()
+
+
+def step_with_takeover(step: Callable[[Tree], tuple[Any, ...]], takeover: Takeover, action: Tree) -> tuple[Any, ...]:
+    """Execute the device's action during a takeover, else the given one; the info says which, as TakeoverWorld does."""
+    choice = takeover.choose(action)
+    observation, reward, terminated, truncated, info = step(choice.action)
+    info = {**info, "source": choice.source, "proposal": choice.proposal}
+    if choice.source != Source.POLICY:
+        info["intervene_action"] = choice.action
+    if terminated or truncated:
+        summary = takeover.summary
+        info |= {"intervention_count": summary.count, "intervention_steps": summary.num_steps}
+    return observation, reward, terminated, truncated, info
 
 
 # ---- scripted devices
