@@ -13,7 +13,7 @@ from typing import Any
 from understudy.core import UnderstudyError
 
 FOLDER = Path(__file__).parent
-NAMES = ("toy", "metaworld-state", "metaworld-camera", "libero-vla", "your-robot")
+NAMES = ("toy", "toy-vla", "toy-vla-grpo", "metaworld-state", "metaworld-camera", "libero-vla", "your-robot")
 CONFIGS = {  # the kinds of runs, as `understudy train` names them
     "rlpd": ("understudy.training.offpolicy.rlpd", "RLPDConfig"),
     "clone": ("understudy.training.offpolicy.cloning", "CloningRunConfig"),

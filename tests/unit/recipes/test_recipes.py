@@ -12,10 +12,11 @@ from understudy.cli import main
 from understudy.envs.registry import WORLD_REGISTRY
 from understudy.recipes import NAMES, load_recipe, source_of
 from understudy.training.offpolicy.rlpd import RLPDConfig
+from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.sft import SFTConfig
 from understudy.training.runs.run import Run
 
-CONFIGS = {"rlpd": RLPDConfig, "sft": SFTConfig}
+CONFIGS = {"rlpd": RLPDConfig, "sft": SFTConfig, "grpo": OnPolicyConfig}
 SHORT = ("--steps", "40", "--batch-size", "8", "--evaluation.episodes", "1")
 
 

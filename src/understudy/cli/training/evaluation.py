@@ -180,9 +180,13 @@ def evaluate_vla(request: EvaluationRequest, on_episode: Callable[[], None]) -> 
         temperature=request.temperature,
         videos=request.videos,
     )
-    clip_actions = bool((request.run_config or {}).get("clip_actions", False))
-    workers = request.workers or os.cpu_count() or 1
-    with Collector(request.env, num_parallel_envs=workers, clip_actions=clip_actions) as collector:
+    run_config = request.run_config or {}
+    with Collector(
+        request.env,
+        num_parallel_envs=request.workers or os.cpu_count() or 1,
+        max_steps=run_config.get("max_steps"),  # as in the evaluations of the run itself
+        clip_actions=bool(run_config.get("clip_actions", False)),
+    ) as collector:
         loaded = load_block_policy(request.policy, collector.step_spec, openvla=request.openvla)
         found = evaluate_tasks(
             collector, loaded, config, seed=request.seed, videos=request.out, progress=lambda _: on_episode()

@@ -296,6 +296,14 @@ def test_every_option_of_evaluate_changes_something(tmp_path: Path, usual: OnPol
     assert len(score("--videos", "2")["videos"]) == 2
 
 
+def test_evaluate_ends_episodes_where_the_run_ends_them(tmp_path: Path, policy: Path) -> None:
+    run = train(tmp_path / "run", make_config(policy, iterations=1, max_steps=2))
+    assert main(["evaluate", str(run.directory.path), "--sampled", "--episodes", "4", "--workers", "1"]) == 0
+    found = json.loads((run.directory.path / "evaluations" / "evaluation.json").read_text())["score"]
+    assert found["episode_results"] == lines(run, "evaluation")[-1]["episode_results"]
+    assert max(episode["num_steps"] for episode in found["episode_results"]) == 2
+
+
 def test_a_policy_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UnderstudyError, match=r"policy: expected a policy file or a run with one, got .*nowhere"):
         train(tmp_path / "run", make_config(tmp_path / "nowhere"))
