@@ -74,7 +74,7 @@ def test_any_number_of_ranks_comes_to_the_weights_of_one(place: Path, tasks: lis
         for number in tasks:
             assert_same(place / f"{number}-1", place / f"{number}-{size}")
             assert_groups_are_whole(place / f"{number}-{size}")
-            assert_each_lives_its_own_tasks(place / f"{number}-{size}", size)
+            assert_all_ranks_work(place / f"{number}-{size}", size)
 
 
 def assert_groups_are_whole(path: Path) -> None:
@@ -84,13 +84,14 @@ def assert_groups_are_whole(path: Path) -> None:
     assert set(groups.values()) == {4}
 
 
-def assert_each_lives_its_own_tasks(path: Path, size: int) -> None:
-    """Task i is lived by rank i % size, and nobody else."""
-    for rank in range(size):
-        store = path / "store" if rank == 0 else path / "stores" / f"rank-{rank}"
+def assert_all_ranks_work(path: Path, size: int) -> None:
+    """Each runs equally many episodes, also where there are fewer tasks than ranks."""
+    stores = [path / "store" if rank == 0 else path / "stores" / f"rank-{rank}" for rank in range(size)]
+    num_episodes = []
+    for store in stores:
         with Reader(store) as reader:
-            numbers = {int(str(record.info.task).partition("-")[2]) for record in reader.episodes()}
-        assert all(number % size == rank for number in numbers)
+            num_episodes.append(len(list(reader.episodes("split = 'train'"))))  # rank 0 also evaluates
+    assert min(num_episodes) > 0.8 * max(num_episodes), num_episodes  # a wave may not be divisible
 
 
 @pytest.mark.nightly  # test_sharded_checkpoint.py loads shards with another number of ranks in every run

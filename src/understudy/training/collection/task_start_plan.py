@@ -155,9 +155,11 @@ class Plan:
             self._skipped[task][start] = self._iteration + self.config.skip_solved_for
 
     def share(self, tickets: Sequence[Ticket], rank: int, world_size: int) -> list[Ticket]:
-        """The tickets that one of several processes runs: those of its tasks."""
-        mine = {self.tasks[index].name for index in shares(len(self.tasks), world_size)[rank]}
-        return [ticket for ticket in tickets if ticket.task in mine]
+        """The tickets that one of several processes runs: equally many, so that none is idle, and of few tasks each."""
+        position = {task.name: index for index, task in enumerate(self.tasks)}
+        ordered = sorted(tickets, key=lambda ticket: (position[ticket.task], ticket.number))
+        first, after = (len(ordered) * number // world_size for number in (rank, rank + 1))
+        return sorted(ordered[first:after], key=lambda ticket: ticket.number)
 
     def state(self) -> dict[str, Any]:
         """All that the next tickets depend on, as plain JSON."""
@@ -229,11 +231,6 @@ class Plan:
             positions += [position for position in lap if starts[position] in skipped][: num_starts - len(positions)]
         self._rings[task] = (first + max((position - first) % len(starts) for position in positions) + 1) % len(starts)
         return [starts[position] for position in positions]
-
-
-def shares(num_tasks: int, world_size: int) -> list[list[int]]:
-    """Which tasks each of several processes runs; with more processes than tasks, some have none."""
-    return [list(range(rank, num_tasks, world_size)) for rank in range(world_size)]
 
 
 def derived_seed(seed: int, number: int) -> int:

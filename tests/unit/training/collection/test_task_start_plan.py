@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tests.unit.training.collection.scripted import make_plan
 
-from understudy.training.collection.task_start_plan import Plan, PlanConfig, PlannedTask, Ticket, shares
+from understudy.training.collection.task_start_plan import Plan, PlanConfig, PlannedTask, Ticket
 from understudy.training.runs.config import ConfigError
 
 SMALL = {"n_samples": 2, "data_batch_size": 8}  # four groups
@@ -125,18 +125,6 @@ def test_a_group_of_one_task_has_different_starts_also_if_most_are_solved() -> N
     assert [ticket.start for ticket in plan.wave(1)] == [3, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("num_tasks", "world_size", "wanted"),
-    [
-        (9, 2, [[0, 2, 4, 6, 8], [1, 3, 5, 7]]),
-        (2, 4, [[0], [1], [], []]),
-        (1, 1, [[0]]),
-    ],
-)
-def test_tasks_are_shared_out(num_tasks: int, world_size: int, wanted: list[list[int]]) -> None:
-    assert shares(num_tasks, world_size) == wanted
-
-
 @pytest.mark.parametrize("num_tasks", range(1, 10))
 @pytest.mark.parametrize("world_size", range(1, 5))
 def test_all_processes_together_live_what_one_would(num_tasks: int, world_size: int) -> None:
@@ -145,8 +133,9 @@ def test_all_processes_together_live_what_one_would(num_tasks: int, world_size: 
         parts = [plan.share(tickets, rank, world_size) for rank in range(world_size)]
         assert sorted((t for part in parts for t in part), key=lambda t: t.number) == list(tickets)
         assert len({ticket.number for ticket in tickets}) == 8
-        for rank, part in enumerate(parts):
-            assert all("abcdefghi".index(ticket.task) % world_size == rank for ticket in part)
+        assert max(map(len, parts)) - min(map(len, parts)) <= 1  # nobody is idle, whatever the number of tasks
+        changes = sum(len({ticket.task for ticket in part}) for part in parts) - len({t.task for t in tickets})
+        assert changes < world_size  # a task is shared only where one part ends and the next begins
 
 
 @pytest.mark.parametrize("num_waves", range(5))
