@@ -326,7 +326,7 @@ def test_only_a_step_of_the_spec_is_taken(tmp_path: Path) -> None:
         writer = store.writer("w", spec)
         writer.begin()
         with pytest.raises(
-            SpecError, match=r"observation: expected float32 \[4\], got float64 \[4\]; convert it before"
+            SpecError, match=r"observation: expected float32 \[4\], got float64 \[4\]; convert it first"
         ):
             writer.append(Step(observation=np.zeros(4), action=np.zeros(2, np.float32), reward=0.0))
         assert writer.num_uncommitted == 0
