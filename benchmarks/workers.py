@@ -331,7 +331,7 @@ def _through(vector: Vector, actions: list[Tree], block_steps: int, seconds: flo
         vector.send(slot, Reset(seed=0))
     caller, workers = time.process_time(), _cpu_s(vector)
     began = time.monotonic()
-    while time.monotonic() < began + seconds:
+    while not num_steps or time.monotonic() < began + seconds:
         for slot, outcome in vector.ready(timeout_s=1.0):
             if isinstance(outcome, WorkerFailure):
                 raise outcome
