@@ -194,9 +194,10 @@ class Ranks:
             try:
                 call.wait(timedelta(seconds=min(LOOK_S, self.timeout_s / 4)))
                 return
-            except RuntimeError:
-                if call.is_completed():  # a rank is gone
-                    raise
+            except RuntimeError:  # not yet, or a rank is gone
+                if call.is_completed():  # perhaps only now: ask again, which raises if it failed
+                    call.wait()
+                    return
             now = [(self._read(f"at/{rank}"), self._read(f"progress/{rank}")) for rank in range(self.size)]
             if now != seen:
                 seen, since_s = now, time.monotonic()
