@@ -15,6 +15,7 @@ import tyro
 from tests.docs.pages import DOCS, blocks, run_page
 
 from understudy.cli.commands import COMMANDS
+from understudy.cli.main import with_script_arguments
 from understudy.cli.options import MARKERS, REGISTRY
 
 PAGE = DOCS / "howto.md"
@@ -36,7 +37,7 @@ def check(line: str) -> None:
     program, name, *rest = shlex.split(line)
     assert program == "understudy"
     inner = rest.pop(0) if COMMANDS[name].subcommands else None
-    parser_of(name, inner).parse_args(rest)
+    parser_of(name, inner).parse_args(with_script_arguments(rest) if COMMANDS[name].runs_script else rest)
 
 
 def test_every_command_has_the_options_that_it_names() -> None:

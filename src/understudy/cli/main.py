@@ -93,7 +93,7 @@ def _run(args: list[str]) -> int:
     from understudy.core.errors import UnderstudyError
 
     if command.runs_script:
-        args = _with_script_arguments(args)
+        args = with_script_arguments(args)
     try:
         return _call(command.load(), prog, args)
     except UnderstudyError as error:
@@ -109,7 +109,7 @@ def _run(args: list[str]) -> int:
         return 1
 
 
-def _with_script_arguments(args: list[str]) -> list[str]:
+def with_script_arguments(args: list[str]) -> list[str]:
     """Mark what follows the script as its own: options there are not ours."""
     for number, word in enumerate(args, 1):
         if word == "--":
