@@ -207,6 +207,7 @@ def test_one_that_hangs_ends_the_others_in_time(tmp_path: Path) -> None:
     code, problem = ends(2, f"{HERE}:hung", grace_s=1.0, place=str(tmp_path), timeout_s=8.0)
     assert (code, problem) == (1, "")
     told(tmp_path, "hung", 2, "rank 1 did not arrive (was last at 'before'")
+    told(tmp_path, "hung", 2, "s ago; its last progress: evaluating)")
 
 
 def test_one_that_is_late_and_works_is_waited_for(tmp_path: Path) -> None:

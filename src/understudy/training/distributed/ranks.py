@@ -218,13 +218,15 @@ class Ranks:
             if rank == self.rank:
                 continue
             try:
-                failed, at = self._read(f"failed/{rank}"), self._read(f"at/{rank}")
+                failed, at, worked = (self._read(f"{key}/{rank}") for key in ("failed", "at", "progress"))
             except RuntimeError:
                 return "rank 0, which hosts the rendezvous store, is gone; see its own last lines"
             if failed is not None and "RanksError" not in failed:
                 return f"rank {rank} failed with {failed}"
             if at is None or at[0] < self._num_collectives:
                 seen = f"was last at {at[1]!r} {time.time() - at[2]:.0f} s ago" if at else "has entered no call yet"
+                if worked is not None:
+                    seen += f"; its last progress: {worked[1]}"
                 late.append(f"rank {rank} did not arrive ({seen})")
         if late:
             timed_out = error is None or "imed out" in str(error)

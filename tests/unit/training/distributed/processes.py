@@ -249,6 +249,7 @@ def trouble(ranks: Ranks, out: Path, what: str, parallel: str) -> None:
             if what == "killed":
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "hung":
+                ranks.progress("evaluating")
                 time.sleep(3600)
             raise ValueError("the world fell off the table")
         train(engine, ranks, updates=1)
