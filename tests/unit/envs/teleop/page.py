@@ -6,6 +6,7 @@ import contextlib
 import json
 import struct
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -54,6 +55,13 @@ class Page:
                 if said["type"] == "ping" and self._answers:
                     self.say({"type": "pong", "sent_s": said["sent_s"], "page_ms": self.now_ms()})
 
+    def hear_until(self, condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+        """Take what comes until a condition holds."""
+        end_s = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < end_s, f"after {timeout_s} s: {self.state}, {len(self.frames)} frames"
+            self.hear(0.01)
+
     @staticmethod
     def now_ms(ago_s: float = 0.0) -> float:
         return (time.monotonic() + 3600 - ago_s) * 1e3
@@ -69,7 +77,8 @@ class Page:
         return closed.value.rcvd.code, closed.value.rcvd.reason
 
     def __enter__(self) -> Page:
-        self.hear()
+        self.hear_until(lambda: bool(self.state))
+        self.hear(0.02)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -124,8 +124,8 @@ def test_speeds_and_the_grip_are_told_to_the_page(device: BrowserDevice) -> None
         page.press("Digit3")
         page.press("Digit3", "KeyG")
         page.press("KeyD")
-        page.hear()
-        assert (page.state["speed"], page.state["closed"], page.state["driving"]) == (1.0, True, True)
+        page.hear_until(lambda: page.state["driving"])
+        assert (page.state["speed"], page.state["closed"]) == (1.0, True)
         assert device.read().action.tolist() == [1, 0, 0, 1]
 
 
@@ -185,8 +185,8 @@ def test_one_drives_and_the_next_may_when_the_first_has_left(device: BrowserDevi
         wait_for(lambda: device.read().action is not None)
         first.say({"type": "leave"})
         wait_for(lambda: device.read().action is None)
-        second.hear()
-        assert (second.state["you_drive"], second.state["free"], second.state["num_pages"]) == (False, True, 2)
+        second.hear_until(lambda: second.state["free"])
+        assert (second.state["you_drive"], second.state["num_pages"]) == (False, 2)
         second.say({"type": "drive"})
         second.press("KeyW")
         wait_for(lambda: device.read().action is not None)
@@ -195,9 +195,7 @@ def test_one_drives_and_the_next_may_when_the_first_has_left(device: BrowserDevi
 def test_a_page_that_comes_back_drives_on(device: BrowserDevice) -> None:
     with Page(device) as first, Page(device, "page-two"), Page(device) as again:
         assert first.closed()[0] == 1000
-        again.hear()
-        assert again.state["you_drive"]
-        assert again.state["num_pages"] == 2
+        again.hear_until(lambda: again.state["you_drive"] and again.state["num_pages"] == 2)
 
 
 def test_a_driver_who_is_silent_may_be_replaced(device: BrowserDevice, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,8 +209,7 @@ def test_a_driver_who_is_silent_may_be_replaced(device: BrowserDevice, monkeypat
         second.hear(0.4)
         assert not device.connected
         second.say({"type": "drive"})
-        second.hear()
-        assert second.state["you_drive"]
+        second.hear_until(lambda: second.state["you_drive"])
 
 
 def test_no_more_pages_than_can_be_served(device: BrowserDevice) -> None:
@@ -231,6 +228,7 @@ def test_a_screen_has_nobody_who_drives() -> None:
         page.say({"type": "drive"})
         page.press("KeyW", "Space", "Enter")
         device.show(observation(), {"action": np.zeros(14, np.float32)})
+        page.hear_until(lambda: len(page.frames) == 1)
         page.hear()
         assert (page.state["you_drive"], page.state["free"], device.connected) == (False, False, False)
         assert len(page.frames) == 1
@@ -247,7 +245,7 @@ def test_a_frame_is_the_pictures_as_they_are(device: BrowserDevice) -> None:
         device.begin()
         device.show(seen, {"task": "t", "step": np.int64(4), "reward": math.nan, "action": np.zeros(4, np.float32)})
         seen["images"]["front"][:] = 0  # whoever shows something may go on with the array
-        page.hear()
+        page.hear_until(lambda: bool(page.frames))
         header, pixels = page.frames[0]
     assert header["cameras"] == [
         {"name": "images/front", "height": 6, "width": 8},
@@ -280,11 +278,12 @@ def test_a_slow_page_gets_fewer_frames_and_holds_nobody_up(device: BrowserDevice
             quick.hear(0.02)
             for header, _ in quick.frames[-1:]:
                 quick.say({"type": "drawn", "number": header["number"]})
+        slow.hear_until(lambda: len(slow.frames) >= browser_server.MAX_IN_FLIGHT)
         slow.hear()
         assert len(quick.frames) > 10
         assert len(slow.frames) == browser_server.MAX_IN_FLIGHT
         slow.say({"type": "drawn", "number": slow.frames[0][0]["number"]})
-        slow.hear()
+        slow.hear_until(lambda: len(slow.frames) > browser_server.MAX_IN_FLIGHT)
         assert slow.frames[-1][0]["number"] == 20  # the newest, not the next
         assert slowest_s < 0.1
 
@@ -292,6 +291,7 @@ def test_a_slow_page_gets_fewer_frames_and_holds_nobody_up(device: BrowserDevice
 def test_a_page_that_is_opened_later_sees_the_last_frame(device: BrowserDevice) -> None:
     device.show(observation(9), {})
     with Page(device) as page:
+        page.hear_until(lambda: bool(page.frames))
         assert page.frames[0][1][0] == 9
 
 
