@@ -23,6 +23,7 @@ name is missing.
 PACKAGES = {
     "understudy": "The main nouns, as `import understudy as us` hands them out; the packages below describe them.",
     "understudy.core": "Specs, steps, episodes, batches and errors. Numpy only.",
+    "understudy.codecs": "Camera frames as bytes, and back.",
     "understudy.envs": "Worlds, their tasks, and the checker for your own.",
     "understudy.replay": "The store: writers, readers, views, samplers, and what keeps it whole.",
     "understudy.service": "The store over a network: server, remote writers and samplers, parameters.",

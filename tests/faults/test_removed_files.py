@@ -30,7 +30,7 @@ def replace_segment(path: Path) -> None:
 
 def begin(path: Path, name: str = "w") -> tuple[Store, Writer]:
     store = Store.open(path, segment_bytes=2**16)
-    return store, store.writer(name, small_spec(), commit_steps=4)
+    return store, store.writer(name, small_spec(), commit_steps=4, background=False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Trees of arrays, specs, steps, episodes, batches and errors: what every other package knows. Numpy only."""
 
 from understudy.core.batch import BlockBatch, SequenceBatch, TransitionBatch
+from understudy.core.codec import H264, Codec, Jpeg, Png
 from understudy.core.episode import KINDS, SPLITS, Episode, EpisodeInfo, Kind, Split
 from understudy.core.errors import (
     BacklogError,
@@ -28,6 +29,7 @@ from understudy.core.step import NO_VERSION, Source, Step, StepSpec
 from understudy.core.tree import AnyTree, Nested, Tree
 
 __all__ = [
+    "H264",
     "KINDS",
     "NO_VERSION",
     "SPLITS",
@@ -35,6 +37,7 @@ __all__ = [
     "ArraySpec",
     "BacklogError",
     "BlockBatch",
+    "Codec",
     "CopiedError",
     "DamageError",
     "DeliveryError",
@@ -42,8 +45,10 @@ __all__ = [
     "EpisodeError",
     "EpisodeInfo",
     "FencedError",
+    "Jpeg",
     "Kind",
     "Nested",
+    "Png",
     "RefusedError",
     "SequenceBatch",
     "SequenceError",

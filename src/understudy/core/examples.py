@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.core.codec import Png
 from understudy.core.episode import Episode, EpisodeInfo
 from understudy.core.spec import ArraySpec, Spec, text
 from understudy.core.step import Source, Step, StepSpec
@@ -64,6 +65,19 @@ def text_spec() -> StepSpec:
         ),
         action=Spec(ArraySpec(shape=(None, 4), dtype="int32")),
         extras=Spec({"thought": text()}),
+    )
+
+
+def depth_camera_spec() -> StepSpec:
+    """A camera and its depth, stored as PNG: encoded, and the same when they are read."""
+    return StepSpec(
+        observation=Spec(
+            {
+                "colour": ArraySpec(shape=(12, 16, 3), dtype="uint8", codec=Png()),
+                "depth": ArraySpec(shape=(12, 16), dtype="uint16", codec=Png()),
+            }
+        ),
+        action=Spec(ArraySpec(shape=(2,), dtype="float32")),
     )
 
 
@@ -138,6 +152,7 @@ CANONICAL: dict[str, Callable[[], tuple[StepSpec, Episode]]] = {
     "images": lambda: _with(robot_spec(16), 12, 1),
     "nested": lambda: _with(nested_spec(), 9, 2),
     "text": lambda: _with(text_spec(), 10, 3),
+    "encoded": lambda: _with(depth_camera_spec(), 11, 7),
     "one_step": lambda: _with(small_spec(), 1, 4),
     "truncated": lambda: _with(small_spec(), 20, 5, terminated=False),
     "long": lambda: _with(small_spec(), 3000, 6),

@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from understudy.core import tree as trees
+from understudy.core.codec import Codec, check_codec, codec_from_json, codec_to_json
 from understudy.core.errors import SpecError
 from understudy.core.tree import Nested, Tree
 
@@ -43,13 +44,15 @@ class ArraySpec:
     """One leaf. A first dimension of None is ragged (a different length in each row); dtype 'str' is text.
 
     `low` and `high` are inclusive, one number or one per element of the last dimension. A float leaf with a bound
-    refuses NaN; without bounds it takes any float.
+    refuses NaN; without bounds it takes any float. `codec` says how the frames of a camera are stored: `Jpeg()`,
+    `H264()` or `Png()`; without one, the pixels as they are.
     """
 
     shape: tuple[int | None, ...]
     dtype: str
     low: Bound = None
     high: Bound = None
+    codec: Codec | None = None
 
     def __post_init__(self) -> None:
         shape = tuple(None if size is None else operator.index(size) for size in self.shape)
@@ -81,6 +84,10 @@ class ArraySpec:
                 )
         if self.bounded and not np.all(self.limits[0] <= self.limits[1]):
             raise SpecError(f"low: expected no more than high, got {self.low} and {self.high}; correct the bounds")
+        if self.codec is not None:
+            check_codec(self.codec, self.shape, self.dtype)
+            if self.bounded:
+                raise SpecError("codec: an encoded field has no bounds; drop low and high, or the codec")
 
     @cached_property
     def ragged(self) -> bool:
@@ -228,11 +235,14 @@ class ArraySpec:
             bound = getattr(self, name)
             if bound is not None:
                 fields[name] = list(bound) if isinstance(bound, tuple) else bound
+        if self.codec is not None:
+            fields["codec"] = codec_to_json(self.codec)
         return fields
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> ArraySpec:
-        return ArraySpec(**fields)
+        codec = fields.get("codec")
+        return ArraySpec(**{**fields, "codec": None if codec is None else codec_from_json(codec)})
 
 
 def _dtype_name(dtype: Any) -> str:

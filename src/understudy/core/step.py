@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from understudy.core import tree as trees
+from understudy.core.codec import Codec
 from understudy.core.errors import SpecError
 from understudy.core.spec import ArraySpec, Spec, canonical_json, describe
 from understudy.core.tree import Tree
@@ -86,6 +87,38 @@ class StepSpec:
             "is_step": flag,  # False in the row that holds an episode's last observation
         }
 
+    @cached_property
+    def encoded(self) -> dict[str, Codec]:
+        """The fields whose frames are stored encoded, by a codec."""
+        return {path: leaf.codec for path, leaf in self.columns.items() if leaf.codec is not None}
+
+    @cached_property
+    def decoded(self) -> StepSpec:
+        """The spec of what is read: the same fields, whatever codec they are stored with."""
+
+        def without(spec: Spec) -> Spec:
+            return Spec(trees.map_leaves(lambda leaf: replace(leaf, codec=None), spec.tree))
+
+        if not self.encoded:
+            return self
+        return replace(
+            self, observation=without(self.observation), action=without(self.action), extras=without(self.extras)
+        )
+
+    @cached_property
+    def stored_columns(self) -> dict[str, ArraySpec]:
+        """The flat fields of one row as they are stored and sent: an encoded field is three of them.
+
+        Under its own name the bytes of the encoded frame, under `frame_number_of` its number in its GOP, under
+        `decoded_checksum_of` the checksum of what a decoder makes of it.
+        """
+        columns = dict(self.columns)
+        for path in self.encoded:
+            columns[path] = ArraySpec(shape=(None,), dtype="uint8")
+            columns[frame_number_of(path)] = ArraySpec(shape=(), dtype="uint8")
+            columns[decoded_checksum_of(path)] = ArraySpec(shape=(), dtype="uint64")
+        return columns
+
     def row(self, step: Step) -> dict[str, Any]:
         """The checked step as one flat row."""
         given = step.reward.item() if isinstance(step.reward, np.generic) else step.reward  # environments give float64
@@ -146,6 +179,16 @@ class StepSpec:
             extras=Spec.from_json(value["extras"]),
             reward=ArraySpec.from_json(value["reward"]),
         )
+
+
+def frame_number_of(path: str) -> str:
+    """The stored column that holds the number of each frame of an encoded field in its GOP."""
+    return f"frame_number/{path}"
+
+
+def decoded_checksum_of(path: str) -> str:
+    """The stored column that holds the checksum of each decoded frame of an encoded field."""
+    return f"decoded_checksum/{path}"
 
 
 def _source(value: Any) -> Source:

@@ -153,7 +153,7 @@ def test_a_human_takes_over_in_bursts_and_keeps_the_proposal():
 
 @pytest.mark.parametrize(
     ("name", "num_steps"),
-    [("images", 12), ("nested", 9), ("text", 10), ("one_step", 1), ("truncated", 20), ("long", 3000)],
+    [("images", 12), ("nested", 9), ("text", 10), ("encoded", 11), ("one_step", 1), ("truncated", 20), ("long", 3000)],
 )
 def test_the_canonical_episodes(name, num_steps):
     spec, episode = CANONICAL[name]()
@@ -166,4 +166,4 @@ def test_the_canonical_episodes(name, num_steps):
 
 
 def test_every_canonical_episode_is_tested_above():
-    assert list(CANONICAL) == ["images", "nested", "text", "one_step", "truncated", "long"]
+    assert list(CANONICAL) == ["images", "nested", "text", "encoded", "one_step", "truncated", "long"]

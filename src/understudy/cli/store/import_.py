@@ -14,6 +14,7 @@ from rich.table import Table
 
 from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
+from understudy.core.cameras import CodecName
 from understudy.formats import DatasetPath, DatasetReader, parse_dataset_path
 from understudy.training.data import dataset_io
 
@@ -23,6 +24,7 @@ def command(
     store: Annotated[str | None, tyro.conf.Positional] = None,
     *,
     kind: Annotated[Literal["demonstration", "practice", "correction"] | None, tyro.conf.arg(name="as")] = None,
+    codec: CodecName = "raw",
     dry_run: bool = False,
     workers: int | None = None,
     token_file: Path | None = None,
@@ -37,6 +39,8 @@ def command(
         source: Dataset as FORMAT:PATH, such as rlds:~/kitchen/1.0.0, or PATH alone; docs/importing.md lists formats.
         store: Directory of a store, which is created if needed, or the address of a server (HOST:PORT).
         kind: Kind of the episodes; by default that in the dataset, or practice if it has none.
+        codec: How camera frames are stored: raw and png keep every pixel, jpeg and h264 lose detail, and auto stores
+            frames above 128x128 pixels as h264.
         dry_run: Print how the fields are mapped, and read only the first episode.
         workers: Number of decoder threads, for formats that have them.
         token_file: File with the server's token, if it needs one.
@@ -57,7 +61,7 @@ def command(
             dataset_io.open_import_target(store, token_file=token_file, tls_cert=tls_cert) as target,
             ProgressLine(console, f"import {dataset.path.name}", "episodes") as progress,
         ):
-            report = dataset_io.import_episodes(opened, target, dataset, kind=kind, progress=progress)
+            report = dataset_io.import_episodes(opened, target, dataset, kind=kind, codec=codec, progress=progress)
     parts = [f"{report.num_imported:,} episodes imported ({report.num_steps:,} steps)"]
     if report.num_known:
         parts.append(f"{report.num_known:,} were in the store already")

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from understudy.cli.console import size_text
+from understudy.core import ArraySpec
 from understudy.replay import EpisodeRecord, Reader, Summary, summarize
 from understudy.service.client.spool import SpoolSummary, summarize_spool
 
@@ -96,7 +97,7 @@ def _print(console: Console, summary: Summary) -> None:
         )
     console.print(table)
     for number, spec in enumerate(summary.specs):
-        fields = ", ".join(f"{path} {leaf}" for path, leaf in spec.columns.items() if _is_shown(path))
+        fields = ", ".join(f"{path} {leaf}{_codec(leaf)}" for path, leaf in spec.columns.items() if _is_shown(path))
         console.print(f"spec {number + 1}: {fields}", highlight=False)
     names = sorted({writer.name for writer in summary.writers})
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
@@ -107,6 +108,12 @@ def _print(console: Console, summary: Summary) -> None:
     if summary.num_orphans:
         lines.append(f"{summary.num_orphans} files were left by a crash; `understudy compact` removes them")
     console.print("\n".join(lines), highlight=False)
+
+
+def _codec(leaf: ArraySpec) -> str:
+    if leaf.codec is None:
+        return ""
+    return f" as {leaf.codec.name} ({'lossy' if leaf.codec.lossy else 'lossless'})"
 
 
 def _is_shown(path: str) -> bool:

@@ -13,6 +13,7 @@ from rich.console import Console
 from understudy.cli.operator import open_operator_input, open_pace, open_page
 from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
+from understudy.core.cameras import CodecName
 from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import AlwaysScript, Device, Takeover
 from understudy.envs.world import World
@@ -35,6 +36,7 @@ def command(
     max_episodes: int | None = None,
     seed: int = 0,
     hz: float | None = None,
+    codec: CodecName = "auto",
     page: str | None = None,
     spool: Path | None = None,
     token_file: Path | None = None,
@@ -56,6 +58,8 @@ def command(
         max_episodes: Number of episodes after which to give up; by default three times the successes.
         seed: Seed of the starts and of the noise.
         hz: Control rate in steps per second; by default 10 for a human, and no limit for a script.
+        codec: How camera frames are stored: raw, jpeg, h264 or png; auto continues as the store has begun, and in a
+            new one stores frames above 128x128 pixels as h264 and smaller ones raw. jpeg and h264 lose detail.
         page: Address (HOST:PORT) of the page with camera images; by default 127.0.0.1:7448 with a browser, else none.
         spool: Directory on a local disk that keeps steps through a crash until the server has them.
         token_file: File with the server's token, if it needs one.
@@ -71,7 +75,7 @@ def command(
             world = stack.enter_context(open_world(env))
         task = world.task.name
         config = RecordConfig(
-            task=task, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed, env=env
+            task=task, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed, env=env, codec=codec
         )
         if human == "script":
             device: Device = _script(world, noise, seed)

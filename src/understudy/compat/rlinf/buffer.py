@@ -229,7 +229,9 @@ class TrajectoryReplayBuffer(Closeable):
         """Commit some episodes of a trajectory. With "async" only the writing thread is here."""
         name = spec.json_text
         if name not in self._writers:
-            self._writers[name] = self._store.writer(f"{WRITER}/{self._num_writers}", spec, flush_each_episode=False)
+            self._writers[name] = self._store.writer(
+                f"{WRITER}/{self._num_writers}", spec, flush_each_episode=False, background=False
+            )
             self._num_writers += 1
         try:
             self._writers[name].write_episodes(rows.columns, rows.episodes)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import json
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
@@ -42,7 +43,8 @@ from understudy.replay.format.records import (
     encode_episode,
 )
 
-FORMAT = 1
+FORMAT = 1  # of a store without encoded cameras
+ENCODED_FORMAT = 2  # of one that has them, so that a version that knows no codecs refuses it in a sentence
 
 SCHEMA = """
 create table meta (key text primary key, value text not null) without rowid;
@@ -98,7 +100,11 @@ PUT_EPISODE = (
 
 
 class Catalog:
-    """A connection to a catalog, for the one writing process or for one of many readers."""
+    """A connection to a catalog, for the one writing process or for one of many readers.
+
+    Threads take turns: a thread that reads sees no half of another thread's transaction. SQLite's own lock of the
+    connection would not do, because Python waits for it without letting go of its interpreter lock.
+    """
 
     def __init__(
         self,
@@ -118,11 +124,13 @@ class Catalog:
         self._closed = False
         self._guard: Guard | None = None
         self._specs: dict[int, StepSpec] = {}
+        self._turn = threading.RLock()
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
         """Close the copy of a connection that reads, because SQLite would share its state, which gets stale, with any
         other connection of this process. One that writes must not be closed: that may move its log into the file."""
+        self._turn = threading.RLock()
         if self._connection is None or self._closed:
             return
         if self._write:
@@ -177,15 +185,16 @@ class Catalog:
             )
         with forks.unforked, _translate_errors(path, "open"), _connect(path, write=write, immutable=immutable) as db:
             meta = dict(db.execute("select key, value from meta").fetchall())
-            if write and meta.get("format") == str(FORMAT):
+            known = meta.get("format") in (str(FORMAT), str(ENCODED_FORMAT))
+            if write and known:
                 _add_columns(db)
         found = meta.get("format", "")
-        if found != str(FORMAT):
+        if not known:
             db.close()
-            if found.isdigit() and int(found) > FORMAT:
+            if found.isdigit() and int(found) > ENCODED_FORMAT:
                 raise StoreFormatError(
                     f"{path.parent}: written in store format {found}, and this version of understudy reads up to "
-                    f"{FORMAT}; run `pip install --upgrade understudy-robotics`"
+                    f"{ENCODED_FORMAT}; run `pip install --upgrade understudy-robotics`"
                 )
             raise DamageError(f"{path}: expected a format number, got {found!r}; run `understudy repair`")
         catalog = Catalog(path, db, meta.get("store", ""), write=write, unchanged=unchanged)
@@ -263,6 +272,8 @@ class Catalog:
         found = self._rows("select id from specs where digest = ?", (spec_digest(content),))
         if found:
             return int(found[0][0])
+        if spec.encoded:
+            self._db.execute("update meta set value = ? where key = 'format'", (str(ENCODED_FORMAT),))
         added = self._db.execute("insert into specs (digest, spec) values (?, ?)", (spec_digest(content), content))
         return int(added.lastrowid or 0)
 
@@ -489,7 +500,7 @@ class Catalog:
     def _translate_errors(self, action: str, *, given: str | None = None) -> Iterator[None]:
         """As the function of this name; but if the tables are right, what fails is the SQL that the user gave."""
         try:
-            with forks.unforked:
+            with self._turn, forks.unforked:
                 yield
                 self._refuse_changed()
         except _SQL_ERRORS as error:

@@ -32,7 +32,7 @@ class Chunk:
     incarnation: str
     seq: int
     spec: StepSpec
-    columns: Mapping[str, Column]  # checked, by field
+    columns: Mapping[str, Column]  # checked, by field; encoded before a store commits it
     parts: tuple[Part, ...]  # in the order of the rows
     check: int | None = None  # the checksum of its message; None if it was not sent
     release: Callable[[], None] | None = None  # to be called when `columns` will not be read again

@@ -1,7 +1,7 @@
 """Layout: where each column of a segment lies in its file. Pure; docs/formats.md describes the same byte by byte.
 
-A segment is a safetensors file. Each fixed-shape field is one tensor [capacity, ...]. A ragged field is a tensor of
-(offset, length) pairs into the last tensor, `heap`, in which each value stands behind the 8 bytes of its checksum.
+A segment is a safetensors file. Each fixed-shape field is one tensor [capacity, ...]. A ragged field, such as encoded
+frames, is a tensor of (offset, length) pairs into the last tensor, `heap`, where each value stands behind its checksum.
 A large field (`LARGE_BYTES` or more a row) has a tensor of checksums, so that it can be read and checked alone.
 All other bytes of a row, those checksums included, are covered by the tensor `row/checksum`.
 """
@@ -26,6 +26,7 @@ SEGMENT_FORMAT = "understudy-segment-1"
 LARGE_BYTES = 1024
 MAX_HEAP_BYTES = 2**32 - 1  # offsets are uint32
 HEADER_ALIGN = 4096
+EXPECTED_COMPRESSION = 50  # of encoded frames; if they are larger, the heap is full before the rows are
 ROW_ALIGN = 64  # capacities are multiples of this, so every column starts aligned for its dtype
 
 SAFETENSORS_DTYPES = {
@@ -72,8 +73,8 @@ class Layout:
 
     @cached_property
     def fields(self) -> dict[str, ArraySpec]:
-        """The fields of a step, as the user named them."""
-        return self.spec.columns
+        """The fields of a step as they are stored."""
+        return self.spec.stored_columns
 
     @cached_property
     def ragged(self) -> tuple[str, ...]:
@@ -137,7 +138,7 @@ def tensors_of(spec: StepSpec) -> dict[str, tuple[DType, tuple[int, ...]]]:
 
 def _tensors(spec: StepSpec) -> dict[str, tuple[DType, tuple[int, ...]]]:
     tensors: dict[str, tuple[DType, tuple[int, ...]]] = {}
-    for path, leaf in spec.columns.items():
+    for path, leaf in spec.stored_columns.items():
         tensors[path] = (np.dtype("uint32"), (2,)) if leaf.ragged else (np.dtype(leaf.dtype), leaf.fixed_shape)
     for path in large_fields(spec):
         tensors[checksum_of(path)] = (np.dtype("uint64"), ())
@@ -149,7 +150,7 @@ def _tensors(spec: StepSpec) -> dict[str, tuple[DType, tuple[int, ...]]]:
 
 
 def large_fields(spec: StepSpec) -> tuple[str, ...]:
-    return tuple(path for path, leaf in spec.columns.items() if leaf.row_bytes >= LARGE_BYTES)
+    return tuple(path for path, leaf in spec.stored_columns.items() if leaf.row_bytes >= LARGE_BYTES)
 
 
 def checksum_of(path: str) -> str:
@@ -182,9 +183,10 @@ def _cached(cache: dict[str, _T], key: str, make: Callable[[], _T]) -> _T:
 
 def plan_capacity(spec: StepSpec, segment_bytes: int, min_rows: int = 1, min_heap_bytes: int = 0) -> tuple[int, int]:
     """Rows and heap bytes of a segment of about `segment_bytes`. Files are sparse: unused bytes take no disk."""
-    rows = max(segment_bytes // row_bytes_of(spec), min_rows, 1)
+    encoded_bytes = sum(spec.columns[path].row_bytes for path in spec.encoded) // EXPECTED_COMPRESSION
+    rows = max(segment_bytes // (row_bytes_of(spec) + encoded_bytes), min_rows, 1)
     capacity = -(-rows // ROW_ALIGN) * ROW_ALIGN
-    share = 1 if any(leaf.ragged for leaf in spec.columns.values()) else 4
+    share = 1 if any(leaf.ragged for leaf in spec.stored_columns.values()) else 4
     return capacity, min(max(segment_bytes // share, min_heap_bytes), MAX_HEAP_BYTES)
 
 

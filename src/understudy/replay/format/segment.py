@@ -21,6 +21,7 @@ import xxhash
 from understudy.core import DamageError, StepSpec, UnreadableError
 from understudy.core.episode import Column
 from understudy.core.spec import ArraySpec
+from understudy.core.step import frame_number_of
 from understudy.durable import files
 from understudy.durable.errors import store_error, store_errors
 from understudy.durable.file_identity import FileIdentity
@@ -253,10 +254,27 @@ class Segment:
         if offset + size > self.layout.heap_bytes:
             return None
         data, lost = self._read_at(size, self.layout.heap_offset + offset)
-        value = data[HEAP_CHECKSUM.size :]
-        if lost or HEAP_CHECKSUM.unpack_from(data)[0] != digest(value):
-            return None
-        return value
+        return None if lost else _checked_value(data)
+
+    def read_heap_values(self, entries: Array) -> list[bytes]:
+        """Values of the heap, in one read if they lie next to each other; a DamageError if one is not whole."""
+        starts = entries[:, 0].astype(np.int64)
+        stops = starts + HEAP_CHECKSUM.size + entries[:, 1]
+        if stops[-1] > self.layout.heap_bytes or (starts[1:] != stops[:-1]).any():
+            values = [self.read_heap(entry) for entry in entries]
+        else:
+            data, lost = self._read_at(int(stops[-1] - starts[0]), self.layout.heap_offset + int(starts[0]))
+            values = [
+                None if lost else _checked_value(data[start:stop])
+                for start, stop in zip((starts - starts[0]).tolist(), (stops - starts[0]).tolist(), strict=True)
+            ]
+        whole = [value for value in values if value is not None]
+        if len(whole) < len(values):
+            raise DamageError(
+                f"{self.path}: a value of the heap is not what was written; run `understudy verify`, then "
+                f"`understudy repair`"
+            )
+        return whole
 
     def read_small(self, first_row: int, num_rows: int) -> tuple[dict[str, Array], Array]:
         """The small columns and `row/checksum`, and for each row whether its checksum holds."""
@@ -269,7 +287,7 @@ class Segment:
         return columns, good
 
     def read_checked(self, first_row: int, num_rows: int) -> tuple[dict[str, Column], Array]:
-        """All fields and the identity columns of the rows, decoded, and for each row whether all of it is whole."""
+        """All stored fields and the identity columns of the rows, and for each row whether all of it is whole."""
         stored, good = self.read_small(first_row, num_rows)
         fields: dict[str, Column] = {name: stored[name] for name in ("row/episode", "row/index", "row/record")}
         for path, leaf in self.layout.fields.items():
@@ -283,6 +301,10 @@ class Segment:
                 fields[path] = rows
             else:
                 fields[path] = stored[path]
+        if not good.all():
+            for path in self.layout.spec.encoded:  # a frame needs all those before it in its GOP
+                for row in (np.flatnonzero(stored[frame_number_of(path)][1:]) + 1).tolist():
+                    good[row] &= good[row - 1]
         return fields, good
 
     def blank_heap(self, entry: HeapEntry) -> None:
@@ -361,6 +383,12 @@ def read_layout(path: Path) -> Layout:
         )
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise DamageError(f"{path}: not a readable segment ({error}); restore it from a backup") from None
+
+
+def _checked_value(data: bytes) -> bytes | None:
+    """The value behind its checksum in the heap; None if it is not what was written."""
+    value = data[HEAP_CHECKSUM.size :]
+    return value if HEAP_CHECKSUM.unpack_from(data)[0] == digest(value) else None
 
 
 def digest(data: Buffer) -> int:

@@ -11,15 +11,17 @@ In order, each step safe to run again after a crash:
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
-from understudy.core import DamageError, Source, StoreFailedError, StoreFormatError
+from understudy.core import DamageError, Source, StepSpec, StoreFailedError, StoreFormatError
 from understudy.core.episode import Column
+from understudy.core.step import frame_number_of
 from understudy.durable import files
 from understudy.durable.errors import store_errors
 from understudy.durable.file_system import refuse_network_file_system
@@ -357,7 +359,7 @@ def _contiguous(spans: Records) -> Iterator[Records]:
 def _salvage(store: Store, episode: EpisodeRecord, run: Records) -> int:
     """Copy a run of rows into an episode of its own; 0 if it holds no step. A second call copies nothing."""
     spec = store.catalog.spec(episode.spec)
-    columns = _read(store, run, tuple(spec.columns))
+    columns = _read(store, run, tuple(spec.stored_columns))
     if not columns["is_step"].any():
         return 0
     first_index = int(run["first_index"][0])
@@ -366,8 +368,7 @@ def _salvage(store: Store, episode: EpisodeRecord, run: Records) -> int:
     labels = {**episode.info.labels, "salvaged_from": str(episode.id), "salvaged_index": str(first_index)}
     num_rows = len(columns["is_step"])
     last_state: EpisodeState = "cut" if columns["is_step"][-1] else "ended"
-    for seq, start in enumerate(range(0, num_rows, SALVAGE_ROWS)):
-        stop = min(start + SALVAGE_ROWS, num_rows)
+    for seq, (start, stop) in enumerate(pairwise(_chunk_edges(spec, columns, num_rows))):
         if seq > writer.last_seq:
             part = Part(
                 episode=0,
@@ -390,6 +391,19 @@ def _salvage(store: Store, episode: EpisodeRecord, run: Records) -> int:
         copied = store.catalog.episode_ids("writer = ?", (writer.id,))
         store.delete(copied)
     return 1
+
+
+def _chunk_edges(spec: StepSpec, columns: Mapping[str, Column], num_rows: int) -> list[int]:
+    """Where to part the rows of a run into chunks: after SALVAGE_ROWS or less, and never within a GOP."""
+    may_part = np.ones(num_rows + 1, bool)
+    for path in spec.encoded:
+        may_part[:-1] &= np.asarray(columns[frame_number_of(path)]) == 0
+    places = np.flatnonzero(may_part)
+    edges = [0]
+    while edges[-1] < num_rows:
+        within = places[(places > edges[-1]) & (places <= edges[-1] + SALVAGE_ROWS)]
+        edges.append(int(within[-1] if len(within) else places[places > edges[-1]][0]))
+    return edges
 
 
 def _trim(store: Store, episode: EpisodeRecord, head: Records | None, rest: list[Records]) -> None:

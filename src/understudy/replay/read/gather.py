@@ -3,24 +3,27 @@
 Small fields are compared with their checksums, block by block, and kept in memory (row_blocks.py). A large field (a
 camera frame) is read with `preadv` straight into the caller's array: the first time by threads, because it comes from
 the disk; later by the caller, because it is then most likely in the system's memory. It is compared with its checksum
-the first time this process reads it and at every CHECK_EVERY-th read, which costs about 1 % of a batch.
+the first time this process reads it and at every CHECK_EVERY-th read, which costs about 1 % of a batch. Encoded frames
+are read and decoded by the threads, GOP by GOP, and compared with the checksums of their pixels every time.
 
 | thread | takes from | blocks on | woken by |
 |---|---|---|---|
 | caller | - | the results of its reader threads | the last of them to finish |
-| reader threads, `num_threads` of them | the pool's queue | the disk | the caller of `read` |
+| reader threads, `num_threads` of them | the pool's queue | the disk; a decoder | the caller of `read` |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
+from understudy.codecs import FrameError, decode_frames
 from understudy.core import StepSpec
+from understudy.core.step import decoded_checksum_of, frame_number_of
 from understudy.processes import forks
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.layout import checksum_of, large_fields
@@ -96,11 +99,16 @@ class Gatherer:
             for each in frames
             for thread in range(min(self._num_threads, len(each.fresh_runs)))
         ]
+        reads += [
+            self._pool.submit(self._read_gop, gop)
+            for path in self._spec.encoded
+            for gop in self._gops(path, _of(path, requests, places))
+        ]
         try:  # while the disk reads the large fields
             if self._on_ragged is not None:
                 self._on_ragged(self._num_ragged_bytes(requests, places))
             for request in requests:
-                if request.path not in self._large:
+                if request.path not in self._large and request.path not in self._spec.encoded:
                     self._copy_small(request, places[_key(request)])
             for each in frames:
                 self._read_runs(each, each.known_runs)
@@ -143,12 +151,67 @@ class Gatherer:
                     if frames.due[number] and digest(frames.outs[number]) != frames.checksums[number]:
                         raise damage(segment, frames.path, int(frames.rows[number]))
 
+    def _gops(self, path: str, requests: list[tuple[ReadRequest, Array]]) -> Iterator[_Gop]:
+        """The GOPs that hold the wanted values of an encoded field."""
+        outs = [out for request, _ in requests for out in request.out]
+        segments = _joined(request.segments for request, _ in requests)
+        rows = _joined(request.rows for request, _ in requests)
+        if not len(rows):
+            return
+        numbers = self._blocks.take(frame_number_of(path), _joined(found for _, found in requests)).reshape(-1)
+        order = np.lexsort((rows, rows - numbers, segments))
+        segments, numbers, first_rows = segments[order], numbers[order].astype(np.int64), (rows - numbers)[order]
+        new_gop = (np.diff(segments) != 0) | (np.diff(first_rows) != 0)
+        edges = [0, *(np.flatnonzero(new_gop) + 1).tolist(), len(order)]
+        lasts = np.array(edges[1:], np.int64) - 1  # of each GOP, the wanted frame with the highest number
+        sizes = numbers[lasts] + 1
+        stops = np.cumsum(sizes)
+        needed = np.arange(sizes.sum()) - np.repeat(stops - sizes, sizes) + np.repeat(first_rows[lasts], sizes)
+        places = self._blocks.locate(np.repeat(segments[lasts], sizes), needed)
+        entries = self._blocks.take(path, places).view(np.uint32).reshape(-1, 2)
+        checksums = self._blocks.take(decoded_checksum_of(path), places).view(np.uint64).reshape(-1)
+        for (start, stop), end, size in zip(pairwise(edges), stops.tolist(), sizes.tolist(), strict=True):
+            yield _Gop(
+                path=path,
+                segment=int(segments[start]),
+                first_row=int(first_rows[start]),
+                entries=entries[end - size : end],
+                checksums=checksums[end - size : end].tolist(),
+                wanted=numbers[start:stop].tolist(),
+                outs=[outs[number] for number in order[start:stop].tolist()],
+            )
+
+    def _read_gop(self, gop: _Gop) -> None:
+        """Read and decode a GOP up to the last frame that is wanted of it."""
+        leaf = self._spec.columns[gop.path]
+        assert leaf.codec is not None
+        segment = self._reader.segment(gop.segment)
+        packets = segment.read_heap_values(gop.entries)
+        try:
+            frames = decode_frames(leaf.codec, leaf.fixed_shape, leaf.numpy_dtype, packets, gop.checksums, gop.wanted)
+        except FrameError as error:
+            raise FrameError(f"{segment.path}: {gop.path} of row {gop.first_row} on: {error}") from None
+        for out, frame in zip(gop.outs, frames, strict=True):
+            out[...] = frame
+
     def _ragged(self, path: str, segment_id: int, entry: list[int]) -> str | Array:
         segment = self._reader.segment(segment_id)
         value = segment.read_heap(entry)
         if value is None:
             raise damage(segment, path, -1)
         return from_bytes(value, self._spec.columns[path])
+
+
+class _Gop(NamedTuple):
+    """A GOP of encoded frames, and those of them that are wanted."""
+
+    path: str
+    segment: int
+    first_row: int
+    entries: Array  # [frames, 2] in the heap, up to the last that is wanted
+    checksums: list[int]  # of the decoded frames
+    wanted: list[int]  # their numbers in the GOP
+    outs: list[Array]
 
 
 class _Frames:

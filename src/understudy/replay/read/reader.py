@@ -30,6 +30,7 @@ from understudy.durable.lock import lock_is_held
 from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import SPAN_DTYPE, Catalog
 from understudy.replay.format.conditions import SqlValue
+from understudy.replay.format.encoded_columns import decode_columns
 from understudy.replay.format.lost_commits import check_commits
 from understudy.replay.format.open_to_read import open_to_read
 from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_path
@@ -138,7 +139,7 @@ class Reader(Closeable):
             if record.purged:
                 raise StoreError(f"episode {episode_id}: deleted, and its rows were removed by compaction")
             try:
-                return record, self._gather(record, spans)
+                return record, decode_columns(self.spec(record.spec), self._gather(record, spans))
             except DamageError:
                 # Compaction may have moved the rows and removed the file meanwhile; then the catalog has changed.
                 again = self.catalog.spans("episode = ?", (episode_id,), order="first_index")
@@ -147,6 +148,7 @@ class Reader(Closeable):
         raise AssertionError("unreachable")
 
     def _gather(self, record: EpisodeRecord, spans: Records) -> dict[str, Column]:
+        """The stored columns of an episode."""
         pieces = []
         expected = 0
         for span in spans:
@@ -160,13 +162,13 @@ class Reader(Closeable):
                 f"run `understudy verify`, then `understudy repair`"
             )
         spec = self.spec(record.spec)
-        columns: dict[str, Column] = {}
-        for path, leaf in spec.columns.items():
+        stored: dict[str, Column] = {}
+        for path, leaf in spec.stored_columns.items():
             if leaf.ragged:
-                columns[path] = [value for piece in pieces for value in piece[path]]
+                stored[path] = [value for piece in pieces for value in piece[path]]
             else:
-                columns[path] = np.concatenate([piece[path] for piece in pieces])
-        return columns
+                stored[path] = np.concatenate([piece[path] for piece in pieces])
+        return stored
 
     def read_span(self, span: np.void) -> dict[str, Column]:
         """The rows of one span, with `row/episode` and `row/index`; a DamageError if they are not what was written."""

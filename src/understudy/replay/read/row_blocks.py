@@ -35,7 +35,7 @@ class RowBlocks:
         """For each large field, the number of reads of each row is kept here too."""
         self._reader = reader
         large = large_fields(spec)
-        self._names = (*(path for path in spec.columns if path not in large), *map(checksum_of, large))
+        self._names = (*(path for path in spec.stored_columns if path not in large), *map(checksum_of, large))
         self._max_bytes = memory_bytes() // MEMORY_SHARE if max_bytes is None else max_bytes
         self._block_bytes = 0  # of the fields of a block, once a segment is known
         self._first_block = np.zeros(0, np.int64)  # by segment: the number of its first block, or NOWHERE

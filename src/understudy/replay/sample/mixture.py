@@ -43,7 +43,7 @@ class Mixture(Closeable, Generic[Batch]):
             )
         first = next(iter(samplers.values()))
         for name, sampler in samplers.items():
-            if sampler.shape != first.shape or sampler.spec != first.spec or sampler.world_size != 1:
+            if sampler.shape != first.shape or sampler.spec.decoded != first.spec.decoded or sampler.world_size != 1:
                 raise StoreError(f"mixture: {name!r} has another shape or spec, or a rank of its own; make them alike")
         shares(list(weights.values()), batch_size, 0)  # refuses what cannot be shared
         self.samplers = dict(samplers)

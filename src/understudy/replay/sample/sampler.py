@@ -298,7 +298,8 @@ def _spec_number(reader: Reader, wanted: int | StepSpec | None) -> int | None:
     if not known:
         return None
     if isinstance(wanted, StepSpec):
-        found = [number for number in known if reader.spec(number) == wanted]
+        alike = [number for number in known if reader.spec(number).decoded == wanted.decoded]
+        found = [number for number in alike if reader.spec(number) == wanted] or alike
         if not found:
             raise other_spec(str(reader.path), reader.spec(known[0]), wanted)
         return found[0]

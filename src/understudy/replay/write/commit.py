@@ -16,8 +16,10 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from understudy.core import CopiedError, DamageError, FencedError, SequenceError, Source, SpecError, StepSpec
+from understudy.core.step import frame_number_of
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.chunk import Chunk, Part
+from understudy.replay.format.encoded_columns import broken_numbers
 from understudy.replay.format.layout import MAX_HEAP_BYTES, plan_capacity, row_bytes_of
 from understudy.replay.format.records import (
     EpisodeRecord,
@@ -206,7 +208,7 @@ class Commit:
 
     def _check_columns(self, chunk: Chunk) -> None:
         """Refuse columns that are not those of the spec: a chunk may come from another process."""
-        wanted, num_rows = chunk.spec.columns, chunk.num_rows
+        wanted, num_rows = chunk.spec.stored_columns, chunk.num_rows
         if chunk.columns.keys() != wanted.keys():
             odd = sorted(chunk.columns.keys() ^ wanted.keys())[0]
             raise SpecError(
@@ -226,6 +228,9 @@ class Commit:
                 )
             if not good:
                 raise SpecError(f"{path}: expected {num_rows} rows of {leaf}, got something else; check the writer")
+        for path in chunk.spec.encoded:
+            if broken_numbers(np.asarray(chunk.columns[frame_number_of(path)]), chunk.parts):
+                raise SpecError(f"{path}: its GOPs cross episodes or miss frames; check the writer")
 
     def _spec_id(self, spec: StepSpec) -> int:
         key = spec.json_text
@@ -381,7 +386,7 @@ class Commit:
 
 def _ragged_bytes(chunk: Chunk, rows: slice) -> int:
     """How many bytes the ragged values of some rows take in the heap."""
-    ragged = [chunk.columns[path][rows] for path, leaf in chunk.spec.columns.items() if leaf.ragged]
+    ragged = [chunk.columns[path][rows] for path, leaf in chunk.spec.stored_columns.items() if leaf.ragged]
     return sum(len(to_bytes(value)) + HEAP_CHECKSUM.size for column in ragged for value in column)
 
 

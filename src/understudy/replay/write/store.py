@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from weakref import WeakSet
 
 from understudy.core import (
     DamageError,
@@ -43,6 +44,7 @@ from understudy.processes import forks
 from understudy.replay.format.catalog import Catalog, require_catalog
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.commit_mark import CommitMark
+from understudy.replay.format.encoded_columns import encoded_chunk
 from understudy.replay.format.layout import plan_capacity
 from understudy.replay.format.lost_commits import check_commits, newest_commit
 from understudy.replay.format.paths import (
@@ -56,8 +58,10 @@ from understudy.replay.format.paths import (
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord, WriterRecord, with_labels
 from understudy.replay.format.seal import check_seal, write_seal
 from understudy.replay.format.segment import Segment
+from understudy.replay.write.background import BackgroundCommits, Overflow
 from understudy.replay.write.commit import Commit, StoreState
 from understudy.replay.write.edit_requests import EditInbox
+from understudy.replay.write.local_writer import LocalWriter, check_overflow
 from understudy.replay.write.retention import Retention, expired
 from understudy.replay.write.writer import Writer, check_commit_steps
 
@@ -94,6 +98,7 @@ class Store(Closeable):
         self.segment_bytes = segment_bytes
         self.clock = clock
         self._segments: dict[int, Segment] = {}
+        self._background: WeakSet[BackgroundCommits] = WeakSet()  # of its writers
         self._failure: StoreFailedError | None = None
         self._make_locks()
         self._queue: list[_QueuedChunk] = []
@@ -160,7 +165,16 @@ class Store(Closeable):
         return store
 
     def close(self) -> None:
-        """Release the lock. Everything committed is safe whether or not this is called."""
+        """Commit what writers have handed over and release the lock. Everything committed is safe without this.
+
+        Raises the error that stopped a writer's thread, if no call of the writer has raised it.
+        """
+        unheard = [error for commits in list(self._background) if (error := commits.drain()) is not None]
+        self._close()
+        if unheard:
+            raise unheard[0].with_traceback(None) from None
+
+    def _close(self) -> None:
         with self._commit_lock:
             if not self._lock_file.held:
                 return
@@ -179,12 +193,40 @@ class Store(Closeable):
 
     # ---- writing
 
-    def writer(self, name: str, spec: StepSpec, *, commit_steps: int = 50, flush_each_episode: bool = True) -> Writer:
-        """A writer that takes steps one by one. It replaces an older one of this name, and cuts its open episodes."""
+    def writer(
+        self,
+        name: str,
+        spec: StepSpec,
+        *,
+        commit_steps: int = 50,
+        flush_each_episode: bool = True,
+        background: bool = True,
+        overflow: Overflow = "block",
+    ) -> Writer:
+        """A writer that takes steps one by one. It replaces an older one of this name, and cuts its open episodes.
+
+        A thread encodes and commits what it takes, and `overflow` says what happens if steps come faster than that.
+        Without `background`, every `commit_steps`-th `append` encodes and commits itself.
+        """
         check_commit_steps(commit_steps)
+        check_overflow(overflow)
         incarnation = uuid.uuid4().hex
         self.begin_writer(name, incarnation)
-        return Writer(self, name, incarnation, spec, commit_steps=commit_steps, flush_each_episode=flush_each_episode)
+        if not background:
+            return Writer(
+                self, name, incarnation, spec, commit_steps=commit_steps, flush_each_episode=flush_each_episode
+            )
+        writer = LocalWriter(
+            self.commit,
+            name,
+            incarnation,
+            spec,
+            commit_steps=commit_steps,
+            flush_each_episode=flush_each_episode,
+            overflow=overflow,
+        )
+        self._background.add(writer.commits)
+        return writer
 
     def begin_writer(self, name: str, incarnation: str) -> WriterRecord:
         """Register an incarnation of a writer, or find it again: `last_seq` is its last chunk that is stored."""
@@ -227,10 +269,12 @@ class Store(Closeable):
     def commit(self, chunk: Chunk) -> int:
         """Store a chunk durably and return the number of its commit; one that is stored already is not stored again.
 
+        Camera fields are encoded first, unless the chunk comes with them encoded.
+
         Blocks until the disk has it. A chunk that is wrong raises and changes nothing; if the disk fails, all waiting
         callers get the error and the store takes no more chunks until it is opened again.
         """
-        mine = _QueuedChunk(chunk)
+        mine = _QueuedChunk(encoded_chunk(chunk))
         with self._queue_lock:
             self._queue.append(mine)
         with self._commit_lock:

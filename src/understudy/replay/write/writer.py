@@ -71,9 +71,9 @@ class Writer:
         self._store = store
         self._turn = _Turn(name)
         self._flush_each_episode = flush_each_episode
-        self._commit_rows = commit_steps
+        self._commit_rows = rows_per_chunk(spec, commit_steps)
         self._buffer = self._new_rows()
-        self._spare: deque[_Rows] = deque(maxlen=2)  # buffers that the sink has released, perhaps from another thread
+        self._spare: deque[_Rows] = deque(maxlen=4)  # buffers that the sink has released, perhaps from another thread
         self._parts: list[Part] = []  # ended parts that are not committed yet
         self._seq = 0
         self._number = -1  # of the current episode
@@ -205,10 +205,14 @@ class Writer:
                 parts=tuple(parts),
             )
             self._failed = True
-            self._last_commit = self._store.commit(chunk)
+            self._last_commit = self._commit_columns(chunk)
             self._failed = False
             self._seq += 1
             return self._last_commit
+
+    def _commit_columns(self, chunk: Chunk) -> int:
+        """Commit what `write_episodes` was given."""
+        return self._store.commit(chunk)
 
     def _check_columns(self, columns: Mapping[str, Array], num_rows: int) -> None:
         """Refuse values that a step with them would be refused for."""
@@ -260,9 +264,15 @@ class Writer:
             self._index += 1
         self._close_part(state, info)
         self._info = None
-        if self._flush_each_episode or len(self._buffer) >= self._commit_rows:
+        if self._flush_each_episode:
+            return self._commit_episode()
+        if len(self._buffer) >= self._commit_rows:
             return self._commit()
         return self._last_commit
+
+    def _commit_episode(self) -> int:
+        """Commit at the end of an episode."""
+        return self._commit()
 
     def _begin_after_gap(self) -> None:
         """Cut the episode where steps were refused: the next step does not follow the last one that was taken."""
@@ -291,6 +301,16 @@ class Writer:
         if self._info is None:
             raise EpisodeError(f"writer {self.name!r}: {what}() outside an episode; call begin() first")
         return self._info
+
+
+MAX_CHUNK_BYTES = 64 * 2**20  # of a writer's buffer
+
+
+def rows_per_chunk(spec: StepSpec, commit_steps: int, max_bytes: int = MAX_CHUNK_BYTES) -> int:
+    """How many rows a writer commits together: fewer than asked for if they are large, and whole GOPs."""
+    rows = min(commit_steps, max(max_bytes // max(sum(leaf.row_bytes for leaf in spec.columns.values()), 1), 1))
+    gop_size = max((codec.gop_size for codec in spec.encoded.values()), default=1)
+    return rows - rows % gop_size if rows > gop_size else rows
 
 
 def check_commit_steps(commit_steps: int) -> None:

@@ -36,6 +36,7 @@ from understudy.core import (
 )
 from understudy.processes import forks
 from understudy.replay.format.chunk import Chunk
+from understudy.replay.format.encoded_columns import encoded_chunk
 from understudy.service.client.connection import MAX_BACKOFF_S, MIN_BACKOFF_S, Connection
 from understudy.service.client.splice import Splicer
 from understudy.service.client.spool import Spool, SpoolLog
@@ -52,6 +53,7 @@ class OutboxConfig:
     """How much a writer buffers, and what it does when the server cannot be reached."""
 
     queue_steps: int = 1000  # capacity of the queue in memory, of steps not yet recorded
+    queue_bytes: int = 512 * 2**20  # its capacity in bytes, before camera frames are encoded
     overflow: Overflow = "block"
     block_timeout_s: float = 1.0  # how long `append` waits for a full queue, with overflow="block"
     spool_bytes: int = 10 * 2**30  # recorded and not yet delivered; when the spool is this large, the queue fills
@@ -59,10 +61,10 @@ class OutboxConfig:
     accept_any_store: bool = False  # continue with any store that is served at the address, not only the first
 
     def __post_init__(self) -> None:
-        if self.queue_steps < 1 or self.block_timeout_s < 0 or self.spool_bytes < 1:
+        if min(self.queue_steps, self.queue_bytes, self.spool_bytes) < 1 or self.block_timeout_s < 0:
             raise BacklogError(
-                f"outbox: expected queue_steps and spool_bytes from 1 and block_timeout_s from 0, got "
-                f"{self.queue_steps}, {self.spool_bytes} and {self.block_timeout_s}"
+                f"outbox: expected queue_steps, queue_bytes and spool_bytes from 1 and block_timeout_s from 0, got "
+                f"{self.queue_steps}, {self.queue_bytes}, {self.spool_bytes} and {self.block_timeout_s}"
             )
         if self.overflow not in ("block", "drop_newest", "drop_oldest"):
             raise BacklogError(f"overflow: expected block, drop_newest or drop_oldest, got {self.overflow!r}")
@@ -113,6 +115,8 @@ class Outbox:
         self._config = config
         self._changed = threading.Condition()  # guards all below
         self._queue: deque[Chunk] = deque()
+        row_bytes = sum(leaf.row_bytes for leaf in log.spec.columns.values())
+        self._capacity = min(config.queue_steps, config.queue_bytes // max(row_bytes, 1))  # in rows
         self._queued_rows = 0
         self._recording: Chunk | None = None  # taken from the queue and not yet in the spool
         self._acknowledging = False  # the spool has removed acknowledged chunks that the counters do not show yet
@@ -160,7 +164,7 @@ class Outbox:
 
     def _fits(self, chunk: Chunk) -> bool:
         """An empty queue takes a chunk of any size."""
-        return not self._queue or self._queued_rows + chunk.num_rows <= self._config.queue_steps
+        return not self._queue or self._queued_rows + chunk.num_rows <= self._capacity
 
     def _handle_overflow(self, chunk: Chunk) -> None:
         if self._config.overflow == "drop_oldest":
@@ -281,7 +285,8 @@ class Outbox:
         while (chunk := self._next_chunk()) is not None:
             parts = self._splicer.splice(chunk.parts)
             if parts:
-                self._log.put(self._next_seq, encode_chunk(self._next_seq, chunk.columns, parts), chunk.num_rows)
+                columns = encoded_chunk(chunk).columns
+                self._log.put(self._next_seq, encode_chunk(self._next_seq, columns, parts), chunk.num_rows)
                 self._next_seq += 1
             if chunk.release is not None:
                 chunk.release()

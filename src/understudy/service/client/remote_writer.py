@@ -22,6 +22,11 @@ MAX_CHUNK_BYTES = 8 * 2**20
 CLOSE_TIMEOUT_S = 10.0
 
 
+def _encoded_bytes(spec: StepSpec) -> int:
+    """About the most that the encoded frames of a row take."""
+    return sum(spec.columns[path].row_bytes // (8 if codec.lossy else 1) for path, codec in spec.encoded.items())
+
+
 class RemoteWriter(Writer, Closeable):
     """One stream of episodes to a server. Not for several threads at once."""
 
@@ -36,7 +41,7 @@ class RemoteWriter(Writer, Closeable):
         flush_each_episode: bool = True,
     ):
         self._outbox = outbox
-        max_steps = max(MAX_CHUNK_BYTES // row_bytes_of(spec), 1)
+        max_steps = max(MAX_CHUNK_BYTES // (row_bytes_of(spec) + _encoded_bytes(spec)), 1)
         super().__init__(
             outbox,
             name,

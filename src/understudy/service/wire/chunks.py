@@ -43,7 +43,7 @@ def decode_chunk(message: Buffer, *, writer: str, incarnation: str, spec: StepSp
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise WireError(f"not the parts of a chunk: {str(error)[:200]}") from None
     columns: dict[str, Any] = {}
-    for path, leaf in spec.columns.items():
+    for path, leaf in spec.stored_columns.items():
         if leaf.ragged:
             columns[path] = unpack_ragged(path, leaf, arrays)
         elif path in arrays:
@@ -80,7 +80,7 @@ def _part(episode: Any, first_index: Any, num_rows: Any, state: Any, info: Any) 
 
 def _check_values(spec: StepSpec, columns: Mapping[str, Any]) -> None:
     """The checks that our Writer makes for each step, for senders that do not use it."""
-    for path, leaf in spec.columns.items():
+    for path, leaf in spec.stored_columns.items():
         column = columns[path]
         if leaf.bounded and not leaf.ragged and len(column):
             low, high = leaf.limits

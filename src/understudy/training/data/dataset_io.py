@@ -22,6 +22,7 @@ import xxhash
 
 from understudy.core import NO_VERSION, Episode, EpisodeInfo, Kind, SpecError, StepSpec, StoreError
 from understudy.core import tree as trees
+from understudy.core.cameras import CodecName, encode_cameras
 from understudy.core.episode import NAMES, ROBOT_TYPE
 from understudy.core.spec import canonical_json
 from understudy.formats import ORIGIN, DatasetPath, DatasetReader, FormatError, NamedDataset
@@ -85,9 +86,14 @@ def import_episodes(
     dataset: DatasetPath,
     *,
     kind: Kind | None = None,
+    codec: CodecName = "raw",
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
-    """Add the episodes that the target does not have, in order. `kind` overrides the episodes' own kind."""
+    """Add the episodes that the target does not have, in order. `kind` overrides the episodes' own kind.
+
+    `codec` says how camera frames are stored; with 'raw' or 'png' they stay what the data set has, pixel by pixel.
+    """
+    spec = encode_cameras(reader.spec, codec)
     origin = origin_of(reader, dataset)
     if origin is None:
         return ImportReport(num_without_steps=reader.num_episodes or 0)
@@ -102,7 +108,7 @@ def import_episodes(
         else:
             _check(reader.spec, episode, f"{dataset.path}: {key}")
             labels = {**episode.info.labels, ORIGIN: f"{origin.prefix}{key}", ORIGIN_DIGEST: digest}
-            target.add(reader.spec, episode, replace(episode.info, kind=kind or episode.info.kind, labels=labels))
+            target.add(spec, episode, replace(episode.info, kind=kind or episode.info.kind, labels=labels))
             report = replace(report, num_imported=report.num_imported + 1, num_steps=report.num_steps + len(episode))
         if progress is not None:
             progress(report.num_imported + known.num_found + num_copies, reader.num_episodes)
@@ -369,11 +375,11 @@ def export_episodes(
 
 
 def _only_spec(reader: Reader, chosen: list[EpisodeRecord], store: Path) -> StepSpec:
-    """The one spec of all chosen episodes; raises StoreError if there are several."""
+    """The one spec of all chosen episodes as they are read; raises StoreError if there are several."""
     specs = sorted({record.spec for record in chosen})
-    if len(specs) > 1:
+    if len({reader.spec(spec).decoded.json_text for spec in specs}) > 1:
         counts = ", ".join(f"{sum(r.spec == spec for r in chosen)} of spec {spec}" for spec in specs)
         raise StoreError(
             f"{store}: its episodes differ in their fields ({counts}); choose with --where 'spec = {specs[0]}'"
         )
-    return reader.spec(specs[0])
+    return reader.spec(specs[0]).decoded

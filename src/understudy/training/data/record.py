@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from understudy.core import StepSpec, StoreError
+from understudy.core.cameras import CodecName, encode_cameras
 from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import AlwaysScript, Takeover
 from understudy.envs.workers import WorkerFailure
@@ -48,6 +49,8 @@ class RecordConfig:
     """Seed that decides the start states."""
     env: str | None = None
     """Name of the world with its options, which is stored with each episode as the label `env`."""
+    codec: CodecName = "auto"
+    """How camera frames are stored; see `encode_cameras`."""
 
     def __post_init__(self) -> None:
         if self.successes < 1 or self.max_episodes < 1:
@@ -70,7 +73,9 @@ class RecordReport:
 class RecordTarget(Protocol):
     """A store or server that demonstrations are recorded into."""
 
-    def writer(self, spec: StepSpec) -> Writer: ...
+    def writer(self, spec: StepSpec, codec: CodecName) -> Writer:
+        """A writer of steps of this spec, whose camera frames are stored by a codec."""
+        ...
 
     def num_episodes(self, view: View) -> int:
         """The number of episodes in a view."""
@@ -103,7 +108,7 @@ def record(
         num_episodes=target.num_episodes(_demonstrations(task.name, "1")),
     )
     last = report.num_episodes + config.max_episodes
-    writer = target.writer(world.step_spec)
+    writer = target.writer(world.step_spec, config.codec)
     broken_in_a_row = 0
     stop = stop or StopRequest()
     while report.num_successes < config.successes and report.num_episodes < last:
@@ -160,16 +165,22 @@ def record_script(
     noise: float = 0.1,
     seed: int = 0,
     max_episodes: int | None = None,
+    codec: CodecName = "auto",
 ) -> RecordReport:
     """Record demonstrations of the world's task by its scripted expert, until the store has `successes` of them.
 
     `store` is a directory or the address of a server; `noise` is that of `World.expert_action`. It gives up after
-    `max_episodes` (default: three times the successes). `understudy record --human script` does the same.
+    `max_episodes` (default: three times the successes). `codec` says how camera frames are stored
+    (`encode_cameras`). `understudy record --human script` does the same.
     """
     rng = np.random.default_rng(seed)
     takeover = Takeover(AlwaysScript(lambda: world.expert_action(noise=noise, rng=rng).action))
     config = RecordConfig(
-        task=world.task.name, successes=successes, max_episodes=max_episodes or 3 * successes, seed=seed
+        task=world.task.name,
+        successes=successes,
+        max_episodes=max_episodes or 3 * successes,
+        seed=seed,
+        codec=codec,
     )
     with open_target(str(store)) as target:
         return record(world, target, takeover, config)
@@ -210,8 +221,12 @@ class _StoreTarget:
     def __init__(self, store: Store):
         self._store = store
 
-    def writer(self, spec: StepSpec) -> Writer:
-        return self._store.writer(WRITER, spec)
+    def writer(self, spec: StepSpec, codec: CodecName) -> Writer:
+        """With 'auto', a store that has episodes of these fields goes on with their codecs."""
+        with self._store.snapshot() as catalog:
+            known = [catalog.spec(number) for number in catalog.spec_ids()]
+        alike = [other for other in known if other.decoded == spec.decoded]
+        return self._store.writer(WRITER, alike[-1] if alike and codec == "auto" else encode_cameras(spec, codec))
 
     def num_episodes(self, view: View) -> int:
         with Reader(self._store.path) as reader:
@@ -233,8 +248,9 @@ class _ServerTarget:
         self._spool = spool
         self._remote = undo.enter_context(connect(address, token_file=token_file, tls_cert=tls_cert))
 
-    def writer(self, spec: StepSpec) -> Writer:
-        return self._undo.enter_context(self._remote.writer(WRITER, spec, spool=self._spool))
+    def writer(self, spec: StepSpec, codec: CodecName) -> Writer:
+        encoded = encode_cameras(spec, codec)
+        return self._undo.enter_context(self._remote.writer(WRITER, encoded, spool=self._spool))
 
     def discard_last(self) -> None:
         """Nothing: only the server's store deletes episodes. This one is a cut failure, which the view `DEMO` omits."""

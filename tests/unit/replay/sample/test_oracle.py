@@ -14,7 +14,7 @@ from understudy.replay.read.view import DEMO, EVERYTHING, ONLINE
 from understudy.replay.sample.sampler import Sampler
 
 
-@pytest.mark.parametrize("seed", [1, 3, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (0, 2, 4, 5))])
+@pytest.mark.parametrize("seed", [3, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (0, 1, 2, 4, 5))])
 def test_every_transition_is_right_while_the_world_goes_on(seed: int, tmp_path: Path) -> None:
     assert sample_a_world(tmp_path / "store", seed, num_batches=3) > 3000
 

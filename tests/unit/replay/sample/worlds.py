@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec
+from understudy.core import H264, ArraySpec, EpisodeInfo, Png, Source, Spec, Step, StepSpec
 from understudy.replay import Store, compact
 from understudy.replay.write.writer import Writer
 
@@ -16,16 +16,23 @@ SPEC = StepSpec(
         {
             "camera": ArraySpec(shape=(20, 20, 3), dtype="uint8"),  # large: read by key
             "id": ArraySpec(shape=(2,), dtype="int64"),  # small: mapped
+            "depth": ArraySpec(shape=(8, 10), dtype="uint16", codec=Png()),  # encoded, each frame by itself
+            "video": ArraySpec(shape=(16, 16, 3), dtype="uint8", codec=H264(gop_size=4)),  # encoded in groups
         }
     ),
     action=Spec(ArraySpec(shape=(2,), dtype="int64")),
 )
 
 
+LOSS = 3  # of grey levels, by H.264; neighbouring frames differ by 7
+
+
 def observation_of(uid: int, index: int) -> dict[str, Any]:
     camera = np.full((20, 20, 3), (uid * 31 + index * 7) % 251, np.uint8)
     camera[0, 0] = uid % 256, index % 256, (index // 256) % 256
-    return {"camera": camera, "id": np.array([uid, index])}
+    depth = np.full((8, 10), (uid * 1000 + index) % 65521, np.uint16)
+    video = np.full((16, 16, 3), 40 + (uid * 31 + index * 7) % 180, np.uint8)
+    return {"camera": camera, "id": np.array([uid, index]), "depth": depth, "video": video}
 
 
 @dataclass
@@ -62,7 +69,7 @@ class World:
 
     def _begin_writers(self) -> None:
         self.writers: list[Writer] = [
-            self.store.writer(f"actor-{n}", SPEC, commit_steps=self.rng.choice([1, 3, 8, 20]))
+            self.store.writer(f"actor-{n}", SPEC, commit_steps=self.rng.choice([1, 3, 8, 20]), background=False)
             for n in range(self.num_actors)
         ]
         self.current: list[Truth | None] = [None] * self.num_actors
@@ -202,9 +209,11 @@ class World:
             steps = min(num_steps, episode.num_transitions - index)
             assert batch.num_steps[b] == steps
             here, there = observation_of(episode.uid, index), observation_of(episode.uid, index + steps)
-            for name in ("camera", "id"):
+            for name in ("camera", "id", "depth"):
                 assert np.array_equal(batch.observation[name][b], here[name]), (episode, index, name)
                 assert np.array_equal(batch.next_observation[name][b], there[name]), (episode, index, name)
+            assert np.abs(batch.observation["video"][b] - here["video"].astype(int)).max() <= LOSS
+            assert np.abs(batch.next_observation["video"][b] - there["video"].astype(int)).max() <= LOSS
             assert batch.action[b].tolist() == [episode.uid, index]
             assert batch.source[b] == episode.sources[index]
             assert batch.policy_version[b] == index

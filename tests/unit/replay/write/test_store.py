@@ -102,7 +102,7 @@ def test_an_episode_in_progress_is_readable_up_to_its_last_commit(tmp_path: Path
     spec = small_spec()
     steps, _ = random_steps(spec, 10, 1)
     with Store.open(tmp_path / "store") as store, Reader(tmp_path / "store") as reader:
-        writer = store.writer("w", spec, commit_steps=4)
+        writer = store.writer("w", spec, commit_steps=4, background=False)
         writer.begin()
         for step in steps[:6]:
             writer.append(step)
@@ -269,12 +269,12 @@ def test_a_store_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store"
     Store.open(path).close()
     with sqlite3.connect(path / "catalog.sqlite") as db:
-        db.execute("update meta set value = '2' where key = 'format'")
+        db.execute("update meta set value = '3' where key = 'format'")
     db.close()
     (path / "catalog.seal").unlink()
     for opening in (Store.open, Reader, verify):
         with pytest.raises(
-            StoreFormatError, match=r"written in store format 2, and .* reads up to 1; run `pip install"
+            StoreFormatError, match=r"written in store format 3, and .* reads up to 2; run `pip install"
         ):
             opening(path)
 

@@ -97,9 +97,10 @@ def test_it_is_used_like_the_local_writer() -> None:
     assert issubclass(RemoteWriter, Writer)
     for name in ("begin", "append", "end", "cut", "flush"):
         assert inspect.signature(getattr(RemoteWriter, name)) == inspect.signature(getattr(Writer, name))
-    local = inspect.signature(Store.writer).parameters
+    local = dict(inspect.signature(Store.writer).parameters)
     remote = inspect.signature(Remote.writer).parameters
-    assert {name: remote[name] for name in local} == dict(local)
+    del local["background"], local["overflow"]  # a remote one has threads always, and an OutboxConfig
+    assert {name: remote[name] for name in local} == local
 
 
 @pytest.mark.parametrize("spooled", [True, False], ids=["spool", "memory"])
@@ -357,9 +358,20 @@ def rows_until_backlog(writer: RemoteWriter) -> int:
     raise AssertionError("no end came")
 
 
-@pytest.mark.parametrize(("queue_steps", "taken"), [(1, 10), (10, 15), (30, 35)])
-def test_queue_steps(remote_to: To, cleanup: ExitStack, queue_steps: int, taken: int) -> None:
-    config = OutboxConfig(queue_steps=queue_steps, spool_bytes=1, block_timeout_s=0.0)
+ROW_BYTES = sum(leaf.row_bytes for leaf in SPEC.columns.values())
+
+
+@pytest.mark.parametrize(
+    ("limit", "taken"),
+    [
+        ({"queue_steps": 1}, 10),
+        ({"queue_steps": 10}, 15),
+        ({"queue_steps": 30}, 35),
+        ({"queue_bytes": 10 * ROW_BYTES}, 15),
+    ],
+)
+def test_the_queue_has_room_for_so_much(remote_to: To, cleanup: ExitStack, limit: dict[str, int], taken: int) -> None:
+    config = OutboxConfig(**limit, spool_bytes=1, block_timeout_s=0.0)
     writer = remote_to(free_address()).writer("actor", SPEC, commit_steps=5, config=config)
     cleanup.callback(close_quietly, writer)
     assert rows_until_backlog(writer) == taken
@@ -411,9 +423,10 @@ def test_move_after_s(
 
 
 def test_options_that_cannot_be_are_refused() -> None:
-    for wrong in ({"queue_steps": 0}, {"spool_bytes": 0}, {"block_timeout_s": -1.0}):
+    for wrong in ({"queue_steps": 0}, {"queue_bytes": 0}, {"spool_bytes": 0}, {"block_timeout_s": -1.0}):
         with pytest.raises(
-            BacklogError, match="outbox: expected queue_steps and spool_bytes from 1 and block_timeout_s from 0"
+            BacklogError,
+            match="outbox: expected queue_steps, queue_bytes and spool_bytes from 1 and block_timeout_s from 0",
         ):
             OutboxConfig(**wrong)  # type: ignore[arg-type]
     with pytest.raises(BacklogError, match="overflow: expected block, drop_newest or drop_oldest, got 'drop'"):

@@ -13,6 +13,7 @@ from understudy.core import StepSpec, StoreFormatError, StoreLockedError
 from understudy.core.examples import CANONICAL, random_episode, small_spec, text_spec
 from understudy.replay import Reader, Store, Writer
 from understudy.replay.format.chunk import Chunk
+from understudy.replay.format.encoded_columns import encoded_chunk
 from understudy.service.client.spool import Spool, SpoolLog
 from understudy.service.wire.chunks import decode_chunk, encode_chunk
 
@@ -28,7 +29,8 @@ class Into:
         self.log = log
 
     def commit(self, chunk: Chunk) -> int:
-        self.log.put(chunk.seq, encode_chunk(chunk.seq, chunk.columns, chunk.parts), chunk.num_rows)
+        columns = encoded_chunk(chunk).columns
+        self.log.put(chunk.seq, encode_chunk(chunk.seq, columns, chunk.parts), chunk.num_rows)
         return 0
 
 

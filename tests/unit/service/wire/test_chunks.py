@@ -27,6 +27,7 @@ from understudy.core.examples import CANONICAL, nested_spec, random_steps, robot
 from understudy.core.tree import equal_leaf
 from understudy.replay import Store, Writer, verify
 from understudy.replay.format.chunk import Chunk, Part
+from understudy.replay.format.encoded_columns import encoded_chunk
 from understudy.service.wire.chunks import decode_chunk, encode_chunk
 from understudy.service.wire.message import pack, unpack
 
@@ -53,7 +54,8 @@ def decode(message: bytes, spec: StepSpec) -> Chunk:
 @pytest.mark.parametrize("commit_steps", [4, 5000])
 def test_canonical_episodes_come_back(name: str, commit_steps: int) -> None:
     spec, episode = CANONICAL[name]()
-    for chunk in chunks_of(spec, list(episode.steps()), episode.last_observation, episode.info, commit_steps):
+    for given in chunks_of(spec, list(episode.steps()), episode.last_observation, episode.info, commit_steps):
+        chunk = encoded_chunk(given)
         found = decode(message_of(chunk), spec)
         assert (found.writer, found.incarnation, found.seq, found.spec) == ("w", "i", chunk.seq, spec)
         assert found.parts == chunk.parts

@@ -80,6 +80,20 @@ def test_what_is_imported_is_the_same_episode(tmp_path: Path, name: str) -> None
     assert verify(tmp_path / "store").problems == []
 
 
+def test_frames_are_imported_by_the_codec_that_is_asked_for(tmp_path: Path) -> None:
+    spec, episode = CANONICAL["images"]()
+    for codec, lossy in (("raw", None), ("png", False), ("jpeg", True)):
+        with open_import_target(str(tmp_path / codec)) as target:
+            import_episodes(Made(spec, {"only": episode}), target, PLACE, codec=codec)
+        (found,) = stored(tmp_path / codec)
+        assert without_origin(found).equals(episode) == (not lossy)
+        with Reader(tmp_path / codec) as reader:
+            codecs = reader.spec(1).encoded
+        assert {path: chosen.lossy for path, chosen in codecs.items()} == (
+            {} if lossy is None else {"observation/wrist_1": lossy, "observation/wrist_2": lossy}
+        )
+
+
 def test_an_episode_says_where_it_came_from(tmp_path: Path) -> None:
     with open_import_target(str(tmp_path / "store")) as target:
         import_episodes(some(), target, PLACE)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from understudy.core import Source
+from understudy.core.cameras import CodecName
 from understudy.envs import ToyTable, WorldError
 from understudy.envs.registry import open_world
 from understudy.replay import Reader
@@ -26,6 +27,23 @@ def test_a_script_records_what_is_missing(tmp_path: Path) -> None:
     assert (exact.info.kind, exact.info.success) == ("demonstration", True)
     assert set(exact.source) == {Source.SCRIPT}
     assert np.std(np.diff(noisy.action, axis=0)) > np.std(np.diff(exact.action, axis=0))
+
+
+def test_large_cameras_are_encoded_and_a_store_goes_on_as_it_began(tmp_path: Path) -> None:
+    def codecs_after(store: str, successes: int, codec: CodecName, size: int = 144) -> list[dict[str, str]]:
+        with ToyTable(size=size) as world:
+            world.choose("press_button")
+            record_script(world, tmp_path / store, successes=successes, codec=codec)
+        with Reader(tmp_path / store) as reader:
+            specs = [reader.spec(number) for number in reader.catalog.spec_ids()]
+        return [{path: chosen.name for path, chosen in spec.encoded.items()} for spec in specs]
+
+    encoded = {"observation/front": "h264", "observation/wrist": "h264"}
+    assert codecs_after("new", 1, "auto") == [encoded]
+    assert codecs_after("small", 1, "auto", size=128) == [{}]
+    assert codecs_after("asked", 1, "raw") == [{}]
+    assert codecs_after("asked", 2, "auto") == [{}]  # as it began
+    assert codecs_after("asked", 3, "jpeg") == [{}, dict.fromkeys(encoded, "jpeg")]
 
 
 def test_a_world_without_an_expert_says_so(tmp_path: Path) -> None:
