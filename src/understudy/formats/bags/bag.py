@@ -90,5 +90,5 @@ def refusing(path: Path, advice: str, *own: type[Exception]) -> Iterator[None]:
     except FormatError:
         raise
     except (*_DAMAGE, *own) as error:
-        found = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        found = ": ".join([type(error).__name__, *filter(None, [" ".join(str(error).split())])])
         raise FormatError(f"{path}: cannot be read ({found:.300}); {advice}") from None

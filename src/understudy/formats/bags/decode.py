@@ -11,6 +11,7 @@ import json
 import keyword
 import re
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -166,29 +167,20 @@ class CdrDecoder:
         try:
             from rosbags.interfaces import Nodetype
             from rosbags.serde import SerdeError
-            from rosbags.typesys import Stores, TypesysError, get_typestore
+            from rosbags.typesys import TypesysError
         except ModuleNotFoundError as error:
             raise FormatError(
                 f"{path}: messages of ROS 2 need {error.name}; run `pip install 'understudy-robotics[rosbag2]'`"
             ) from None
         self._topic, self._path, self._error = topic, path, SerdeError
-        self._where = f"{path}: {topic.name}"
         self._kinds = Nodetype
         with refusing(path, f"the definition of {topic.type} is damaged", TypesysError, SerdeError):
-            if topic.definition:
-                self._store = get_typestore(Stores.EMPTY)
-                types = _definitions(topic)
-                _check_names(types, f"{self._where}: {topic.type}")
-                self._store.register(types)
-            else:
-                self._store = get_typestore(Stores.ROS2_HUMBLE)
-            if topic.type not in self._store.fielddefs:
-                raise FormatError(
-                    f"{self._where}: its message type {topic.type} is unknown: the bag has no definition of it, and it "
-                    f"is no type of ROS 2 itself; record the bag as MCAP, which keeps definitions, or leave the topic "
-                    f"out"
-                )
-            self._store.get_msgdef(topic.type)
+            self._store = _typestore(topic.type, topic.definition, topic.definition_format)
+        if self._store is None:
+            raise FormatError(
+                f"{path}: {topic.name}: its message type {topic.type} is unknown: the bag has no definition of it, and "
+                f"it is no type of ROS 2 itself; record the bag as MCAP, which keeps definitions, or leave it out"
+            )
 
     def decode(self, data: bytes) -> Node:
         with refusing(self._path, f"a message of {self._topic.name} is damaged", self._error):
@@ -231,28 +223,43 @@ def _attribute(name: str) -> str:
     return f"{name}_" if keyword.iskeyword(name) else name
 
 
-def _definitions(topic: Topic) -> Any:
+@lru_cache(maxsize=64)  # a definition takes longer to compile than a thousand messages to decode
+def _typestore(type: str, definition: str, definition_format: str) -> Any:
+    """The types of a definition in rosbags, ready to decode; None if there is none of this name."""
+    from rosbags.typesys import Stores, get_typestore
+
+    store = get_typestore(Stores.EMPTY if definition else Stores.ROS2_HUMBLE)
+    if definition:
+        types = _parsed(type, definition, definition_format)
+        _check_names(types)
+        store.register(types)
+    if type not in store.fielddefs:
+        return None
+    store.get_msgdef(type)
+    return store
+
+
+def _parsed(type: str, definition: str, definition_format: str) -> Any:
     from rosbags.typesys import get_types_from_idl, get_types_from_msg
 
-    if topic.definition_format == "ros2msg":
-        return get_types_from_msg(topic.definition, topic.type)
+    if definition_format == "ros2msg":
+        return get_types_from_msg(definition, type)
     found: dict[str, Any] = {}
-    line = "=" * 80 + "\n"
-    for part in topic.definition.split(line):
+    for part in definition.split("=" * 80 + "\n"):
         text = part.partition("\n")[2] if part.startswith("IDL: ") else part
         if text.strip():
             found |= get_types_from_idl(text)
     return found
 
 
-def _check_names(types: Mapping[str, Any], where: str) -> None:
+def _check_names(types: Mapping[str, Any]) -> None:
     """Refuse definitions that are not plain: rosbags makes Python code of them, and a file may come from anyone."""
     for name, (constants, fields) in types.items():
         words = [name, *(constant[0] for constant in constants), *(field[0] for field in fields)]
         for word in words:
             if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*(/[A-Za-z][A-Za-z0-9_]*)*", word):
-                raise FormatError(f"{where}: {word!r:.80} is no name of a message or a field; the file is damaged")
+                raise ValueError(f"{word!r:.80} is no name of a message or a field")
         for field, (_, detail) in fields:
             many = isinstance(detail[0], tuple) and detail[1] > MOST_ELEMENTS  # of an array or a bounded sequence
             if many and detail[0][1][0] not in _DTYPES:
-                raise FormatError(f"{where}: {field} has {detail[1]:,} elements; the file is damaged")
+                raise ValueError(f"{field} has {detail[1]:,} elements")

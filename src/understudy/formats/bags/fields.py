@@ -98,7 +98,7 @@ def read_value(decoder: Decoder, topic: Topic, field: str, node: Node) -> Value:
     how = f"{array.size} numbers" if names else "as it is"
     if topic.type == JOINTS and field in JOINT_FIELDS:
         given = tuple(str(below.value) for below in decoder.children(decoder.children(node)["name"]).values())
-        if given and len(given) != array.size:
+        if given and array.size not in (0, len(given)):
             raise FormatError(f"{field} has {array.size} numbers for {len(given)} joints; fetch the file again")
         names, how = given, f"of {array.size} joints"
     return Value(array, names, how)

@@ -59,11 +59,20 @@ class BagReader:
         self.num_episodes: int | None = None if options.splits else len(bags)
         self._schedules: dict[Path, _Schedule] = {}  # of the bag that was read last
         self._counts: dict[Path, _Counts] = {}
+        self._kept: tuple[str, Episode] | None = None
 
     def close(self) -> None:
         """Nothing is open between two messages."""
 
     def episodes(self, skip: Container[str] = ()) -> Iterator[tuple[str, Episode]]:
+        for pair in self._all(skip):
+            try:
+                yield pair
+            except GeneratorExit:  # an import looks at the first episode and then reads all
+                self._kept = pair
+                raise
+
+    def _all(self, skip: Container[str]) -> Iterator[tuple[str, Episode]]:
         for path in self._bags:
             bag = self._open_bag(path)
             prefix = "" if len(self._bags) == 1 else f"{path.name}/"
@@ -76,29 +85,32 @@ class BagReader:
                 for number, rows in enumerate(schedule.episodes)
                 if (key := f"{prefix}episode_{number:06d}") and len(rows.ticks) > 1 and key not in skip
             )
+            if pending and self._kept is not None and pending[0].key == self._kept[0]:
+                pending.popleft()
+                kept, self._kept = self._kept, None
+                yield kept
             yield from self._read(bag, schedule, pending)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What reading left out, and how old messages were."""
+        """What became of the rows and of the messages of each topic, in the bags that were read until now."""
         total = _Counts()
         for counts in self._counts.values():
             total.add(counts)
         notes = []
         if total.num_early:
-            notes.append(f"{total.num_early:,} rows were left out at the start, before every topic had had a message")
+            notes.append(f"rows left out at the start, before every topic had had a message: {total.num_early:,}")
         if total.num_outside:
-            notes.append(f"{total.num_outside:,} rows are in no episode, as {self._options.episode} says")
+            notes.append(f"rows in no episode, as {self._options.episode} says: {total.num_outside:,}")
         if total.num_without_steps:
-            notes.append(f"{total.num_without_steps:,} episodes have fewer than two rows and were left out")
+            notes.append(f"episodes left out because they have fewer than two rows: {total.num_without_steps:,}")
         for topic in self._plan.topics:
             num, used = total.messages[topic], total.used[topic]
-            line = f"{topic}: {num:,} messages, {used:,} used"
-            if num > used:
-                line += f", {num - used:,} dropped because no row needed them (a newer one came before its tick)"
-            if total.late[topic]:
-                line += f", {total.late[topic]:,} late (an earlier time than a message before them in the file)"
-            notes.append(f"{line}; the oldest in a row was {total.oldest_ns[topic] / 1e6:.3f} ms old")
+            notes.append(
+                f"{topic}: {num:,} messages, {used:,} used, {num - used:,} dropped (no row needed them), "
+                f"{total.late[topic]:,} late (behind a newer one in the file); "
+                f"the oldest in a row was {total.oldest_ns[topic] / 1e6:.3f} ms old"
+            )
         return tuple(notes)
 
     # ---- the spec and the mapping
