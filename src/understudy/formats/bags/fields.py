@@ -128,6 +128,8 @@ def _usual_fields(bag: Bag, taken: Collection[str], left_out: dict[str, str]) ->
 def _usual_name(topic: Topic) -> str:
     """The name of a field: wrist for /wrist/image_raw/compressed."""
     parts = [part for part in topic.name.split("/") if part]
+    if len(parts) > 1 and parts[0] == "observation":  # a file that Understudy wrote
+        del parts[0]
     while topic.type != JOINTS and len(parts) > 1 and parts[-1] in _USUAL:
         parts.pop()
     return "_".join(parts) or "topic"
