@@ -10,7 +10,7 @@ import difflib
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -62,6 +62,19 @@ class Bag(Protocol):
         ...
 
 
+def add_topic(topics: dict[str, Topic], found: Topic, path: Path) -> None:
+    """Add a topic, or the messages of another publisher to one that is there."""
+    other = topics.get(found.name)
+    if other is not None:
+        if (other.type, other.encoding) != (found.type, found.encoding):
+            raise FormatError(
+                f"{path}: the messages of {found.name} have the types {other.type} ({other.encoding}) and {found.type} "
+                f"({found.encoding}); record each in a topic of its own"
+            )
+        found = replace(found, num_messages=found.num_messages + other.num_messages)
+    topics[found.name] = found
+
+
 def find_topic(bag: Bag, name: str) -> Topic:
     """The topic of a name; a FormatError lists the topics and says which is meant."""
     if name in bag.topics:
@@ -85,10 +98,11 @@ def type_name(name: str) -> str:
 @contextmanager
 def refusing(path: Path, advice: str, *own: type[Exception]) -> Iterator[None]:
     """Raise a FormatError for what a library raises; `own` are the library's exceptions."""
+    caught: tuple[type[Exception], ...] = (*_DAMAGE, *own)
     try:
         yield
     except FormatError:
         raise
-    except (*_DAMAGE, *own) as error:
+    except caught as error:
         found = ": ".join([type(error).__name__, *filter(None, [" ".join(str(error).split())])])
         raise FormatError(f"{path}: cannot be read ({found:.300}); {advice}") from None

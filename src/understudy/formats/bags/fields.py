@@ -61,7 +61,7 @@ def plan_fields(bag: Bag, options: ReadOptions) -> Plan:
     if not any(path.partition("/")[0] == "observation" for path in wanted):
         wanted |= _usual_fields(bag, {source.topic for source in options.actions.values()}, left_out)
     for path, source in {**wanted, **options.actions}.items():
-        fields += _fields_of(bag, path, source)
+        fields += _fields_of(bag, path, source, options.floats)
     if not any(field.path.partition("/")[0] == "observation" for field in fields):
         raise FormatError(
             f"{bag.path}: has no camera and no joints, so give observation/NAME=/topic:field; it has {list_topics(bag)}"
@@ -135,7 +135,7 @@ def _usual_name(topic: Topic) -> str:
     return "_".join(parts) or "topic"
 
 
-def _fields_of(bag: Bag, path: str, source: Reference) -> Iterator[TopicField]:
+def _fields_of(bag: Bag, path: str, source: Reference, floats: str) -> Iterator[TopicField]:
     """The fields of one topic: one, or those of joints that are not empty."""
     topic = find_topic(bag, source.topic)
     if not topic.num_messages:
@@ -147,24 +147,27 @@ def _fields_of(bag: Bag, path: str, source: Reference) -> Iterator[TopicField]:
         full = {name: decoder.leaf(decoder.children(node)[name]) for name in names}
         for name in (name for name, array in full.items() if array is not None and array.size):
             here = path if path.partition("/")[0] == "action" else f"{path}/{name}"
-            yield _field(bag, here, replace(source, field=name), topic, decoder, node)
+            yield _field(bag, here, replace(source, field=name), topic, decoder, node, floats)
     else:
-        yield _field(bag, path, source, topic, decoder, node)
+        yield _field(bag, path, source, topic, decoder, node, floats)
 
 
-def _field(bag: Bag, path: str, source: Reference, topic: Topic, decoder: Decoder, node: Node) -> TopicField:
+def _field(
+    bag: Bag, path: str, source: Reference, topic: Topic, decoder: Decoder, node: Node, floats: str
+) -> TopicField:
     try:
         value = read_value(decoder, topic, source.field, node)
     except FormatError as error:
         raise FormatError(f"{bag.path}: {source}: {error}") from None
     if value.array.size == 0:
         raise FormatError(f"{bag.path}: {source}: is empty in the first message; leave {path} out")
+    rounded = floats == "float32" and value.array.dtype == np.float64
     return TopicField(
         path=path,
         source=source,
-        leaf=ArraySpec(shape=value.array.shape, dtype=str(value.array.dtype)),
+        leaf=ArraySpec(shape=value.array.shape, dtype="float32" if rounded else str(value.array.dtype)),
         names=value.names,
-        how=value.how,
+        how=f"{value.how}, rounded to float32" if rounded else value.how,
         is_camera=not source.field and topic.type in (RAW, *COMPRESSED),
     )
 

@@ -16,7 +16,7 @@ from mcap.records import Message as McapMessage
 from mcap.stream_reader import StreamReader
 from zstandard import ZstdError
 
-from understudy.formats.bags.bag import Message, Topic, refusing, type_name
+from understudy.formats.bags.bag import Message, Topic, add_topic, refusing, type_name
 from understudy.formats.format import FormatError
 
 _ADVICE = "it is damaged or was cut off; `mcap recover` may save what is there, or fetch it again"
@@ -42,34 +42,26 @@ class McapFile:
                         schemas[schema.id] = schema
             self.topics: dict[str, Topic] = {}
             for channel in channels.values():
-                self._add(channel, schemas.get(channel.schema_id), counts[channel.id])
-
-    def _add(self, channel: Channel, schema: Schema | None, num_messages: int) -> None:
-        """Add a channel; several publishers of one topic have a channel each."""
-        name = schema.name if schema is not None else "unknown"
-        found = Topic(
-            name=channel.topic,
-            type=type_name(name) if channel.message_encoding == "cdr" else name,
-            encoding=channel.message_encoding,
-            definition=schema.data.decode() if schema is not None and schema.encoding in _TEXTS else "",
-            definition_format=schema.encoding if schema is not None else "",
-            num_messages=num_messages,
-        )
-        other = self.topics.get(found.name)
-        if other is not None:
-            if (other.type, other.encoding) != (found.type, found.encoding):
-                raise FormatError(
-                    f"{self.path}: the messages of {found.name} have the types {other.type} ({other.encoding}) and "
-                    f"{found.type} ({found.encoding}); write each into a topic of its own"
-                )
-            found = Topic(**{**vars(found), "num_messages": found.num_messages + other.num_messages})
-        self.topics[found.name] = found
+                schema = schemas.get(channel.schema_id)
+                add_topic(self.topics, _topic(channel, schema, counts[channel.id]), path)
 
     def messages(self, topics: Collection[str]) -> Iterator[Message]:
         with _opened(self.path) as file:
             reader = SeekingReader(file, validate_crcs=True, record_size_limit=file.size)
             for _, channel, message in reader.iter_messages(topics=list(topics), log_time_order=False):
                 yield Message(channel.topic, message.log_time, message.data)
+
+
+def _topic(channel: Channel, schema: Schema | None, num_messages: int) -> Topic:
+    name = schema.name if schema is not None else "unknown"
+    return Topic(
+        name=channel.topic,
+        type=type_name(name) if channel.message_encoding == "cdr" else name,
+        encoding=channel.message_encoding,
+        definition=schema.data.decode() if schema is not None and schema.encoding in _TEXTS else "",
+        definition_format=schema.encoding if schema is not None else "",
+        num_messages=num_messages,
+    )
 
 
 _TEXTS = ("ros2msg", "ros2idl", "omgidl", "jsonschema")

@@ -16,7 +16,10 @@ from understudy.formats.format import FormatError
 from understudy.formats.options import one_of
 from understudy.formats.registry import check_options
 
-NAMES = ("fps", "tick", "stamp", "gap_s", "episode", "action", "observation/NAME", "extras/NAME", "task", "source")
+NAMES = (
+    *("fps", "tick", "stamp", "gap_s", "episode", "action", "observation/NAME", "extras/NAME"),
+    *("floats", "task", "source"),
+)
 NEXT = "next"
 TIME = "extras/time"  # the times of the messages that each row is made of
 
@@ -42,6 +45,7 @@ class ReadOptions:
     stamp: str = "log"  # or header: which time of a message counts
     gap_ns: int | None = None  # a longer pause of all topics ends an episode
     episode: Reference | None = None  # each message, or each change of a field, begins an episode
+    floats: str = "keep"  # or float32, which float64 numbers are rounded to
     task: str | None = None
     source: Source = Source.HUMAN
 
@@ -78,6 +82,7 @@ def parse_options(name: str, options: Mapping[str, str]) -> ReadOptions:
         stamp=one_of(name, "stamp", others.get("stamp", "log"), ("log", "header")),
         gap_ns=int(_positive(name, "gap_s", others["gap_s"]) * 10**9) if "gap_s" in others else None,
         episode=_reference(name, "episode", others["episode"]) if "episode" in others else None,
+        floats=one_of(name, "floats", others.get("floats", "keep"), ("keep", "float32")),
         task=others.get("task"),
         source=Source[one_of(name, "source", others.get("source", "human"), _SOURCES).upper()],
     )

@@ -108,8 +108,7 @@ class BagReader:
             num, used = total.messages[topic], total.used[topic]
             notes.append(
                 f"{topic}: {num:,} messages, {used:,} used, {num - used:,} dropped (no row needed them), "
-                f"{total.late[topic]:,} late (behind a newer one in the file); "
-                f"the oldest in a row was {total.oldest_ns[topic] / 1e6:.3f} ms old"
+                f"{total.late[topic]:,} late; the oldest in a row was {total.oldest_ns[topic] / 1e6:.3f} ms old"
             )
         return tuple(notes)
 
@@ -130,9 +129,8 @@ class BagReader:
             leaves["action"] = leaves[self._plan.next_of]
         time = ArraySpec(shape=(), dtype="int64")
         leaves |= {f"{TIME}/{path}": time for path in list(leaves)} | {TICK: time}
-        return StepSpec(
-            **{name: Spec(trees.unflatten(trees.below(leaves, name))) for name in ("observation", "action", "extras")}
-        )
+        parts = {name: Spec(trees.unflatten(trees.below(leaves, name))) for name in ("observation", "action", "extras")}
+        return StepSpec(observation=parts["observation"], action=parts["action"], extras=parts["extras"])
 
     def _mapping(self) -> Iterator[Field]:
         for field in self._plan.fields:
@@ -380,6 +378,9 @@ def _checked(bag: Bag, field: TopicField, decoder: Decoder, node: Any) -> Array:
             raise
         raise FormatError(f"{bag.path}: {field.source}: {error}") from None
     array = value.array
+    if array.dtype == np.float64 and field.leaf.dtype == "float32":
+        with np.errstate(over="ignore"):
+            array = array.astype(np.float32)
     if value.names != field.names:
         if sorted(value.names) != sorted(field.names):
             raise FormatError(

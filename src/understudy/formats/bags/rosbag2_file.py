@@ -11,7 +11,7 @@ from rosbags.interfaces import MessageDefinitionFormat
 from rosbags.rosbag2 import Reader, ReaderError
 from ruamel.yaml.error import YAMLError
 
-from understudy.formats.bags.bag import Message, Topic, refusing, type_name
+from understudy.formats.bags.bag import Message, Topic, add_topic, refusing, type_name
 
 _ADVICE = "it is damaged or was cut off; `ros2 bag reindex` may repair it, or fetch it again"
 _FORMATS = {MessageDefinitionFormat.MSG: "ros2msg", MessageDefinitionFormat.IDL: "ros2idl"}
@@ -23,15 +23,15 @@ class Rosbag2:
         self.topics: dict[str, Topic] = {}
         with _opened(path) as reader:
             for connection in reader.connections:
-                before = self.topics.get(connection.topic)
-                self.topics[connection.topic] = Topic(
+                found = Topic(
                     name=connection.topic,
                     type=type_name(connection.msgtype),
                     encoding="cdr",
                     definition=connection.msgdef.data,
                     definition_format=_FORMATS.get(connection.msgdef.format, ""),
-                    num_messages=connection.msgcount + (before.num_messages if before else 0),
+                    num_messages=connection.msgcount,
                 )
+                add_topic(self.topics, found, path)
 
     def messages(self, topics: Collection[str]) -> Iterator[Message]:
         with _opened(self.path) as reader:

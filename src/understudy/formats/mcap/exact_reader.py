@@ -116,13 +116,11 @@ def _spec(file: Path) -> StepSpec:
 def _spec_of_stacks(spec: StepSpec) -> StepSpec:
     """The spec of what is in the file: of stacked frames, only the newest."""
 
-    def one(leaf: ArraySpec) -> ArraySpec:
-        return replace(leaf, shape=leaf.shape[-3:]) if is_camera(leaf) else leaf
+    def newest(part: Spec) -> Spec:
+        one = lambda leaf: replace(leaf, shape=leaf.shape[-3:]) if is_camera(leaf) else leaf  # noqa: E731
+        return Spec(trees.map_leaves(one, part.tree))
 
-    parts = {
-        name: Spec(trees.map_leaves(one, getattr(spec, name).tree)) for name in ("observation", "action", "extras")
-    }
-    return replace(spec, **parts)
+    return replace(spec, observation=newest(spec.observation), action=newest(spec.action), extras=newest(spec.extras))
 
 
 def _rows(file: Path) -> Iterator[list[dict[str, bytes]]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -172,7 +174,7 @@ def test_messages_that_were_not_used_or_late_are_counted(tmp_path: Path) -> None
     assert "dropped (no row needed them), 1 late" in notes
     assert "before every topic had had a message: 1" in notes
     oldest = max(tick - ROBOT.latest(STATE, tick).log for tick in ticks)
-    assert f"0 late (behind a newer one in the file); the oldest in a row was {oldest / 1e6:.3f} ms old" in notes
+    assert f"0 late; the oldest in a row was {oldest / 1e6:.3f} ms old" in notes
     in_order = only(write_mcap(tmp_path / "in_order.mcap", ROBOT.sent), action=LEADER, fps="10")
     assert episode.equals(in_order)
 
@@ -370,6 +372,15 @@ def test_task_and_source_are_those_of_the_options(tmp_path: Path) -> None:
     assert only(path, action=LEADER).info.kind == "demonstration"
 
 
+def test_floats_are_rounded_only_if_asked(tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "bag.mcap", ROBOT.sent)
+    exact, rounded = only(path, action=LEADER), only(path, action=LEADER, floats="float32")
+    assert (exact.action.dtype, rounded.action.dtype) == (np.float64, np.float32)
+    np.testing.assert_array_equal(rounded.action, exact.action.astype(np.float32))
+    np.testing.assert_array_equal(rounded.extras["time"]["action"], exact.extras["time"]["action"])
+    assert "expected floats=keep|float32" in refused(path, action=LEADER, floats="float16")
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
@@ -516,6 +527,50 @@ def test_other_encodings_than_cdr_and_json_are_refused(tmp_path: Path) -> None:
     assert "/t: its messages (foxglove.Pose) are protobuf, and only cdr (ROS 2) and json are read" in text
 
 
+def test_a_definition_in_idl_is_read_and_several_publishers_are_one_topic(tmp_path: Path) -> None:
+    from mcap.writer import Writer as McapWriter
+
+    line = "=" * 80 + "\n"
+    pair = "module my { module msg { struct Pair { my::msg::One one; float b; }; }; };\n"
+    one = "module my { module msg { struct One { double a; }; }; };\n"
+    text = f"{line}IDL: my/msg/Pair\n{pair}{line}IDL: my/msg/One\n{one}"
+    for types in (("my/msg/Pair", "my/msg/Pair"), ("my/msg/Pair", "my/msg/Other")):
+        path = tmp_path / f"{types[1][7:]}.mcap"
+        with path.open("wb") as file:
+            writer = McapWriter(file)
+            writer.start(profile="ros2")
+            schemas = [writer.register_schema(name=n, encoding="ros2idl", data=text.encode()) for n in types]
+            channels = [writer.register_channel(topic="/t", message_encoding="cdr", schema_id=s) for s in schemas]
+            for index in range(6):
+                data = b"\0\1\0\0" + np.float64(index).tobytes() + np.float32(0.1).tobytes()
+                writer.add_message(channel_id=channels[index % 2], log_time=index, publish_time=0, data=data)
+            writer.finish()
+    episode = only(tmp_path / "Pair.mcap", observation__a="/t:one.a", action="/t:b")
+    assert episode.observation["a"].tolist() == list(range(6))
+    assert (episode.action.dtype, episode.action[0]) == (np.float32, np.float32(0.1))
+    assert "the messages of /t have the types my/msg/Pair (cdr) and my/msg/Other (cdr)" in refused(
+        tmp_path / "Other.mcap", observation__a="/t:one.a", action="/t:b"
+    )
+
+
+def test_the_first_episode_is_decoded_once_for_an_import_that_looks_at_it_first(tmp_path: Path) -> None:
+    path = write_mcap(tmp_path / "bag.mcap", ROBOT.sent)
+    dataset = parse_dataset_path(f"{path}?action={LEADER}")
+    source = dataset.format.read(dataset.path, dataset.options)
+    looking = source.episodes()
+    _, first = next(looking)
+    looking.close()
+    (again,) = (episode for _, episode in source.episodes())
+    assert again is first
+    (third,) = (episode for _, episode in source.episodes())
+    assert third is not first
+    assert third.equals(first)
+    looking = source.episodes()
+    next(looking)
+    looking.close()
+    assert list(source.episodes(skip=("episode_000000",))) == []
+
+
 def test_json_messages_of_others_are_read(tmp_path: Path) -> None:
     from mcap.writer import Writer as McapWriter
 
@@ -542,6 +597,20 @@ def test_json_messages_of_others_are_read(tmp_path: Path) -> None:
 def test_compressed_bags_are_read(tmp_path: Path, mode: CompressionMode) -> None:
     wanted = only(write_bag(tmp_path / "plain", ROBOT.sent), action=LEADER)
     assert only(write_bag(tmp_path / "bag", ROBOT.sent, compression=mode), action=LEADER).equals(wanted)
+
+
+@pytest.mark.parametrize("num", ["20", pytest.param("600", marks=pytest.mark.nightly)])
+def test_damage_is_refused(num: str) -> None:
+    """In a process of its own, which may not crash, hang, or take much memory."""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "benchmarks/mutate.py", "--only", "bags", "--num", num],
+        cwd=Path(__file__).parents[4],
+        capture_output=True,
+        text=True,
+        timeout=3000,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 # --- the command ------------------------------------------------------------------------------------------------------
