@@ -39,7 +39,7 @@ SIGNS: Mapping[str, tuple[str, ...]] = {  # files by which a directory shows its
     "minari": ("data/main_data.hdf5",),
     "rlds": ("features.json", "*/features.json"),
     "hil_serl": ("*.pkl", "buffer/*.pkl", "demo_buffer/*.pkl"),
-    "rosbag2": ("metadata.yaml", "*.db3", "*/metadata.yaml"),
+    "rosbag2": ("metadata.yaml", "*.db3", "*.bag", "*/metadata.yaml"),
     "mcap": ("*.mcap",),
     "robomimic": ("*.hdf5", "*.h5"),
 }

@@ -61,7 +61,12 @@ def plan_fields(bag: Bag, options: ReadOptions) -> Plan:
     if not any(path.partition("/")[0] == "observation" for path in wanted):
         wanted |= _usual_fields(bag, {source.topic for source in options.actions.values()}, left_out)
     for path, source in {**wanted, **options.actions}.items():
-        fields += _fields_of(bag, path, source, options.floats)
+        some = list(_fields_of(bag, path, source, options.floats))
+        if not some and (path in options.fields or path in options.actions):
+            raise FormatError(f"{bag.path}: {source}: its first message has no positions of joints; leave {path} out")
+        if not some:
+            left_out[source.topic] = "left out: its first message has no joints"
+        fields += some
     if not any(field.path.partition("/")[0] == "observation" for field in fields):
         raise FormatError(
             f"{bag.path}: has no camera and no joints, so give observation/NAME=/topic:field; it has {list_topics(bag)}"
@@ -114,29 +119,35 @@ def decoders_of(bag: Bag, topics: Collection[str]) -> dict[str, Decoder]:
 def _usual_fields(bag: Bag, taken: Collection[str], left_out: dict[str, str]) -> dict[str, Reference]:
     """A field for each camera and each topic of joints; a raw camera goes before its compressed copy."""
     found: dict[str, Reference] = {}
+    cameras: dict[tuple[str, ...], str] = {}
     for topic in sorted(bag.topics.values(), key=lambda topic: topic.type in COMPRESSED):
         if topic.name in taken or not topic.num_messages or topic.type not in (RAW, JOINTS, *COMPRESSED):
             continue
-        path = f"observation/{_usual_name(topic)}"
-        if path in found:
-            left_out[topic.name] = f"left out: {found[path]} is the same camera"
-        else:
-            found[path] = Reference(topic=topic.name)
+        parts = _telling_parts(topic)
+        if topic.type != JOINTS:
+            if parts in cameras:
+                left_out[topic.name] = f"left out: {cameras[parts]} is the same camera"
+                continue
+            cameras[parts] = topic.name
+        path = f"observation/{'_'.join(parts) or 'topic'}"
+        while path in found:
+            path += "_"
+        found[path] = Reference(topic=topic.name)
     return dict(sorted(found.items()))
 
 
-def _usual_name(topic: Topic) -> str:
-    """The name of a field: wrist for /wrist/image_raw/compressed."""
+def _telling_parts(topic: Topic) -> tuple[str, ...]:
+    """The parts of a topic that name a field: wrist for /wrist/image_raw/compressed."""
     parts = [part for part in topic.name.split("/") if part]
     if len(parts) > 1 and parts[0] == "observation":  # a file that Understudy wrote
         del parts[0]
     while topic.type != JOINTS and len(parts) > 1 and parts[-1] in _USUAL:
         parts.pop()
-    return "_".join(parts) or "topic"
+    return tuple(parts)
 
 
 def _fields_of(bag: Bag, path: str, source: Reference, floats: str) -> Iterator[TopicField]:
-    """The fields of one topic: one, or those of joints that are not empty."""
+    """The fields of one topic: one, or those of joints that are not empty, of which there may be none."""
     topic = find_topic(bag, source.topic)
     if not topic.num_messages:
         raise FormatError(f"{bag.path}: {topic.name} ({topic.type}) has no messages; leave it out")

@@ -44,6 +44,10 @@ def find_bags(path: Path) -> list[Path]:
     """The bags at a path: a bag's directory, a single file, or a directory with several bags."""
     if path.name == METADATA:
         path = path.parent
+    if path.suffix == ".bag":
+        raise FormatError(
+            f"{path}: is a bag of ROS 1; make a ROS 2 bag of it with `rosbags-convert --src {path} --dst DIR`"
+        )
     if path.is_file() or (path / METADATA).is_file():
         return [path]
     if not path.exists():

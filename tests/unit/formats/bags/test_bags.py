@@ -234,6 +234,8 @@ def test_a_directory_of_bags_has_an_episode_for_each(tmp_path: Path) -> None:
         assert list(episodes) == [f"take_{seed}{suffix}/episode_000000" for seed in (2, 10)]
         assert source.num_episodes == 2
         assert f"{LEADER}: 50 messages" in " ".join(source.notes)
+    whole, metadata = (read(tmp_path / "bags" / "take_2" / name, action=LEADER)[1] for name in ("", "metadata.yaml"))
+    assert whole["episode_000000"].equals(metadata["episode_000000"])
     lost = [one for one in robot(0.5, seed=3).sent if one.topic != FRONT]
     write_bag(tmp_path / "bags" / "take_11", lost)
     assert "take_11: has no topic /front/image_raw" in refused(tmp_path / "bags", action=LEADER)
@@ -343,6 +345,15 @@ def test_a_camera_that_was_recorded_raw_and_compressed_is_read_once(tmp_path: Pa
     assert sorted(episode.observation) == ["front", "joint_states", "wrist"]
     left_out = {line.external: line.how for line in source.mapping if not line.internal}
     assert left_out[again] == "left out: /front/image_raw is the same camera"
+
+
+def test_topics_whose_names_would_be_one_field_become_two(tmp_path: Path) -> None:
+    arm = [one._replace(topic="/arm") for one in ROBOT.of(STATE)]
+    camera = [one._replace(topic="/arm/image_raw") for one in ROBOT.of(FRONT)]
+    source, _ = read(write_mcap(tmp_path / "bag.mcap", [*arm, *camera, *ROBOT.of(LEADER)]), action=LEADER)
+    fields = {line.internal: line.external for line in source.mapping}
+    assert fields["observation/arm/position"] == "/arm:position"
+    assert fields["observation/arm_"] == "/arm/image_raw"
 
 
 def test_joints_in_another_order_are_put_in_order_and_others_refused(tmp_path: Path) -> None:
@@ -471,6 +482,18 @@ def test_empty_truncated_and_missing_bags(tmp_path: Path) -> None:
         "has no metadata.yaml, which a ROS 2 bag has; give the .db3 file itself, or run `ros2 bag reindex`"
         in refused(bag, action=LEADER)
     )
+
+
+def test_a_bag_of_ros_1_and_joints_without_numbers_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "old.bag").write_bytes(b"#ROSBAG V2.0\n")
+    assert "is a bag of ROS 1; make a ROS 2 bag of it with `rosbags-convert --src" in refused(tmp_path / "old.bag")
+    empty = sent("/empty", [START], lambda time: joints([], time, []))
+    path = write_bag(tmp_path / "bag", [*ROBOT.sent, *empty])
+    text = refused(path, action="/empty")
+    assert "/empty: its first message has no positions of joints; leave action out" in text
+    source, _ = read(path, action=LEADER)
+    left_out = {line.external: line.how for line in source.mapping if not line.internal}
+    assert left_out == {"/empty": "left out: its first message has no joints"}
 
 
 def test_a_message_type_without_a_definition_is_refused_and_one_of_ros_is_known(tmp_path: Path) -> None:
