@@ -213,6 +213,12 @@ class BagReader:
             times[message.topic].append(time)
             if episode is not None and message.topic == episode.topic:
                 marks.append((time, self._mark(bag, decoders, node)))
+        for name, found in times.items():
+            if len(found) != bag.topics[name].num_messages:
+                raise FormatError(
+                    f"{bag.path}: {name}: expected {bag.topics[name].num_messages:,} messages, as its index says, got "
+                    f"{len(found):,}; it is damaged, fetch it again"
+                )
         return {name: TopicTimes.of(found) for name, found in times.items()}, _events(marks) if episode else None
 
     def _mark(self, bag: Bag, decoders: Mapping[str, Decoder], node: Any) -> Any:

@@ -8,14 +8,10 @@ from typing import NoReturn
 
 from understudy.core import EpisodeInfo, StepSpec
 from understudy.formats.bags import BagReader
-from understudy.formats.bags.bag import Bag
-from understudy.formats.bags.mcap_file import McapFile
 from understudy.formats.bags.options import parse_options
-from understudy.formats.bags.rosbag2_file import Rosbag2
+from understudy.formats.bags.rosbag2_file import METADATA, open_bag
 from understudy.formats.format import FormatError
 from understudy.formats.order import natural
-
-METADATA = "metadata.yaml"
 
 
 class Rosbag2Format:
@@ -57,10 +53,6 @@ def find_bags(path: Path) -> list[Path]:
         advice = "give the .db3 file itself, or run `ros2 bag reindex`" if any(path.glob("*.db3")) else "is it a bag?"
         raise FormatError(f"{path}: has no {METADATA}, which a ROS 2 bag has; {advice}")
     return bags
-
-
-def open_bag(path: Path) -> Bag:
-    return McapFile(path) if path.suffix == ".mcap" and path.is_file() else Rosbag2(path)
 
 
 FORMAT = Rosbag2Format()

@@ -473,7 +473,7 @@ def test_empty_truncated_and_missing_bags(tmp_path: Path) -> None:
         (bag / "bag.db3").write_bytes(data[: int(len(data) * share)])
         assert "it is damaged or was cut off; `ros2 bag reindex` may repair it" in refused(bag, action=LEADER)
     (bag / "bag.db3").unlink()
-    assert "cannot be read (ReaderError: Some database files are missing" in refused(bag, action=LEADER)
+    assert "bag.db3: is missing, though metadata.yaml lists it; fetch the whole bag" in refused(bag, action=LEADER)
     (bag / "bag.db3").write_bytes(data)
     (bag / "metadata.yaml").write_text("rosbag2_bagfile_information: [")
     assert "metadata.yaml" in refused(bag, action=LEADER)
@@ -494,6 +494,27 @@ def test_a_bag_of_ros_1_and_joints_without_numbers_are_refused(tmp_path: Path) -
     source, _ = read(path, action=LEADER)
     left_out = {line.external: line.how for line in source.mapping if not line.internal}
     assert left_out == {"/empty": "left out: its first message has no joints"}
+
+
+def test_the_files_of_a_bag_count_and_not_what_its_metadata_says_of_them(tmp_path: Path) -> None:
+    whole = only(write_bag(tmp_path / "whole", ROBOT.sent), action=LEADER)
+    half = len(ROBOT.sent) // 2
+    bag, rest = write_bag(tmp_path / "bag", ROBOT.sent[:half]), write_bag(tmp_path / "rest", ROBOT.sent[half:])
+    (rest / "rest.db3").rename(bag / "rest.db3")
+    text = (bag / "metadata.yaml").read_text()
+    split = text.replace("  - bag.db3\n", "  - bag.db3\n  - rest.db3\n")
+    assert split != text
+    (bag / "metadata.yaml").write_text(split)
+    assert only(bag, action=LEADER).equals(whole)
+    other = split.replace("offered_qos_profiles: []", "offered_qos_profiles: [{depth: 3}]")
+    assert other != split
+    (bag / "metadata.yaml").write_text(other)
+    assert only(bag, action=LEADER).equals(whole)
+    (bag / "metadata.yaml").write_text(split.replace("relative_file_paths:\n  - bag.db3\n  - rest.db3\n", ""))
+    assert "metadata.yaml: lists no files (relative_file_paths); run `ros2 bag reindex`" in refused(bag, action=LEADER)
+    lz4 = split.replace("compression_format: ''", "compression_format: lz4")
+    (bag / "metadata.yaml").write_text(lz4.replace("compression_mode: ''", "compression_mode: FILE"))
+    assert "is compressed as 'lz4', and only zstd is read" in refused(bag, action=LEADER)
 
 
 def test_a_message_type_without_a_definition_is_refused_and_one_of_ros_is_known(tmp_path: Path) -> None:
