@@ -86,15 +86,14 @@ def plan_fields(bag: Bag, options: ReadOptions) -> Plan:
 
 def read_value(decoder: Decoder, topic: Topic, field: str, node: Node) -> Value:
     """What a message gives to a field; a FormatError says what is wrong, without the topic."""
-    message = node.value
-    if not field and topic.type in COMPRESSED:
+    if not field and topic.type in (RAW, *COMPRESSED):
         parts = {name: below.value for name, below in decoder.children(node).items()}
+        if topic.type == RAW:
+            return Value(raw_image(parts), how=f"{parts['encoding']}, decoded")
         if "data" not in parts:
             raise FormatError("an image has no data; fetch the file again")
         kind = str(parts.get("format", ""))
         return Value(compressed_image(parts["data"], kind), how=f"{kind or 'image'}, decoded")
-    if not field and topic.type == RAW and topic.encoding == "cdr":
-        return Value(raw_image(message), how=f"{message.encoding}, decoded")
     try:
         array, names = numbers(decoder, walk(decoder, node, field))
     except NotNumbersError as error:
@@ -102,7 +101,8 @@ def read_value(decoder: Decoder, topic: Topic, field: str, node: Node) -> Value:
         raise FormatError(f"{field or 'the message'}: {error}; name a field of numbers, of {there}") from None
     how = f"{array.size} numbers" if names else "as it is"
     if topic.type == JOINTS and field in JOINT_FIELDS:
-        given = tuple(str(below.value) for below in decoder.children(decoder.children(node)["name"]).values())
+        name = decoder.children(node).get("name")
+        given = tuple(str(below.value) for below in decoder.children(name).values()) if name is not None else ()
         if given and array.size not in (0, len(given)):
             raise FormatError(f"{field} has {array.size} numbers for {len(given)} joints; fetch the file again")
         names, how = given, f"of {array.size} joints"
@@ -155,7 +155,13 @@ def _fields_of(bag: Bag, path: str, source: Reference, floats: str) -> Iterator[
     node = decoder.decode(_first(bag, topic.name).data)
     if topic.type == JOINTS and not source.field:
         names = JOINT_FIELDS[:1] if path.partition("/")[0] == "action" else JOINT_FIELDS
-        full = {name: decoder.leaf(decoder.children(node)[name]) for name in names}
+        below = decoder.children(node)
+        try:
+            full = {name: decoder.leaf(below[name]) for name in names if name in below}
+        except NotNumbersError as error:
+            raise FormatError(
+                f"{bag.path}: {topic.name}: a field of the joints {error}; fetch the file again"
+            ) from None
         for name in (name for name, array in full.items() if array is not None and array.size):
             here = path if path.partition("/")[0] == "action" else f"{path}/{name}"
             yield _field(bag, here, replace(source, field=name), topic, decoder, node, floats)

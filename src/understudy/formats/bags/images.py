@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import io
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -52,20 +53,24 @@ def compressed_image(data: Any, named: str) -> Array:
         raise FormatError(f"an image ({named!r:.40}) is neither a JPEG nor a PNG ({error!s:.200})") from None
 
 
-def raw_image(message: Any) -> Array:
-    """The pixels of a sensor_msgs/msg/Image, in the order red, green, blue."""
-    if message.encoding not in ENCODINGS:
-        raise FormatError(f"its images are {message.encoding!r:.40}, and {', '.join(ENCODINGS)} are read; convert them")
-    kind, channels = ENCODINGS[message.encoding]
-    dtype = np.dtype((">" if message.is_bigendian else "<") + kind)
-    height, width, step = int(message.height), int(message.width), int(message.step)
+def raw_image(message: Mapping[str, Any]) -> Array:
+    """The pixels of a sensor_msgs/msg/Image, given by its fields, in the order red, green, blue."""
+    try:
+        encoding, big = str(message["encoding"]), bool(message["is_bigendian"])
+        height, width, step = (int(message[name]) for name in ("height", "width", "step"))
+        data = np.asarray(message["data"], np.uint8)
+    except (LookupError, TypeError, ValueError, OverflowError) as error:
+        raise FormatError(f"an image lacks a field ({type(error).__name__}: {error}); fetch the file again") from None
+    if encoding not in ENCODINGS:
+        raise FormatError(f"its images are {encoding!r:.40}, and {', '.join(ENCODINGS)} are read; convert them")
+    kind, channels = ENCODINGS[encoding]
+    dtype = np.dtype((">" if big else "<") + kind)
     row = width * channels * dtype.itemsize
-    data = np.asarray(message.data)
     if data.size != height * step or step < row or not 0 < height * width <= MOST_PIXELS:
         raise FormatError(
-            f"an image of {width} x {height} pixels ({message.encoding}) has {data.size:,} bytes in rows of {step}, "
+            f"an image of {width} x {height} pixels ({encoding}) has {data.size:,} bytes in rows of {step}, "
             f"expected {height} rows of at least {row}"
         )
     pixels = np.ascontiguousarray(data.reshape(height, step)[:, :row]).view(dtype).reshape(height, width, channels)
     pixels = pixels.astype(dtype.newbyteorder("="), copy=False)
-    return pixels[..., ::-1] if message.encoding == "bgr8" else pixels
+    return pixels[..., ::-1] if encoding == "bgr8" else pixels

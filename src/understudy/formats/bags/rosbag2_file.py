@@ -1,25 +1,23 @@
-"""ROS 2 bags: a directory with metadata.yaml and its files, each of which is a Bag too (.db3 by rosbags, or .mcap).
+"""ROS 2 bags: a directory with metadata.yaml and its files (.db3 of SQLite, or .mcap), each of which is a Bag too.
 
-Files are read one by one, because the metadata need not agree with them: rosbags' reader of directories leaves out
-the messages of topics whose quality of service is written differently in the two.
+Files are read one by one, because the metadata need not agree with them: bags that ROS 2 wrote have other qualities of
+service in the two.
 """
 
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
 import weakref
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
-import apsw
+import yaml  # type: ignore[import-untyped]
 import zstandard
-from rosbags.interfaces import ConnectionExtRosbag2, MessageDefinitionFormat
-from rosbags.rosbag2 import Reader, ReaderError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from understudy.formats.bags.bag import Bag, Message, Topic, add_topic, refusing, type_name
 from understudy.formats.bags.mcap_file import McapFile
@@ -27,7 +25,6 @@ from understudy.formats.format import FormatError
 
 METADATA = "metadata.yaml"
 _ADVICE = "it is damaged or was cut off; `ros2 bag reindex` may repair it, or fetch it again"
-_FORMATS = {MessageDefinitionFormat.MSG: "ros2msg", MessageDefinitionFormat.IDL: "ros2idl"}
 
 
 class Db3File:
@@ -36,24 +33,39 @@ class Db3File:
     def __init__(self, path: Path):
         self.path = path
         self.topics: dict[str, Topic] = {}
-        with _opened(path) as reader:
-            for connection in reader.connections:
-                assert isinstance(connection.ext, ConnectionExtRosbag2)
+        with _opened(path) as database:
+            definitions = {}  # bags before ROS 2 Iron have none
+            if database.execute("select 1 from sqlite_master where name = 'message_definitions'").fetchone():
+                rows = database.execute(
+                    "select topic_type, encoding, encoded_message_definition from message_definitions"
+                )
+                definitions = {name: (encoding, text) for name, encoding, text in rows}
+            counts = dict(database.execute("select topic_id, count(*) from messages group by topic_id"))
+            for number, name, kind, encoding in database.execute(
+                "select id, name, type, serialization_format from topics order by id"
+            ):
+                definition_format, definition = definitions.get(kind, ("", ""))
                 found = Topic(
-                    name=connection.topic,
-                    type=type_name(connection.msgtype),
-                    encoding=connection.ext.serialization_format,
-                    definition=connection.msgdef.data,
-                    definition_format=_FORMATS.get(connection.msgdef.format, ""),
-                    num_messages=connection.msgcount,
+                    name=str(name),
+                    type=type_name(str(kind)),
+                    encoding=str(encoding),
+                    definition=str(definition),
+                    definition_format=str(definition_format),
+                    num_messages=counts.get(number, 0),
                 )
                 add_topic(self.topics, found, path)
 
     def messages(self, topics: Collection[str]) -> Iterator[Message]:
-        with _opened(self.path) as reader:
-            chosen = [connection for connection in reader.connections if connection.topic in topics]
-            for connection, log_time, data in reader.messages(chosen) if chosen else ():
-                yield Message(connection.topic, log_time, bytes(data))
+        marks = ", ".join("?" * len(topics))
+        with _opened(self.path) as database:
+            for name, log_time, data in database.execute(
+                "select topics.name, messages.timestamp, messages.data from messages join topics "
+                f"on topics.id = messages.topic_id where topics.name in ({marks}) order by messages.id",
+                list(topics),
+            ):
+                if not isinstance(log_time, int) or not isinstance(data, bytes):
+                    raise ValueError(f"a message of {name} has the time {log_time!r:.40}")
+                yield Message(name, log_time, data)
 
 
 class BagDirectory:
@@ -116,14 +128,20 @@ def open_file(path: Path) -> Bag:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[Reader]:
-    with refusing(path, _ADVICE, ReaderError, apsw.Error), Reader(path) as reader:
-        yield reader
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """The database, for reading; a log beside it, which a recorder that was killed leaves, is read too."""
+    log = path.with_name(f"{path.name}-wal")
+    only = "mode=ro" if log.is_file() and log.stat().st_size else "immutable=1"
+    with (
+        refusing(path, _ADVICE, sqlite3.Error),
+        closing(sqlite3.connect(f"file:{quote(str(path))}?{only}", uri=True)) as database,
+    ):
+        yield database
 
 
 def _metadata(file: Path) -> Mapping[str, Any]:
-    with refusing(file, _ADVICE, YAMLError):
-        found = YAML(typ="safe").load(file.read_bytes())
+    with refusing(file, _ADVICE, yaml.YAMLError):
+        found = yaml.safe_load(file.read_bytes())
         about = found["rosbag2_bagfile_information"]
         files, *texts = (about.get(name) for name in ("relative_file_paths", "compression_mode", "compression_format"))
         if not isinstance(files, list) or not files or not all(isinstance(name, str) for name in files):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
@@ -510,16 +512,31 @@ def test_the_files_of_a_bag_count_and_not_what_its_metadata_says_of_them(tmp_pat
     assert other != split
     (bag / "metadata.yaml").write_text(other)
     assert only(bag, action=LEADER).equals(whole)
-    (bag / "metadata.yaml").write_text(split.replace("relative_file_paths:\n  - bag.db3\n  - rest.db3\n", ""))
+    (bag / "metadata.yaml").write_text(split.replace("  relative_file_paths:\n  - bag.db3\n  - rest.db3\n", ""))
     assert "metadata.yaml: lists no files (relative_file_paths); run `ros2 bag reindex`" in refused(bag, action=LEADER)
     lz4 = split.replace("compression_format: ''", "compression_format: lz4")
     (bag / "metadata.yaml").write_text(lz4.replace("compression_mode: ''", "compression_mode: FILE"))
     assert "is compressed as 'lz4', and only zstd is read" in refused(bag, action=LEADER)
 
 
-def test_a_message_type_without_a_definition_is_refused_and_one_of_ros_is_known(tmp_path: Path) -> None:
-    import sqlite3
+def test_what_a_killed_recorder_left_in_its_log_is_read(tmp_path: Path) -> None:
+    bag = write_bag(tmp_path / "bag", ROBOT.sent)
+    wanted = only(bag, action=LEADER)
+    copy = tmp_path / "copy"
+    database = sqlite3.connect(bag / "bag.db3")
+    try:
+        database.execute("pragma journal_mode = wal")
+        database.execute("pragma wal_autocheckpoint = 0")
+        database.execute("insert into messages select null, topic_id, timestamp + 3000000000, data from messages")
+        database.commit()
+        shutil.copytree(bag, copy)
+    finally:
+        database.close()
+    assert (copy / "bag.db3-wal").stat().st_size
+    assert len(only(copy, action=LEADER)) > len(wanted)
 
+
+def test_a_message_type_without_a_definition_is_refused_and_one_of_ros_is_known(tmp_path: Path) -> None:
     bag = write_bag(tmp_path / "bag", ROBOT.sent)
     wanted = only(bag, action=LEADER)
     with sqlite3.connect(bag / "bag.db3") as database:  # as bags before ROS 2 Iron are
@@ -601,7 +618,7 @@ def test_the_first_episode_is_decoded_once_for_an_import_that_looks_at_it_first(
     path = write_mcap(tmp_path / "bag.mcap", ROBOT.sent)
     dataset = parse_dataset_path(f"{path}?action={LEADER}")
     source = dataset.format.read(dataset.path, dataset.options)
-    looking = source.episodes()
+    looking: Any = source.episodes()
     _, first = next(looking)
     looking.close()
     (again,) = (episode for _, episode in source.episodes())
