@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections import Counter, deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,6 +86,8 @@ class BagReader:
                 for number, rows in enumerate(schedule.episodes)
                 if (key := f"{prefix}episode_{number:06d}") and len(rows.ticks) > 1 and key not in skip
             )
+            for episode in pending:
+                self._check_size(bag, len(episode.rows.ticks))
             if pending and self._kept is not None and pending[0].key == self._kept[0]:
                 pending.popleft()
                 kept, self._kept = self._kept, None
@@ -272,6 +275,17 @@ class BagReader:
                 return
         if pending:
             raise FormatError(f"{bag.path}: has fewer messages than at first; it was changed while it was read")
+
+    def _check_size(self, bag: Bag, num_rows: int) -> None:
+        """Refuse an episode that does not fit in memory, where it is held while it is read."""
+        size = num_rows * sum(field.leaf.row_bytes for field in self._plan.fields)
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if size > memory:
+            raise FormatError(
+                f"{bag.path}: an episode of {num_rows:,} rows takes {size / 1e9:,.0f} GB, and this machine has "
+                f"{memory / 1e9:,.0f} GB of memory; give a lower fps=, name fewer cameras, or split it by gap_s= or "
+                f"episode="
+            )
 
     def _episode(self, schedule: _Schedule, done: _Pending) -> Episode:
         num = len(done.rows.ticks) - 1

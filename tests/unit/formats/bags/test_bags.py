@@ -435,6 +435,16 @@ def test_times_that_cannot_be_are_refused(tmp_path: Path) -> None:
     )
 
 
+def test_an_episode_that_does_not_fit_in_memory_is_refused(tmp_path: Path) -> None:
+    message = compressed(np.zeros((2000, 2000, 3), np.uint8), START)
+    times = [START, START + 10**9]
+    path = write_mcap(tmp_path / "bag.mcap", [*sent("/cam", times, lambda time: message), *ROBOT.of(LEADER)])
+    text = refused(path, action=LEADER, fps="1000000")
+    assert "an episode of 9" in text
+    assert "rows takes 11,9" in text
+    assert "GB of memory; give a lower fps=, name fewer cameras, or split it by gap_s= or episode=" in text
+
+
 def test_an_image_that_cannot_be_read_names_its_topic(tmp_path: Path) -> None:
     def with_camera(name: str, message: Any) -> Path:
         return write_bag(tmp_path / name, [Sent("/cam", START, START, message, None), *ROBOT.of(LEADER)])
