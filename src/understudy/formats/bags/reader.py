@@ -40,7 +40,7 @@ from understudy.formats.bags.ticks import (
 from understudy.formats.format import Field, FormatError
 
 TICK = f"{TIME}/tick"
-MOST_ROWS = 10**8
+MOST_ROWS = 5 * 10**6  # 46 hours at 30 rows per second
 STAMP = "stamp"  # label: which time of a message counted, log or header
 
 
@@ -180,11 +180,11 @@ class BagReader:
         if self._tick is not None:
             return ticks_of(topics[self._tick], window)
         assert self._options.fps is not None
-        days = (window.stop - window.oldest) / (24 * 3600e9)
-        if days * 24 * 3600 * self._options.fps > MOST_ROWS:
+        span_s = (window.stop - window.oldest) / 1e9
+        if span_s * self._options.fps > MOST_ROWS:
             raise FormatError(
-                f"{bag.path}: its messages span {days:,.0f} days; some have a wrong time: use stamp=log, or leave out "
-                f"the topic, or split at pauses with gap_s=2"
+                f"{bag.path}: its messages span {span_s / 3600:,.1f} hours, which are more than {MOST_ROWS:,} rows; if "
+                f"a topic has wrong times, use stamp=log or leave it out, and otherwise split at pauses with gap_s=2"
             )
         return ticks_at(self._options.fps, window)
 

@@ -82,9 +82,8 @@ def ticks_at(rate: Fraction, window: Window) -> Array:
     """The ticks of a rate, counted from the oldest message that the window may use, exact to the nanosecond."""
     span = window.stop - window.oldest
     count = int(span * rate / 10**9) + 2
-    ticks = np.asarray(
-        [window.oldest + index * 10**9 * rate.denominator // rate.numerator for index in range(count)], np.int64
-    )
+    exact = (window.oldest + index * 10**9 * rate.denominator // rate.numerator for index in range(count))
+    ticks = np.fromiter(exact, np.int64, count)
     return ticks[(ticks >= window.start) & (ticks < window.stop)]
 
 
