@@ -74,9 +74,12 @@ class BagReader:
                 raise
 
     def _all(self, skip: Container[str]) -> Iterator[tuple[str, Episode]]:
+        self._counts = {}
         for path in self._bags:
-            bag = self._open_bag(path)
             prefix = "" if len(self._bags) == 1 else f"{path.name}/"
+            if not self._options.splits and f"{prefix}episode_000000" in skip:
+                continue  # without reading the bag
+            bag = self._open_bag(path)
             if path not in self._schedules:
                 self._schedules = {path: self._schedule(bag)}
             schedule = self._schedules[path]
@@ -88,15 +91,18 @@ class BagReader:
             )
             for episode in pending:
                 self._check_size(bag, len(episode.rows.ticks))
-            if pending and self._kept is not None and pending[0].key == self._kept[0]:
+            kept, self._kept = self._kept, None
+            if pending and kept is not None and pending[0].key == kept[0]:
                 pending.popleft()
-                kept, self._kept = self._kept, None
                 yield kept
+            kept = None
             yield from self._read(bag, schedule, pending)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What became of the rows and of the messages of each topic, in the bags that were read until now."""
+        if not self._counts:
+            return ()
         total = _Counts()
         for counts in self._counts.values():
             total.add(counts)

@@ -236,6 +236,13 @@ def test_a_directory_of_bags_has_an_episode_for_each(tmp_path: Path) -> None:
         assert list(episodes) == [f"take_{seed}{suffix}/episode_000000" for seed in (2, 10)]
         assert source.num_episodes == 2
         assert f"{LEADER}: 50 messages" in " ".join(source.notes)
+    folder = tmp_path / "bags"
+    looked_at = parse_dataset_path(f"{folder}?action={LEADER}")
+    source = looked_at.format.read(looked_at.path, looked_at.options)
+    shutil.rmtree(folder / "take_10")
+    assert list(source.episodes(skip=("take_2/episode_000000", "take_10/episode_000000"))) == [], (
+        "what is known is not read"
+    )
     whole, metadata = (read(tmp_path / "bags" / "take_2" / name, action=LEADER)[1] for name in ("", "metadata.yaml"))
     assert whole["episode_000000"].equals(metadata["episode_000000"])
     lost = [one for one in robot(0.5, seed=3).sent if one.topic != FRONT]
@@ -702,7 +709,9 @@ def test_the_command_imports_a_bag_and_says_what_was_left_out(
     direct = only(path, action=f"{LEADER}:position", fps="20")
     assert all(np.array_equal(column, direct.columns()[name]) for name, column in episode.columns().items())
     assert main(given) == 0
-    assert "1 were in the store already" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "1 were in the store already" in said
+    assert "messages" not in said, "nothing was read, so nothing was left out"
     query = f"{path}?action={LEADER}:position&fps=20"
     assert main(["import", query, "--dry-run"]) == 0
     said = capsys.readouterr().out
