@@ -1,6 +1,15 @@
 """Import and export of other projects' dataset formats, without their frameworks."""
 
-from understudy.formats.format import ORIGIN, DatasetReader, DatasetWriter, Field, Format, FormatError, NamedDataset
+from understudy.formats.format import (
+    ORIGIN,
+    DatasetReader,
+    DatasetWriter,
+    Field,
+    Format,
+    FormatError,
+    NamedDataset,
+    NotedDataset,
+)
 from understudy.formats.registry import FORMATS, DatasetPath, find_format, parse_dataset_path
 
 __all__ = [
@@ -13,6 +22,7 @@ __all__ = [
     "Format",
     "FormatError",
     "NamedDataset",
+    "NotedDataset",
     "find_format",
     "parse_dataset_path",
 ]

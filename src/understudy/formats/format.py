@@ -62,6 +62,16 @@ class NamedDataset(Protocol):
     def name(self) -> str: ...
 
 
+@runtime_checkable
+class NotedDataset(Protocol):
+    """A reader that says what reading left out, for the user."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """One sentence each, of the episodes that were read until now."""
+        ...
+
+
 class DatasetWriter(Protocol):
     """A dataset that is being written. It appears at its path, complete, when `close` returns, and not before."""
 

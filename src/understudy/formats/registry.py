@@ -30,6 +30,7 @@ FORMATS: Mapping[str, str] = {  # with one line of help each
     "robomimic": "robomimic and LIBERO demonstrations in HDF5.",
     "minari": "Minari datasets.",
     "mcap": "MCAP, for Foxglove and rosbag tools.",
+    "rosbag2": "ROS 2 bags (.db3 or .mcap with metadata.yaml), read without ROS.",
 }
 
 
@@ -38,6 +39,7 @@ SIGNS: Mapping[str, tuple[str, ...]] = {  # files by which a directory shows its
     "minari": ("data/main_data.hdf5",),
     "rlds": ("features.json", "*/features.json"),
     "hil_serl": ("*.pkl", "buffer/*.pkl", "demo_buffer/*.pkl"),
+    "rosbag2": ("metadata.yaml", "*.db3", "*.bag", "*/metadata.yaml"),
     "mcap": ("*.mcap",),
     "robomimic": ("*.hdf5", "*.h5"),
 }
@@ -74,7 +76,7 @@ def find_format(name: str) -> Format:
 def parse_dataset_path(name: str) -> DatasetPath:
     """Parse FORMAT:PATH?option=value, or PATH?option=value if the files there show their format."""
     which, colon, rest = name.partition(":")
-    if not colon:
+    if not colon or "?" in which:  # an option may hold a colon
         which, rest = _guessed(name), name
     if not rest:
         raise FormatError(f"{name!r}: expected FORMAT:PATH, such as {name}DIR")

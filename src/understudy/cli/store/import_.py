@@ -15,7 +15,7 @@ from rich.table import Table
 from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
 from understudy.core.cameras import CodecName
-from understudy.formats import DatasetPath, DatasetReader, parse_dataset_path
+from understudy.formats import DatasetPath, DatasetReader, NotedDataset, parse_dataset_path
 from understudy.training.data import dataset_io
 
 
@@ -27,6 +27,7 @@ def command(
     codec: CodecName = "raw",
     dry_run: bool = False,
     workers: int | None = None,
+    options: tuple[str, ...] = (),
     token_file: Path | None = None,
     tls_cert: Path | None = None,
 ) -> int:
@@ -43,11 +44,13 @@ def command(
             frames above 128x128 pixels as h264.
         dry_run: Print how the fields are mapped, and read only the first episode.
         workers: Number of decoder threads, for formats that have them.
+        options: Options of the format as NAME=VALUE, as they may also follow the path: fps=30 action=/leader:position.
         token_file: File with the server's token, if it needs one.
         tls_cert: File with the server's TLS certificate in PEM format, if it uses one.
     """
     console = Console(highlight=False)
     dataset = parse_dataset_path(source)
+    dataset = replace(dataset, options={**dataset.options, **_parsed(options, dataset)})
     if workers is not None:
         dataset = replace(dataset, options={**dataset.options, "workers": str(workers)})
     if store is None and not dry_run:
@@ -67,8 +70,22 @@ def command(
         parts.append(f"{report.num_known:,} were in the store already")
     if report.num_without_steps:
         parts.append(f"{report.num_without_steps:,} have no step and were skipped")
+    for note in opened.notes if isinstance(opened, NotedDataset) else ():
+        console.print(escape(note), style="bright_black", soft_wrap=True)
     console.print("; ".join(parts), style="green" if report.num_imported or report.num_known else "red", soft_wrap=True)
     return 0 if report.num_imported or report.num_known else 1
+
+
+def _parsed(options: tuple[str, ...], dataset: DatasetPath) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        if not equals:
+            raise UnderstudyError(f"--options: expected NAME=VALUE, got {option!r}; give a value, such as fps=30")
+        if name in found or name in dataset.options:
+            raise UnderstudyError(f"--options: {name} is given twice; give each option once")
+        found[name] = value
+    return found
 
 
 def _show(console: Console, dataset: DatasetPath, opened: DatasetReader) -> None:

@@ -18,8 +18,8 @@ from understudy.training.data.dataset_io import export_episodes
 from understudy.training.runs.video import draw_episode, write_video
 
 FILM = "gif"
-EXPORTS = {FILM: "A film of its cameras (GIF).", **FORMATS}
-del EXPORTS["minari"]  # is only read
+READ_ONLY = ("minari", "rosbag2")
+EXPORTS = {FILM: "A film of its cameras (GIF).", **{name: FORMATS[name] for name in FORMATS if name not in READ_ONLY}}
 FILM_FPS = 20.0
 
 

@@ -1,4 +1,4 @@
-"""Writes episodes as MCAP, for Foxglove and rosbag tools."""
+"""Reads MCAP recordings, and writes episodes as MCAP for Foxglove and rosbag tools."""
 
 from understudy.formats.mcap.format import FORMAT, McapFormat
 

@@ -1,15 +1,19 @@
-"""The format `mcap` (write only) and its options."""
+"""The format `mcap` and its options: reads files of others by their topics, and what Understudy wrote exactly."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from understudy.core import EpisodeInfo, StepSpec
-from understudy.formats.format import FormatError
+from understudy.formats.bags import BagReader
+from understudy.formats.bags.mcap_file import McapFile
+from understudy.formats.bags.options import parse_options
+from understudy.formats.format import DatasetReader, FormatError
+from understudy.formats.mcap.exact_reader import ExactReader, is_exact
 from understudy.formats.mcap.writer import McapWriter, WriteOptions
 from understudy.formats.options import number, one_of
+from understudy.formats.order import natural
 from understudy.formats.registry import check_options
 
 
@@ -18,16 +22,19 @@ class McapFormat:
 
     name = "mcap"
     cannot = (
-        "It can be written for viewing, not read back.",
         "With images=jpeg, images are lossy (quality 90); images=png stores them exactly.",
-        "Numbers are JSON: NaN and infinity become null.",
+        "Numbers are JSON: NaN and infinity become null, and are read back as NaN.",
+        "Of stacked frames, only the newest is stored.",
+        "Files of others: a row has the latest message of each topic at or before its tick, so messages in between are "
+        "left out, and counted; rewards are 0; what is neither an image nor numbers is left out.",
     )
 
-    def read(self, path: Path, options: Mapping[str, str]) -> NoReturn:
-        raise FormatError(
-            "mcap: can be written for viewing, not read; write rlds, lerobot or robomimic, which can be read back. "
-            "A robot's bag has topics and rates of its own: convert it to one of these formats first"
-        )
+    def read(self, path: Path, options: Mapping[str, str]) -> DatasetReader:
+        read = parse_options(self.name, options)
+        files = _files(path)
+        if not options and is_exact(files[0]):
+            return ExactReader(files)
+        return BagReader(path, files, McapFile, read)
 
     def write(
         self, path: Path, spec: StepSpec, options: Mapping[str, str], infos: Sequence[EpisodeInfo] = ()
@@ -40,6 +47,18 @@ class McapFormat:
             compression=one_of(self.name, "compression", options.get("compression", "zstd"), ("zstd", "lz4", "none")),
         )
         return McapWriter(path, spec, write)
+
+
+def _files(path: Path) -> list[Path]:
+    """The file at a path, or the files in a directory, each of which is a recording."""
+    if path.is_file():
+        return [path]
+    if (path / "metadata.yaml").is_file():
+        raise FormatError(f"{path}: is a ROS 2 bag, whose files belong together; read it as rosbag2:{path}")
+    files = sorted(path.glob("*.mcap"), key=lambda file: natural(file.name))
+    if not files:
+        raise FormatError(f"{path}: expected an MCAP file, or a directory with such files; there is none")
+    return files
 
 
 FORMAT = McapFormat()

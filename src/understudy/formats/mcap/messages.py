@@ -14,6 +14,9 @@ from understudy.core import ArraySpec
 from understudy.formats.format import FormatError
 
 IMAGE = "foxglove.CompressedImage"
+STEP = "step"  # topic of what is not a field
+EPISODE = "understudy"  # metadata record before the messages of an episode: its key and attributes
+SPEC = "understudy.spec"  # metadata record of a file: the spec of its episodes
 LEAST_PIXELS = 8  # per side; smaller arrays are stored as numbers
 QUALITY = 90
 

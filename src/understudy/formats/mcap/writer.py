@@ -4,6 +4,7 @@
     /observation/..., /action, /proposal, /extras/...        {"value": ...}
     /step                       reward, terminated, truncated, source, policy version
     metadata "understudy"       the key and the attributes of the episode
+    metadata "understudy.spec"  the spec of all episodes, for reading them back
 
 Messages are JSON with JSON schemas. A path that ends in .mcap is one file with all episodes in sequence; any
 other is a directory with one file per episode.
@@ -28,8 +29,11 @@ from understudy.core.episode import FPS
 from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.mcap.messages import (
+    EPISODE,
     IMAGE,
     IMAGE_SCHEMA,
+    SPEC,
+    STEP,
     STEP_SCHEMA,
     finite,
     image_message,
@@ -38,7 +42,7 @@ from understudy.formats.mcap.messages import (
     value_schema,
 )
 
-TIMES = ("extras/time", "extras/timestamp")  # default fields with a step's time
+TIMES = ("extras/time", "extras/timestamp", "extras/time/tick")  # default fields with a step's time
 USUAL_HZ = 10.0  # where an episode does not know its rate
 GAP_NS = 10**9  # between episodes of one file
 _COMPRESSION = {"zstd": CompressionType.ZSTD, "lz4": CompressionType.LZ4, "none": CompressionType.NONE}
@@ -126,8 +130,9 @@ class _Recording:
 
     def __init__(self, file: Path, spec: StepSpec, options: WriteOptions):
         self._file: IO[bytes] = file.open("wb")
-        self._writer = Writer(self._file, compression=_COMPRESSION[options.compression])
+        self._writer = Writer(self._file, compression=_COMPRESSION[options.compression], enable_data_crcs=True)
         self._writer.start(profile="", library="understudy")
+        self._writer.add_metadata(SPEC, {"spec": spec.json_text})
         self._options = options
         self._schemas: dict[str, int] = {}
         self._channels: dict[str, int] = {}
@@ -138,7 +143,7 @@ class _Recording:
             else:
                 schema = value_schema(leaf)
                 self._register(path, schema["title"], schema)
-        self._register("step", STEP_SCHEMA["title"], STEP_SCHEMA)
+        self._register(STEP, STEP_SCHEMA["title"], STEP_SCHEMA)
 
     def _register(self, path: str, name: Any, schema: dict[str, Any]) -> None:
         if name not in self._schemas:
@@ -150,7 +155,7 @@ class _Recording:
 
     def add(self, key: str, episode: Episode, times: list[int]) -> None:
         about = {"key": key, "begin_ns": str(times[0]), "info": json.dumps(asdict(episode.info))}
-        self._writer.add_metadata("understudy", about)
+        self._writer.add_metadata(EPISODE, about)
         columns = episode.columns()
         for row, time_ns in enumerate(times):
             is_step = row < len(episode)
@@ -159,7 +164,7 @@ class _Recording:
                 if part == "observation" or (is_step and (part != "proposal" or episode.has_proposal[row])):
                     self._write(path, time_ns, row, self._message(path, leaf, columns[path][row], time_ns))
             if is_step:
-                self._write("step", time_ns, row, _step_message(episode, row))
+                self._write(STEP, time_ns, row, _step_message(episode, row))
 
     def _message(self, path: str, leaf: ArraySpec, value: Any, time_ns: int) -> bytes:
         if is_camera(leaf):
