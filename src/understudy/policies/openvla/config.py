@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from understudy.policies.protocol import PolicyError
+
+Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +17,9 @@ class OpenVLAConfig:
 
     unnorm_key: str | None = None
     """Name of the data set whose statistics scale the actions. None takes the only one in the checkpoint."""
+    normalization: Normalization | None = None
+    """What is -1 and 1 in actions and proprioception: the 1st and 99th percentile of the data set (bounds_q99) or its
+    lowest and highest number (bounds), as in training. None takes the percentiles where the statistics have them."""
     cameras: tuple[str, ...] | None = None
     """Paths of the camera fields of the observation, in the order of training. None takes the only camera."""
     use_proprio: tuple[str, ...] | None = None
@@ -46,6 +51,7 @@ class OpenVLAConfig:
             ("decoding", ("parallel", "autoregressive")),
             ("attention", ("bidirectional", "causal")),
             ("dtype", ("float32", "bfloat16")),
+            ("normalization", (None, *get_args(Normalization))),
         ):
             if getattr(self, name) not in choices:
                 raise PolicyError(f"{name}: expected {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}")

@@ -66,6 +66,7 @@ class OpenVLAPolicy(TokenPolicy):
             num_bins=self._end_id - self._first_id,
             gripper=config.libero_gripper,
             where=f"norm_stats/{config.unnorm_key}/action",
+            normalization=config.normalization,
         )
         self._prompts = Prompts(checkpoint.directory, bos_id=int(language.bos_token_id or 1))
         self._inputs = OpenVLAInputs(
@@ -308,4 +309,5 @@ def _part(statistics: Mapping[str, Any], name: str, config: OpenVLAConfig) -> Ma
 def _proprio_range(config: OpenVLAConfig, statistics: Mapping[str, Any]) -> Range | None:
     if config.use_proprio is None:
         return None
-    return Range(_part(statistics, "proprio", config), f"norm_stats/{config.unnorm_key}/proprio")
+    where = f"norm_stats/{config.unnorm_key}/proprio"
+    return Range(_part(statistics, "proprio", config), where, config.normalization)

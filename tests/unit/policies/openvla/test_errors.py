@@ -140,7 +140,11 @@ def test_other_models_are_refused(original: Path, tmp_path: Path) -> None:
                 "expected 'resize-naive'",
             ),
             ("preprocessor_config.json", lambda x: x.pop("means"), "expected how images are prepared, got KeyError"),
-            ("dataset_statistics.json", lambda x: x[KEY]["action"].pop("q99"), "expected q01, q99 and mask"),
+            (
+                "dataset_statistics.json",
+                lambda x: x[KEY]["action"].pop("q99"),
+                "expected q01, q99 and perhaps mask, got KeyError",
+            ),
             ("dataset_statistics.json", lambda x: x[KEY].pop("action"), f"norm_stats/{KEY}: expected action"),
         )
     ):
@@ -203,6 +207,7 @@ def test_options_that_make_no_sense() -> None:
         ({"decoding": "beam"}, "decoding: expected 'parallel' or 'autoregressive', got 'beam'"),
         ({"attention": "sparse"}, "attention: expected"),
         ({"dtype": "int8"}, "dtype: expected"),
+        ({"normalization": "normal"}, "normalization: expected None or 'bounds_q99' or 'bounds', got 'normal'"),
         ({"decoding": "autoregressive"}, "goes with block_steps=1 and without use_proprio, got 8"),
         ({"cameras": ("a", "a")}, "cameras: expected different names"),
         ({"use_proprio": ()}, "use_proprio: expected names"),
