@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from understudy.policies.protocol import PolicyError
 
 Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
+Resize: TypeAlias = Literal["processor", "jpeg_lanczos"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +35,9 @@ class OpenVLAConfig:
     """Whether images are cropped to their center, for checkpoints that were fine-tuned with image_aug."""
     mirror: bool = False
     """Whether images are mirrored left to right, as in OpenVLA's LIBERO data."""
+    resize: Resize = "processor"
+    """How images are brought to the size of the checkpoint: as its preprocessor_config.json says (processor), or
+    compressed as JPEG and resized by Lanczos, as in OpenVLA's LIBERO data and evaluations (jpeg_lanczos)."""
     libero_gripper: bool = False
     """Whether the last number, from 0 (closed) to 1 (open), becomes LIBERO's 1 (closed) or -1 (open)."""
     value_head: bool = False
@@ -51,6 +55,7 @@ class OpenVLAConfig:
             ("decoding", ("parallel", "autoregressive")),
             ("attention", ("bidirectional", "causal")),
             ("dtype", ("float32", "bfloat16")),
+            ("resize", get_args(Resize)),
             ("normalization", (None, *get_args(Normalization))),
         ):
             if getattr(self, name) not in choices:

@@ -76,6 +76,7 @@ class OpenVLAPolicy(TokenPolicy):
                 num_towers=len(loading.vision_shapes(checkpoint)),
                 center_crop=config.center_crop,
                 mirror=config.mirror,
+                resize=config.resize,
             ),
             proprio=config.use_proprio or (),
             proprio_range=_proprio_range(config, statistics),

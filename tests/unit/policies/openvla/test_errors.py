@@ -207,6 +207,7 @@ def test_options_that_make_no_sense() -> None:
         ({"decoding": "beam"}, "decoding: expected 'parallel' or 'autoregressive', got 'beam'"),
         ({"attention": "sparse"}, "attention: expected"),
         ({"dtype": "int8"}, "dtype: expected"),
+        ({"resize": "letterbox"}, "resize: expected 'processor' or 'jpeg_lanczos', got 'letterbox'"),
         ({"normalization": "normal"}, "normalization: expected None or 'bounds_q99' or 'bounds', got 'normal'"),
         ({"decoding": "autoregressive"}, "goes with block_steps=1 and without use_proprio, got 8"),
         ({"cameras": ("a", "a")}, "cameras: expected different names"),

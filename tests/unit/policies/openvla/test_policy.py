@@ -22,6 +22,7 @@ from tests.contracts import block_policy as contract
 from tests.docs.pages import DOCS, run_page
 from tests.unit.policies.openvla.make_checkpoint import (
     KEY,
+    PICTURE,
     SPEC,
     instructions,
     make_checkpoint,
@@ -34,6 +35,7 @@ from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.policies import PolicyError, Sampling
 from understudy.policies.config import LoraConfig
 from understudy.policies.openvla import OpenVLAConfig, OpenVLAPolicy
+from understudy.policies.openvla.jpeg_lanczos import compress_and_resize
 from understudy.policies.subprocess import Limits, PolicyFactory
 
 CASES: dict[str, dict[str, Any]] = {
@@ -169,6 +171,15 @@ def test_pictures_are_mirrored_and_cropped_where_asked(directory: Path) -> None:
     two["image"][:, 0] = 255
     inner = [small.tensors(x, said[:1])["images"][:, :, 1:] for x in (one, two)]
     assert torch.equal(inner[0], inner[1])
+
+
+def test_resize_chooses_how_pictures_are_made_smaller(directory: Path) -> None:
+    observation, said = observations(1), instructions(1)
+    plain, published = (load(directory, resize=resize, mirror=True) for resize in ("processor", "jpeg_lanczos"))
+    seen = [policy.tensors(observation, said)["images"][0, 3:6] for policy in (plain, published)]  # from -1 to 1
+    assert not torch.equal(seen[0], seen[1])
+    expected = compress_and_resize(observation["image"][0][:, ::-1], PICTURE).transpose(2, 0, 1)
+    np.testing.assert_allclose(seen[1].numpy(), (expected / 255 - 0.5) / 0.5, atol=1e-6)
 
 
 def spec_of(size: int) -> StepSpec:
