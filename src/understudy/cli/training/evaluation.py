@@ -27,7 +27,7 @@ from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.rlpd import policy_act
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.multi_task_evaluation import evaluate_tasks
-from understudy.training.onpolicy.policy_files import policy_path
+from understudy.training.onpolicy.policy_files import policy_path, run_of
 from understudy.training.runs.evaluate import EvaluationConfig, evaluate
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.run import CONFIG, Run
@@ -54,8 +54,9 @@ def run_evaluation(
     own = is_python_path(policy)
     if not own and not policy.exists():
         raise UnderstudyError(f"{policy}: there is no such run or policy file; check the path")
-    is_run = not own and (Run.is_at(policy) or (policy.is_dir() and not (policy / CONFIG).exists()))
-    run = Run(policy) if is_run else None
+    run = None if own else run_of(policy)
+    if run is None and not own and policy.is_dir() and not (policy / CONFIG).exists():
+        run = Run(policy)  # which says below that it is none
     run_config = None if run is None else run.metadata["config"]
     env = env or (None if run_config is None else run_config["env"])
     if env is None:
@@ -71,7 +72,7 @@ def run_evaluation(
         workers=workers,
         videos=videos,
         run_config=run_config,
-        out=out or (None if run is None else run.path / "evaluations"),
+        out=out or (None if run is None else policy / "evaluations"),
     )
     console = Console(highlight=False)
     check_threads(threads)

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.sides import SidesWorld
 from tests.unit.policies.openvla.make_checkpoint import KEY, make_checkpoint
 from tests.unit.training.onpolicy.making import make_config, save_policy
@@ -203,6 +205,46 @@ def test_evaluations_and_checkpoints_are_as_often_as_asked(tmp_path: Path, polic
     assert any((run.directory.path / "tensorboard").iterdir())
 
 
+def test_policies_are_kept_as_often_as_asked(tmp_path: Path, policy: Path) -> None:
+    """Each is the policy of its iteration, whole and with its adapter, and can be evaluated and trained from."""
+    options: dict[str, Any] = {"lora": {"rank": 2}, "checkpoint_every": 100}
+    run = train(tmp_path / "run", make_config(policy, iterations=5, save_policy_every=2, **options))
+    kept = sorted((run.directory.path / "policies").iterdir())
+    assert [path.name for path in kept] == ["iteration-000002", "iteration-000004"]
+    short = train(tmp_path / "short", make_config(policy, iterations=2, **options))
+    assert not (short.directory.path / "policies").exists()
+    found = [
+        digest_of_arrays(VLAPolicy.load(path / "policy.safetensors").parameters())
+        for path in (*kept, short.directory.path, run.directory.path)
+    ]
+    assert found[0] == found[2]
+    assert len(set(found)) == 3
+    adapters = [load_file(path / "adapter" / "adapter_model.safetensors") for path in (kept[0], short.directory.path)]
+    assert adapters[0].keys() == adapters[1].keys()
+    assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert main(["evaluate", str(kept[0]), "--episodes", "2", "--workers", "1"]) == 0
+    assert (kept[0] / "evaluations" / "evaluation.json").exists()
+    further = train(tmp_path / "further", make_config(kept[0], iterations=1))
+    assert lines(further, "train")
+
+
+def test_a_policy_that_was_kept_before_a_kill_is_kept_again(tmp_path: Path, policy: Path) -> None:
+    """The run is resumed from an earlier checkpoint and replaces what it had kept, or half of it."""
+    config = make_config(policy, iterations=3, save_policy_every=3, checkpoint_every=2)
+    kept = tmp_path / "run" / "policies" / "iteration-000003"
+    with OnPolicyRun(Run.create(tmp_path / "run", "grpo", config)) as run:
+        for _ in range(2):
+            run.iterate()
+        run._save()
+    for directory in (kept, kept.with_name(".iteration-000003.new")):
+        directory.mkdir(parents=True)
+        (directory / "policy.safetensors").write_bytes(b"half")
+    with OnPolicyRun(Run(tmp_path / "run")) as run:
+        run.run()
+    assert digest_of_arrays(VLAPolicy.load(kept / "policy.safetensors").parameters()) == weights(run)
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
 def test_the_reference_is_the_policy_that_it_began_with(tmp_path: Path, policy: Path) -> None:
     config = make_config(policy, algorithm={"kl_in": "loss", "kl_coef": 1.0}, iterations=3)
     run = train(tmp_path / "run", config)
@@ -242,6 +284,7 @@ def test_it_acts_in_the_precision_that_it_is_trained_in(tmp_path: Path, policy: 
     [
         ({"iterations": 0}, "iterations: expected a number from 1"),
         ({"seed": -1}, "seed: expected 0 or more"),
+        ({"save_policy_every": 0}, "save_policy_every: expected a number from 1, or None, got 0"),
         ({"workers": {"num_parallel_envs": 0}}, "num_parallel_envs: expected a number from 1"),
     ],
 )
@@ -356,6 +399,7 @@ def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> N
         engine={"learning_rate": 1e-3},
         algorithm={"kl_in": "loss"},
         evaluation={"episodes": 2},
+        save_policy_every=1,
     )
     run = train(tmp_path / "run", config)
     losses = [line["loss"] for line in lines(run, "train")]
@@ -372,6 +416,12 @@ def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> N
         for one in (merged, run.policy)
     ]
     assert found[0] == pytest.approx(found[1], abs=1e-4)
+    kept = [run.directory.path / "policies" / f"iteration-00000{number}" for number in (1, 2)]
+    assert sorted(path.name for path in kept[0].iterdir()) == ["adapter", "policy"]
+    changed = "language_model.model.layers.0.mlp.up_proj.weight"
+    one, two, last = (load_file(path / "policy" / "model.safetensors")[changed] for path in (*kept, run.directory.path))
+    assert torch.equal(two, last)
+    assert not torch.equal(one, last)
     assert main(["evaluate", str(run.directory.path), "--episodes", "2", "--workers", "1", "--split", "all"]) == 0
     said = json.loads((run.directory.path / "evaluations" / "evaluation.json").read_text())["score"]
     assert said["meaning"].startswith("benchmark: all starts")
