@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -10,6 +11,8 @@ from understudy.policies.protocol import PolicyError
 
 Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
 Resize: TypeAlias = Literal["processor", "jpeg_lanczos"]
+
+L1_SCALE = 0.05  # of numbers from -1 to 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,9 @@ class OpenVLAConfig:
     """Whether the last number, from 0 (closed) to 1 (open), becomes LIBERO's 1 (closed) or -1 (open)."""
     value_head: bool = False
     """Whether a linear value head is added on the token before the actions, which PPO needs."""
+    l1_scale: float = L1_SCALE
+    """First scale of the Laplace distribution around what an L1 head predicts, for numbers from -1 to 1; it is trained,
+    and a checkpoint that has a trained one keeps it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     act_rows: int = 1
@@ -51,6 +57,8 @@ class OpenVLAConfig:
         for name in ("block_steps", "act_rows"):
             if getattr(self, name) < 1:
                 raise PolicyError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        if not 0 < self.l1_scale < math.inf:
+            raise PolicyError(f"l1_scale: expected more than 0, got {self.l1_scale}")
         for name, choices in (
             ("decoding", ("parallel", "autoregressive")),
             ("attention", ("bidirectional", "causal")),

@@ -95,7 +95,11 @@ class ActionTokens:
 
     def action(self, bins: Array) -> Tree:
         """The action tree [..., ] of bins [..., D], within the world's bounds."""
-        values = self.range.from_unit(self._centres[np.minimum(bins, len(self._centres) - 1)])
+        return self.of_unit(self._centres[np.minimum(bins, len(self._centres) - 1)])
+
+    def of_unit(self, unit: Array) -> Tree:
+        """The action tree [..., ] of numbers [..., D] that are mostly from -1 to 1, within the world's bounds."""
+        values = self.range.from_unit(unit)
         if self._gripper:
             values[..., -1] = np.where(values[..., -1] > 0.5, -1.0, 1.0)
         flat, at = {}, 0
@@ -108,6 +112,11 @@ class ActionTokens:
 
     def bins(self, action: Tree) -> Array:
         """The bins [..., D] (int32) nearest to an action tree [..., ], for learning from demonstrations."""
+        found = np.digitize(self.unit(action), self._edges) - 1
+        return np.asarray(np.clip(found, 0, self.num_bins - 1), np.int32)
+
+    def unit(self, action: Tree) -> Array:
+        """The numbers [..., D] from -1 to 1 of an action tree [..., ]."""
         flat = trees.flatten(action)
         parts = []
         for path, leaf in self._spec.leaves():
@@ -117,8 +126,7 @@ class ActionTokens:
         values = np.concatenate(parts, axis=-1)
         if self._gripper:
             values[..., -1] = np.where(values[..., -1] > 0, 0.0, 1.0)
-        found = np.digitize(self.range.to_unit(values), self._edges) - 1
-        return np.asarray(np.clip(found, 0, self.num_bins - 1), np.int32)
+        return self.range.to_unit(values)
 
 
 def statistics_of(statistics: Mapping[str, Any], unnorm_key: str | None) -> tuple[str, Mapping[str, Any]]:

@@ -16,6 +16,7 @@ from understudy.core import ArraySpec, Spec, StepSpec
 PICTURE, PATCH = 16, 8  # 4 patches
 DINO, SIGLIP, HIDDEN = 32, 48, 32
 VOCABULARY, PADDING, BINS = 320, 64, 256
+L1_WIDTH = 24  # of an L1 head
 KEY = "libero_spatial_no_noops"
 WORDS = (
     "In",
@@ -186,7 +187,12 @@ def random_weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def make_checkpoint(
-    directory: Path, *, seed: int = 0, proprio: bool = False, dtype: torch.dtype = torch.float32
+    directory: Path,
+    *,
+    seed: int = 0,
+    proprio: bool = False,
+    l1_head: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Write it; two shards and an index, as the large ones have."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -214,7 +220,29 @@ def make_checkpoint(
         }
         state = {f"module.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
         torch.save(state, directory / "proprio_projector--150000_checkpoint.pt")
+    if l1_head:
+        torch.save(l1_head_weights(seed), directory / "action_head--150000_checkpoint.pt")
     return directory
+
+
+def l1_head_weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Of OpenVLA-OFT's L1 head, by the names that it has in DDP."""
+    generator = torch.Generator().manual_seed(seed + 2)
+    shapes: dict[str, tuple[int, ...]] = {
+        "layer_norm1.weight": (7 * HIDDEN,),
+        "fc1.weight": (L1_WIDTH, 7 * HIDDEN),
+        "layer_norm2.weight": (L1_WIDTH,),
+        "fc2.weight": (7, L1_WIDTH),
+    }
+    for n in range(2):
+        shapes |= {f"mlp_resnet_blocks.{n}.ffn.0.weight": (L1_WIDTH,)}
+        shapes |= {f"mlp_resnet_blocks.{n}.ffn.1.weight": (L1_WIDTH, L1_WIDTH)}
+    weights = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator)
+        weights[name] = 1 + 0.1 * drawn if len(shape) == 1 else drawn / shape[-1] ** 0.5
+        weights[name.replace("weight", "bias")] = 0.1 * torch.randn(shape[:1], generator=generator)
+    return {f"module.model.{name}": weight for name, weight in weights.items()}
 
 
 def make_tokenizer() -> Tokenizer:

@@ -154,10 +154,10 @@ def test_other_models_are_refused(original: Path, tmp_path: Path) -> None:
             load(directory)
 
 
-@pytest.mark.parametrize("name", ["action_head--150000_checkpoint.pt", "vision_backbone--5_checkpoint.pt"])
-def test_policies_without_tokens_are_refused(directory: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["noisy_action_projector--5_checkpoint.pt", "vision_backbone--5_checkpoint.pt"])
+def test_diffusion_and_film_are_refused(directory: Path, name: str) -> None:
     (directory / name).write_bytes(b"")
-    with pytest.raises(PolicyError, match="take a checkpoint that was trained on action tokens"):
+    with pytest.raises(PolicyError, match="trained on action tokens or with an L1 head, without FiLM"):
         load(directory)
 
 
@@ -212,6 +212,7 @@ def test_options_that_make_no_sense() -> None:
         ({"decoding": "autoregressive"}, "goes with block_steps=1 and without use_proprio, got 8"),
         ({"cameras": ("a", "a")}, "cameras: expected different names"),
         ({"use_proprio": ()}, "use_proprio: expected names"),
+        ({"l1_scale": 0.0}, "l1_scale: expected more than 0, got 0.0"),
     ):
         with pytest.raises(PolicyError, match=message):
             OpenVLAConfig(**options)  # type: ignore[arg-type]

@@ -427,6 +427,30 @@ def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> N
     assert said["meaning"].startswith("benchmark: all starts")
 
 
+def test_a_checkpoint_with_an_l1_head_is_trained(tmp_path: Path) -> None:
+    """Numbers instead of tokens are drawn, stored and learned from; every ratio begins at one."""
+    make_checkpoint(tmp_path / "openvla", l1_head=True)
+    config = make_config(
+        tmp_path / "openvla",
+        env="tests.sides:SidesWorld?numbers=7",
+        iterations=1,
+        openvla={"unnorm_key": KEY, "block_steps": 3, "l1_scale": 1.0},
+        lora={"rank": 2},
+        algorithm={"ppo_epochs": 1, "ppo_mini_batch_size": 1000},
+        evaluation={"episodes": 2},
+    )
+    run = train(tmp_path / "run", config)
+    (line,) = lines(run, "train")
+    assert line["ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert line["gradient"] > 0
+    assert line["entropy"] == pytest.approx(1 + np.log(2.0), abs=1e-4)
+    scale = load_file(run.directory.path / "policy" / "scale_head.safetensors")
+    assert abs(scale["bias"].item()) > 1e-6  # it began as the log of 1
+    with Reader(run.directory.store) as reader:
+        episode = reader.read(next(iter(reader.episodes())).id)
+    assert episode.extras["replay"]["numbers"].shape[1:] == (3, 7)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
