@@ -339,6 +339,27 @@ def test_every_option_of_evaluate_changes_something(tmp_path: Path, usual: OnPol
     assert len(score("--videos", "2")["videos"]) == 2
 
 
+def test_evaluate_takes_a_checkpoint_of_openvla_with_its_options(
+    tmp_path: Path, usual: OnPolicyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_checkpoint(tmp_path / "openvla")
+    words = ["evaluate", str(tmp_path / "openvla"), "--env", "tests.sides:SidesWorld?numbers=7&max_steps=4"]
+    words += ["--episodes", "4", "--workers", "1", "--sampled", "--openvla.unnorm-key", KEY]
+    scores = []
+    for normalization in ("bounds_q99", "bounds"):
+        out = tmp_path / normalization
+        assert main([*words, "--openvla.normalization", normalization, "--out", str(out)]) == 0
+        scores.append(json.loads((out / "evaluation.json").read_text()))
+    assert scores[0]["fingerprint"]["parameters"] == scores[1]["fingerprint"]["parameters"]
+    assert scores[0]["fingerprint"]["config"] != scores[1]["fingerprint"]["config"]
+    lengths = [[trial["num_steps"] for trial in one["score"]["episode_results"]] for one in scores]
+    assert lengths[0] == [4, 4, 4, 4]  # percentiles of 0.1 do not get there in four steps, bounds of 9 may
+    assert lengths[1] != lengths[0]
+    capsys.readouterr()
+    assert main(["evaluate", str(usual.directory.path), "--openvla.mirror"]) == 1
+    assert "is no OpenVLA checkpoint, or a run with options of its own; omit it" in capsys.readouterr().err
+
+
 def test_evaluate_ends_episodes_where_the_run_ends_them(tmp_path: Path, policy: Path) -> None:
     run = train(tmp_path / "run", make_config(policy, iterations=1, max_steps=2))
     assert main(["evaluate", str(run.directory.path), "--sampled", "--episodes", "4", "--workers", "1"]) == 0
