@@ -7,7 +7,7 @@
 | preprocessor_config.json | how images are prepared |
 | tokenizer.json | how text becomes tokens |
 | model.safetensors, or shards and model.safetensors.index.json | weights |
-| proprio_projector--*_checkpoint.pt, action_head--*_checkpoint.pt | OpenVLA-OFT's, read as tensors and nothing else |
+| proprio_projector--*.pt, action_head--*.pt, vision_backbone--*.pt | OpenVLA-OFT's, read as tensors and nothing else |
 | value_head.safetensors, scale_head.safetensors | ours, where there are any |
 """
 
@@ -28,11 +28,11 @@ from understudy.policies.protocol import PolicyError
 
 VALUE_HEAD, SCALE_HEAD = "value_head", "scale_head"  # files in safetensors
 PROPRIO, ACTION_HEAD = "proprio_projector", "action_head"  # files NAME--*.pt, or weights NAME.*
+FILM = "vision_backbone"  # files NAME--*.pt
 INDEX_FILE = "model.safetensors.index.json"
 # What OpenVLA-OFT saves beside the weights of policies that are not supported.
 _OTHER_PARTS = {
     "noisy_action_projector--": "denoises its actions, so that they have no log-probs",
-    "vision_backbone--": "mixes language into its vision (FiLM)",
 }
 
 
@@ -65,7 +65,7 @@ class Checkpoint:
             if any(directory.glob(f"{prefix}*")):
                 raise PolicyError(
                     f"{directory}: there is a file {prefix}...: this policy {why}; take a checkpoint that was trained "
-                    f"on action tokens or with an L1 head, without FiLM"
+                    f"on action tokens or with an L1 head"
                 )
         statistics = dict(config.get("norm_stats") or {})
         if (directory / "dataset_statistics.json").exists():
@@ -99,12 +99,21 @@ class Checkpoint:
         inside = any(name.startswith(f"{ACTION_HEAD}.") for name in self.shapes)
         return inside or any(self.directory.glob(f"{ACTION_HEAD}--*.pt"))
 
+    @property
+    def has_film(self) -> bool:
+        """Whether language is mixed into its vision."""
+        return bool(self.part_files(FILM))
+
     def part(self, name: str, needed_for: str) -> dict[str, Tensor]:
         """The weights of PROPRIO or ACTION_HEAD, from the checkpoint's own or from the file that OpenVLA-OFT writes."""
         prefix = f"{name}."
         inside = dict(self.weights({one for one in self.shapes if one.startswith(prefix)}))
         if inside:
             return {one.removeprefix(prefix): weight for one, weight in inside.items()}
+        return self.read_part(name, needed_for)
+
+    def read_part(self, name: str, needed_for: str) -> dict[str, Tensor]:
+        """The tensors of the one file that OpenVLA-OFT writes of a part."""
         found = self.part_files(name)
         if len(found) != 1:
             raise PolicyError(

@@ -16,8 +16,10 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from understudy.durable import files
+from understudy.policies.openvla import film
 from understudy.policies.openvla.checkpoint import (
     ACTION_HEAD,
+    FILM,
     INDEX_FILE,
     PROPRIO,
     SCALE_HEAD,
@@ -86,6 +88,7 @@ def build(
             proprio_size=proprio_size,
             value_head=config.value_head,
             l1_head=None if l1_head is None else l1_head_shape(l1_head),
+            film=checkpoint.has_film,
         )
     wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     extras: dict[str, Tensor] = {}
@@ -97,6 +100,10 @@ def build(
         fresh = _constant(language.hidden_size, math.log(config.l1_scale))
         extras |= _named(ACTION_HEAD, l1_head) | _named(SCALE_HEAD, checkpoint.head(SCALE_HEAD) or fresh)
     there = {name: shape for name, shape in checkpoint.shapes.items() if not name.startswith(_BESIDE)}
+    if checkpoint.has_film:  # its file has the whole of the vision
+        there = {name: shape for name, shape in there.items() if not name.startswith(f"{FILM}.")}
+        seen = film.read(checkpoint.read_part(FILM, FILM))
+        extras |= {name: weight for name, weight in seen.items() if not is_unused(name, vision)}
     there |= {name: tuple(weight.shape) for name, weight in extras.items()}
     _check_names(wanted, {name: shape for name, shape in there.items() if not is_unused(name, vision)})
     dtype = getattr(torch, config.dtype)
@@ -161,7 +168,12 @@ def write(directory: str | Path, checkpoint: Checkpoint, state: Mapping[str, Ten
                 torch.save(part, new / (found[0].name if found else f"{name}--latest_checkpoint.pt"))
             for file in () if part else found:  # a part that is not used
                 shutil.copy2(file, new / file.name)
-    _write_shards(new, checkpoint, {name: w for name, w in state.items() if not name.startswith(_BESIDE)}, dtype)
+    beside = _BESIDE
+    if checkpoint.has_film:
+        (file,) = checkpoint.part_files(FILM)
+        torch.save(film.write(checkpoint.read_part(FILM, FILM), state, dtype), new / file.name)
+        beside = (*_BESIDE, f"{FILM}.")  # in the shards they stay as they are, since nobody reads them
+    _write_shards(new, checkpoint, {name: w for name, w in state.items() if not name.startswith(beside)}, dtype)
     if directory.exists():
         directory.rmdir()
     files.move_durably(new, directory)

@@ -43,10 +43,11 @@ class OpenVLANetwork(nn.Module):
         proprio_size: int | None,
         value_head: bool,
         l1_head: L1HeadShape | None = None,
+        film: bool = False,
     ):
         """`action_ids` are the first token id of the bins and the one behind the last; the highest id is bin 0."""
         super().__init__()
-        self.vision_backbone = _VisionBackbone(vision)
+        self.vision_backbone = _VisionBackbone(vision, language.hidden_size if film else None)
         self.projector = _Projector(sum(shape.width for shape in vision), language.hidden_size, fused=len(vision) > 1)
         llama: Any = LlamaForCausalLM
         self.language_model = llama(language)
@@ -64,11 +65,12 @@ class OpenVLANetwork(nn.Module):
         """
         ids, at, images = tensors["ids"], tensors["at"], tensors.get("images")
         embedded = self.language_model.model.embed_tokens(ids)
+        told = self._language(embedded, tensors) if self.vision_backbone.film else None
         if "empty" in tensors:
             embedded = embedded.masked_fill(tensors["empty"][..., None], 0.0)
         visible = None
         if images is not None:
-            seen = self.projector(self.vision_backbone(images.to(self.projector.fc1.weight.dtype)))
+            seen = self.projector(self.vision_backbone(images.to(self.projector.fc1.weight.dtype), told))
             if self.proprio_projector is not None:
                 felt = self.proprio_projector(tensors["proprio"].to(seen.dtype))
                 seen = torch.cat([seen, felt[:, None]], dim=1)
@@ -86,6 +88,12 @@ class OpenVLANetwork(nn.Module):
         first, end = self._action_ids
         return self.language_model.lm_head(chosen)[..., first:end].float().flip(-1), value
 
+    @staticmethod
+    def _language(embedded: Tensor, tensors: Tensors) -> Tensor:
+        """For FiLM: the mean of the embeddings [B, width] of the prompt and of the end of the text."""
+        counts = (tensors["is_token"] & ~tensors["empty"])[..., None].to(embedded.dtype)
+        return (embedded * counts).sum(dim=1) / counts.sum(dim=1)
+
     def _visible(self, is_token: Tensor) -> Tensor:
         """Which token sees which [B, 1, S, S]; given always, because transformers takes a missing mask for causal."""
         batch, length = is_token.shape
@@ -96,18 +104,19 @@ class OpenVLANetwork(nn.Module):
 class _VisionBackbone(nn.Module):
     """Every image through each transformer; features side by side, images one after another."""
 
-    def __init__(self, shapes: Sequence[VitShape]):
+    def __init__(self, shapes: Sequence[VitShape], language_width: int | None):
         super().__init__()
-        self.featurizer = Vit(shapes[0])
-        self.fused_featurizer = Vit(shapes[1]) if len(shapes) > 1 else None
+        self.film = language_width is not None
+        self.featurizer = Vit(shapes[0], language_width)
+        self.fused_featurizer = Vit(shapes[1], language_width) if len(shapes) > 1 else None
 
-    def forward(self, images: Tensor) -> Tensor:
-        """ImagePreprocessor [B, n·k·3, S, S] for n images prepared for k transformers, to [B, n·patches, width]."""
+    def forward(self, images: Tensor, language: Tensor | None = None) -> Tensor:
+        """Images [B, n·k·3, S, S], n of them prepared for k transformers, to [B, n·patches, width]."""
         batch, channels = images.shape[:2]
         towers = [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
         each = images.reshape(batch, channels // (3 * len(towers)), len(towers), 3, *images.shape[2:])
         features = [
-            torch.cat([tower(each[:, image, index]) for index, tower in enumerate(towers)], dim=-1)
+            torch.cat([tower(each[:, image, index], language) for index, tower in enumerate(towers)], dim=-1)
             for image in range(each.shape[1])
         ]
         return torch.cat(features, dim=1)

@@ -104,8 +104,10 @@ class OpenVLAPolicy(TokenPolicy):
         except TypeError as error:
             raise PolicyError(f"options: {error}; see OpenVLAConfig") from None
         checkpoint = Checkpoint.open(path)
-        if checkpoint.has_action_head and config.decoding != "parallel":
-            raise PolicyError(f"decoding: {path} has an L1 head, which decodes in parallel, got {config.decoding!r}")
+        if (checkpoint.has_action_head or checkpoint.has_film) and config.decoding != "parallel":
+            raise PolicyError(
+                f"decoding: {path} has an L1 head or FiLM, which decode in parallel, got {config.decoding!r}"
+            )
         if not checkpoint.has_action_head and config.l1_scale != L1_SCALE:
             raise PolicyError(f"l1_scale: {path} has no L1 head, so that it would have no effect; leave it out")
         unnorm_key, statistics = statistics_of(checkpoint.statistics, config.unnorm_key)
