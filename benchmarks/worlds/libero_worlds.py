@@ -35,8 +35,8 @@ class Ours(LiberoWorld):
 
     num_built = 0
 
-    def __init__(self, suite: str, tasks: Sequence[str] | None = None):
-        super().__init__(suite, tasks)
+    def __init__(self, suite: str, tasks: Sequence[str] | None = None, **options: Any):
+        super().__init__(suite, tasks, **options)
         assert isinstance(self.step_spec.observation.tree, dict)
         fields = {**self.step_spec.observation.tree, **MEASURED}
         self.step_spec = StepSpec(observation=Spec(fields), action=self.step_spec.action)
@@ -71,8 +71,8 @@ class Stock(Ours):
 
     env: Any = None
 
-    def __init__(self, suite: str, tasks: Sequence[str] | None = None, cameras: bool = True):
-        super().__init__(suite, tasks)
+    def __init__(self, suite: str, tasks: Sequence[str] | None = None, cameras: bool = True, **options: Any):
+        super().__init__(suite, tasks, **options)
         self._with_cameras = cameras
 
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
@@ -80,7 +80,9 @@ class Stock(Ours):
         libero = importlib.import_module("libero.libero.envs.env_wrapper")
         file = str(self._bddl_files[task.name])
         if self._with_cameras:
-            self.env = libero.OffScreenRenderEnv(bddl_file_name=file, camera_heights=128, camera_widths=128)
+            self.env = libero.OffScreenRenderEnv(
+                bddl_file_name=file, camera_heights=self._size, camera_widths=self._size
+            )
         else:
             self.env = libero.ControlEnv(bddl_file_name=file, use_camera_obs=False, has_offscreen_renderer=False)
         self.num_built += 1
@@ -97,12 +99,20 @@ class Stock(Ours):
         return float(reward), bool(success), False, {"success": bool(success)}
 
     def observe(self) -> Tree:
-        black = np.zeros((128, 128, 3), np.uint8)
+        black = np.zeros((self._size, self._size, 3), np.uint8)
         theirs = {"agentview": "agentview_image", "wrist": "robot0_eye_in_hand_image"}
-        parts = ("joint_pos", "eef_pos", "eef_quat", "gripper_qpos")
         seen = {ours: self.seen.get(name, black)[::-1].copy() for ours, name in theirs.items()}
-        seen["state"] = np.concatenate([self.seen[f"robot0_{part}"] for part in parts]).astype(np.float32)
+        seen["state"] = self._arm().astype(np.float32)
         return self._measured(seen, np.concatenate([self.env.sim.data.qpos, self.env.sim.data.qvel]))
+
+    def _arm(self) -> np.ndarray:
+        joints, position, quaternion, fingers = (
+            self.seen[f"robot0_{part}"] for part in ("joint_pos", "eef_pos", "eef_quat", "gripper_qpos")
+        )
+        if len(self.state_names) == 16:
+            return np.concatenate([joints, position, quaternion, fingers])
+        turn = importlib.import_module("robosuite.utils.transform_utils").quat2axisangle(quaternion.copy())
+        return np.concatenate([position, turn, fingers])
 
     def close(self) -> None:
         if self.env is not None:

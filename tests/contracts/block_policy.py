@@ -27,13 +27,16 @@ def numbers(value: Any) -> Any:
     return value.detach().numpy() if hasattr(value, "detach") else value
 
 
-def check_shapes(policy: BlockPolicy, observation: Any, said: Sequence[str], action: Spec) -> None:
+def check_shapes(
+    policy: BlockPolicy, observation: Any, said: Sequence[str], action: Spec, *, density: bool = False
+) -> None:
+    """`density`: log-probs are those of a density, which may be more than 1."""
     num, steps = len(said), policy.block_steps
     acted = policy.act(observation, said, rngs=rngs(num), sampling=SAMPLED)
     assert acted.version == policy.version
     assert acted.log_prob.shape == (num, steps, policy.log_prob_size)
     assert acted.log_prob.dtype == np.float32
-    assert (acted.log_prob <= 0).all()
+    assert density or (acted.log_prob <= 0).all()
     assert np.isfinite(acted.log_prob).all()
     for row in range(num):
         policy.replay_spec.check({name: array[row] for name, array in acted.replay.items()}, "replay")
@@ -45,14 +48,16 @@ def check_shapes(policy: BlockPolicy, observation: Any, said: Sequence[str], act
         assert acted.value.dtype == np.float32
 
 
-def check_evaluate_finds_what_act_recorded(policy: BlockPolicy, observation: Any, said: Sequence[str]) -> None:
+def check_evaluate_finds_what_act_recorded(
+    policy: BlockPolicy, observation: Any, said: Sequence[str], *, density: bool = False
+) -> None:
     for sampling in (SAMPLED, HOT, GREEDY):
         acted = policy.act(observation, said, rngs=rngs(len(said)), sampling=sampling)
         evaluated = policy.evaluate(observation, said, acted.replay, sampling=sampling)
         np.testing.assert_allclose(numbers(evaluated.log_prob), acted.log_prob, rtol=0, atol=3e-5)
         entropy = numbers(evaluated.entropy)
         assert entropy.shape == acted.log_prob.shape
-        assert (entropy > 0).all()
+        assert density or (entropy > 0).all()
         if policy.has_value:
             np.testing.assert_allclose(numbers(evaluated.value), acted.value, rtol=0, atol=3e-5)
         else:
@@ -96,9 +101,11 @@ def check_words_matter(policy: BlockPolicy, observation: Any, said: Sequence[str
     assert np.abs(numbers(told.log_prob) - acted.log_prob).max() > 1e-3
 
 
-def check_all(policy: BlockPolicy, observation: Any, said: Sequence[str], action: Spec, other: str) -> None:
-    check_shapes(policy, observation, said, action)
-    check_evaluate_finds_what_act_recorded(policy, observation, said)
+def check_all(
+    policy: BlockPolicy, observation: Any, said: Sequence[str], action: Spec, other: str, *, density: bool = False
+) -> None:
+    check_shapes(policy, observation, said, action, density=density)
+    check_evaluate_finds_what_act_recorded(policy, observation, said, density=density)
     check_rows_are_alone(policy, observation, said)
     check_chance(policy, observation, said)
     check_words_matter(policy, observation, said, other)

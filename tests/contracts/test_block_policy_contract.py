@@ -35,6 +35,11 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoint.make_checkpoint(tmp_path_factory.mktemp("openvla") / "checkpoint", proprio=True)
 
 
+@pytest.fixture(scope="module")
+def l1_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return checkpoint.make_checkpoint(tmp_path_factory.mktemp("l1") / "checkpoint", proprio=True, l1_head=True)
+
+
 @contextmanager
 def opened(name: str, directory: Path) -> Iterator[Case]:
     kind, _, case = name.partition(": ")
@@ -60,3 +65,13 @@ NAMES += ["subprocess: plain", "subprocess: value head"]
 def test_every_block_policy_keeps_the_contract(name: str, directory: Path) -> None:
     with opened(name, directory) as case:
         contract.check_all(*case)
+
+
+@pytest.mark.parametrize("case", ["parallel", "two cameras, proprioception, value", "causal"])
+def test_a_policy_with_an_l1_head_keeps_the_contract(case: str, l1_directory: Path) -> None:
+    """With a scale of 0.3, by which differences of rounding are divided."""
+    options = {**openvla.CASES[case], "l1_scale": 0.3}
+    policy = openvla.with_random_value_head(openvla.load(l1_directory, **options))
+    num = openvla.NUM
+    words, seen = checkpoint.instructions(num), checkpoint.observations(num)
+    contract.check_all(policy, seen, words, checkpoint.SPEC.action, "put it on the plate", density=True)

@@ -38,10 +38,14 @@ def flat_weights(path: Path) -> dict[str, np.ndarray]:
     return trees.flatten(VLAPolicy.load(path / "policy.safetensors").parameters())
 
 
-def assert_same(one: Path, other: Path) -> None:
+def assert_same_weights(one: Path, other: Path) -> None:
     mine, theirs = flat_weights(one), flat_weights(other)
     apart = max(float(np.abs(mine[name] - theirs[name]).max()) for name in mine)
     assert apart < WEIGHT_TOLERANCE, f"{one} and {other} differ by {apart}"
+
+
+def assert_same(one: Path, other: Path) -> None:
+    assert_same_weights(one, other)
     assert outcomes(one) == outcomes(other)
     assert losses(one) == pytest.approx(losses(other), abs=LOSS_TOLERANCE)
 
@@ -73,6 +77,7 @@ def test_any_number_of_ranks_comes_to_the_weights_of_one(place: Path, tasks: lis
         train(place, size, tasks)
         for number in tasks:
             assert_same(place / f"{number}-1", place / f"{number}-{size}")
+            assert_same_weights(*(place / f"{number}-{n}" / "policies" / "iteration-000002" for n in (1, size)))
             assert_groups_are_whole(place / f"{number}-{size}")
             assert_all_ranks_work(place / f"{number}-{size}", size)
 

@@ -29,11 +29,11 @@ from understudy.policies.protocol import PolicyError
 ADAPTER = "default"  # peft's name for the only one
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
-VALUE_HEADS = ("value_head", "value")  # names of value heads, which are trained whole
-_HEADS = ("lm_head", *VALUE_HEADS)  # linear layers that `all-linear` leaves alone
+WHOLE_HEADS = ("value_head", "value", "scale_head")  # small heads that are new, and therefore trained whole
+_HEADS = ("lm_head", *WHOLE_HEADS)  # linear layers that `all-linear` leaves alone
 
 
-def add_lora(module: nn.Module, config: LoraConfig, *, seed: int = 0, keep: tuple[str, ...] = VALUE_HEADS) -> None:
+def add_lora(module: nn.Module, config: LoraConfig, *, seed: int = 0, keep: tuple[str, ...] = WHOLE_HEADS) -> None:
     """Give the module an adapter that changes nothing yet; it and the parts named in `keep` are all that trains."""
     peft = _peft()
     if has_lora(module):
@@ -86,7 +86,7 @@ def save_adapter(module: nn.Module, directory: str | Path, weights: Mapping[str,
     policy_file.replace(weighed, to_bytes(state, metadata={"format": "pt"}))
 
 
-def load_adapter(module: nn.Module, directory: str | Path, *, keep: tuple[str, ...] = VALUE_HEADS) -> None:
+def load_adapter(module: nn.Module, directory: str | Path, *, keep: tuple[str, ...] = WHOLE_HEADS) -> None:
     """Fill the module's adapter from peft's files; a module without one gets it first."""
     peft = _peft()
     for name in (CONFIG_FILE, WEIGHTS_FILE):

@@ -311,8 +311,10 @@ def test_a_sharded_module_trains_as_a_whole_one(directory: Path, tmp_path: Path)
 
 
 @pytest.mark.nightly  # test_ranks.py trains on two ranks in every run
-def test_two_ranks_train_as_one(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("parts", [{}, {"l1_head": True}, {"film": True}])
+def test_two_ranks_train_as_one(parts: dict[str, bool], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """FSDP2 over two processes, half of the rows each, by the engine that trains large policies."""
+    directory = make_checkpoint(tmp_path / "checkpoint", **parts)  # type: ignore[arg-type]
     monkeypatch.chdir(Path(__file__).parents[3])
     ranks_process.update(directory, tmp_path / "one.npz", "none", single_rank())
     function = "tests.unit.policies.openvla.ranks_process:rank"

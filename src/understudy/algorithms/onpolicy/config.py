@@ -44,13 +44,15 @@ class PolicyGradientConfig:
     ppo_epochs: int = 2
     """Number of passes over a batch."""
     ppo_mini_batch_size: int = 128
-    """Largest number of blocks in one optimizer step, over all ranks."""
+    """Largest number of blocks, or of episodes (see mini_batch_unit), in one optimizer step, over all ranks."""
+    mini_batch_unit: Literal["blocks", "episodes"] = "blocks"
+    """What ppo_mini_batch_size counts: blocks of actions, or whole episodes with all their blocks."""
     ppo_micro_batch_size: int | None = 32
     """Largest number of blocks in one backward pass of a rank. None lets max_tokens decide."""
     max_tokens: int | None = None
     """Largest number of tokens in one backward pass of a rank. None lets ppo_micro_batch_size decide."""
     shuffle: bool = True
-    """Whether the blocks of a batch are shuffled for each pass."""
+    """Whether the blocks or episodes of a batch are shuffled for each pass."""
     entropy_coeff: float = 0.0
     """Weight of the entropy bonus in the loss, per nat."""
     value_coef: float = 0.5

@@ -51,6 +51,16 @@ def mini_batches(num_rows: int, size: int, epochs: int, *, shuffle: bool, seed: 
     return found
 
 
+def whole_episodes(episode: Array, size: int, epochs: int, *, shuffle: bool, seed: int) -> list[Array]:
+    """The rows of each mini batch, as `mini_batches` has them, but `size` counts episodes, and none is cut in two.
+
+    `episode` [N] says which episode each row is of; an episode's rows stand one after another.
+    """
+    of_episode = np.split(np.arange(len(episode)), np.flatnonzero(np.diff(episode)) + 1)
+    chosen = mini_batches(len(of_episode), size, epochs, shuffle=shuffle, seed=seed)
+    return [np.concatenate([of_episode[number] for number in one]) for one in chosen]
+
+
 def split(rows: Array, rank: int, world_size: int) -> tuple[Array, Array]:
     """The rows of a rank, and which of them are padding (bool), equally many on all ranks.
 

@@ -96,6 +96,7 @@ class PolicyGradient:
             old_log_prob=batch.log_prob,
             reference_log_prob=reference_log_prob if self.config.kl_in == "loss" else None,
             executed=batch.executed,
+            episode=batch.episode,
             episode_steps=np.bincount(batch.episode, steps)[batch.episode].astype(np.int64),
             kl_coef=kl_coef,
             metrics=metrics,
@@ -142,10 +143,13 @@ class PolicyGradient:
     def mini_batches(self, prepared: PreparedBatch, *, seed: int) -> list[MiniBatch]:
         """Over all epochs, in order; each is one step of the optimizer."""
         config = self.config
+        size, epochs = config.ppo_mini_batch_size, config.ppo_epochs
+        if config.mini_batch_unit == "episodes":
+            rows = minibatches.whole_episodes(prepared.episode, size, epochs, shuffle=config.shuffle, seed=seed)
+        else:
+            rows = minibatches.mini_batches(len(prepared), size, epochs, shuffle=config.shuffle, seed=seed)
         found = []
-        for chosen in minibatches.mini_batches(
-            len(prepared), config.ppo_mini_batch_size, config.ppo_epochs, shuffle=config.shuffle, seed=seed
-        ):
+        for chosen in rows:
             weight = ppo.weights(
                 prepared.executed[chosen],
                 prepared.episode_steps[chosen],

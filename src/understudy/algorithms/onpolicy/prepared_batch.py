@@ -26,6 +26,7 @@ class PreparedBatch:
     old_log_prob: Array  # [N, H, D] float32, as recorded
     reference_log_prob: Array | None  # [N, H, D] float32, where the loss needs it
     executed: Array  # [N, H] bool
+    episode: Array  # [N] int64: which episode each block is of, in order
     episode_steps: Array  # [N] int64: how many steps the episode of each block has
     kl_coef: float  # the cost of KL divergence in this batch
     metrics: dict[str, float]

@@ -8,6 +8,9 @@ from typing import Annotated, Literal
 import tyro
 
 from understudy.cli.console import needs_extra
+from understudy.policies.openvla.config import OpenVLAConfig
+
+DEFAULT_OPENVLA = OpenVLAConfig()
 
 
 def command(
@@ -23,12 +26,13 @@ def command(
     threads: int | None = None,
     videos: int = 0,
     out: Path | None = None,
+    openvla: OpenVLAConfig = DEFAULT_OPENVLA,
 ) -> int:
     """Evaluate a policy on held-out episodes; prints its success rate with a 95 % interval and a fingerprint.
 
     Args:
-        policy: Directory of a run, a file policy.safetensors, or a function of your own from an observation to an
-            action, as module:function.
+        policy: Directory of a run, what a run kept of an iteration, a file policy.safetensors, the directory of an
+            OpenVLA checkpoint, or a function of your own from an observation to an action, as module:function.
         env: Name of the world and its task; by default that of the run. A VLA is evaluated on all tasks of the world.
         episodes: Number of episodes; above the number of starts, starts are used again.
         split: Starts to evaluate on: eval (never used in training), train, or all (a benchmark's protocol, for VLAs).
@@ -40,6 +44,7 @@ def command(
             core, up to 8.
         videos: Number of the worst episodes to write as videos, if the world has cameras.
         out: Directory for the result and the videos; by default evaluations/ in the run.
+        openvla: How an OpenVLA checkpoint is used; a run has its own options.
     """
     with needs_extra("train"):
         from understudy.cli.training.evaluation import run_evaluation
@@ -56,4 +61,5 @@ def command(
         threads=threads,
         videos=videos,
         out=out,
+        openvla=openvla,
     )

@@ -27,7 +27,7 @@ from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.rlpd import policy_act
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.multi_task_evaluation import evaluate_tasks
-from understudy.training.onpolicy.policy_files import policy_path
+from understudy.training.onpolicy.policy_files import policy_path, run_of
 from understudy.training.runs.evaluate import EvaluationConfig, evaluate
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.run import CONFIG, Run
@@ -49,14 +49,18 @@ def run_evaluation(
     threads: int | None,
     videos: int,
     out: Path | None,
+    openvla: OpenVLAConfig,
 ) -> int:
     """Evaluate a policy, print the result and write it to `out`; returns the exit code."""
     own = is_python_path(policy)
     if not own and not policy.exists():
         raise UnderstudyError(f"{policy}: there is no such run or policy file; check the path")
-    is_run = not own and (Run.is_at(policy) or (policy.is_dir() and not (policy / CONFIG).exists()))
-    run = Run(policy) if is_run else None
+    run = None if own else run_of(policy)
+    if run is None and not own and policy.is_dir() and not (policy / CONFIG).exists():
+        run = Run(policy)  # which says below that it is none
     run_config = None if run is None else run.metadata["config"]
+    if openvla != OpenVLAConfig() and (run is not None or not policy.is_dir()):
+        raise UnderstudyError(f"openvla: {policy} is no OpenVLA checkpoint, or a run with options of its own; omit it")
     env = env or (None if run_config is None else run_config["env"])
     if env is None:
         raise UnderstudyError("env: expected the name of a world, because a policy file does not name one")
@@ -71,7 +75,8 @@ def run_evaluation(
         workers=workers,
         videos=videos,
         run_config=run_config,
-        out=out or (None if run is None else run.path / "evaluations"),
+        openvla=_openvla_of(run_config) if run is not None else openvla if policy.is_dir() else None,
+        out=out or (None if run is None else policy / "evaluations"),
     )
     console = Console(highlight=False)
     check_threads(threads)
@@ -105,22 +110,26 @@ class EvaluationRequest:
     workers: int | None
     videos: int
     run_config: dict[str, Any] | None  # of the policy's run, if it has one
+    openvla: OpenVLAConfig | None  # how to read an OpenVLA checkpoint
     out: Path | None
-
-    @property
-    def openvla(self) -> OpenVLAConfig | None:
-        """How to read an OpenVLA checkpoint, from the config of the run."""
-        found = (self.run_config or {}).get("openvla")
-        return None if found is None else OpenVLAConfig.from_json(found)
 
     def fingerprint(self, parameters: Tree, versions: Mapping[str, str]) -> Fingerprint:
         evaluation = [self.episodes, self.split, self.sampled, self.seed, self.temperature]
+        config: dict[str, Any] = {"evaluation": evaluation, "run": self.run_config}
+        if self.run_config is None and self.openvla is not None:
+            config["openvla"] = self.openvla.to_json()
         return fingerprint(
-            config={"evaluation": evaluation, "run": self.run_config},
+            config=config,
             parameters=parameters,
             env=self.env,
             versions=versions,
         )
+
+
+def _openvla_of(run_config: Mapping[str, Any] | None) -> OpenVLAConfig | None:
+    """How a run reads its OpenVLA checkpoint."""
+    found = (run_config or {}).get("openvla")
+    return None if found is None else OpenVLAConfig.from_json(found)
 
 
 def is_python_path(policy: Path) -> bool:

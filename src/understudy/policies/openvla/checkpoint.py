@@ -7,8 +7,8 @@
 | preprocessor_config.json | how images are prepared |
 | tokenizer.json | how text becomes tokens |
 | model.safetensors, or shards and model.safetensors.index.json | weights |
-| proprio_projector--*_checkpoint.pt | OpenVLA-OFT's, read as tensors and nothing else |
-| value_head.safetensors | ours, where there is one |
+| proprio_projector--*.pt, action_head--*.pt, vision_backbone--*.pt | OpenVLA-OFT's, read as tensors and nothing else |
+| value_head.safetensors, scale_head.safetensors | ours, where there are any |
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from torch import Tensor
 
 from understudy.policies.protocol import PolicyError
 
-VALUE_HEAD_FILE = "value_head.safetensors"
+VALUE_HEAD, SCALE_HEAD = "value_head", "scale_head"  # files in safetensors
+PROPRIO, ACTION_HEAD = "proprio_projector", "action_head"  # files NAME--*.pt, or weights NAME.*
+FILM = "vision_backbone"  # files NAME--*.pt
 INDEX_FILE = "model.safetensors.index.json"
-# What OpenVLA-OFT saves beside the weights of policies that do not give tokens, or see images otherwise.
-_OTHER_HEADS = {
-    "action_head--": "gives continuous actions from a head of its own, so that its token logits mean nothing",
-    "noisy_action_projector--": "denoises its actions, so that its token logits mean nothing",
-    "vision_backbone--": "mixes language into its vision (FiLM)",
+# What OpenVLA-OFT saves beside the weights of policies that are not supported.
+_OTHER_PARTS = {
+    "noisy_action_projector--": "denoises its actions, so that they have no log-probs",
 }
 
 
@@ -61,11 +61,11 @@ class Checkpoint:
                 f"{directory / 'config.json'}: model_type: expected 'openvla', got {config.get('model_type')!r}; "
                 f"it is another kind of model"
             )
-        for prefix, why in _OTHER_HEADS.items():
+        for prefix, why in _OTHER_PARTS.items():
             if any(directory.glob(f"{prefix}*")):
                 raise PolicyError(
                     f"{directory}: there is a file {prefix}...: this policy {why}; take a checkpoint that was trained "
-                    f"on action tokens"
+                    f"on action tokens or with an L1 head"
                 )
         statistics = dict(config.get("norm_stats") or {})
         if (directory / "dataset_statistics.json").exists():
@@ -93,31 +93,50 @@ class Checkpoint:
                     if name in names:
                         yield name, weights.get_tensor(name)
 
-    def proprio_projector(self) -> dict[str, Tensor]:
-        """Its weights, from the checkpoint's own or from the file that OpenVLA-OFT writes."""
-        prefix = "proprio_projector."
-        inside = dict(self.weights({name for name in self.shapes if name.startswith(prefix)}))
+    @property
+    def has_action_head(self) -> bool:
+        """Whether it predicts numbers with an L1 head instead of tokens."""
+        inside = any(name.startswith(f"{ACTION_HEAD}.") for name in self.shapes)
+        return inside or any(self.directory.glob(f"{ACTION_HEAD}--*.pt"))
+
+    @property
+    def has_film(self) -> bool:
+        """Whether language is mixed into its vision."""
+        return bool(self.part_files(FILM))
+
+    def part(self, name: str, needed_for: str) -> dict[str, Tensor]:
+        """The weights of PROPRIO or ACTION_HEAD, from the checkpoint's own or from the file that OpenVLA-OFT writes."""
+        prefix = f"{name}."
+        inside = dict(self.weights({one for one in self.shapes if one.startswith(prefix)}))
         if inside:
-            return {name.removeprefix(prefix): weight for name, weight in inside.items()}
-        found = sorted(self.directory.glob("proprio_projector--*.pt"))
+            return {one.removeprefix(prefix): weight for one, weight in inside.items()}
+        return self.read_part(name, needed_for)
+
+    def read_part(self, name: str, needed_for: str) -> dict[str, Tensor]:
+        """The tensors of the one file that OpenVLA-OFT writes of a part."""
+        found = self.part_files(name)
         if len(found) != 1:
             raise PolicyError(
-                f"{self.directory}: use_proprio: expected one file proprio_projector--*.pt, got "
-                f"{', '.join(file.name for file in found) or 'none'}; leave use_proprio out, or keep the one to use"
+                f"{self.directory}: {needed_for}: expected one file {name}--*.pt, got "
+                f"{', '.join(file.name for file in found) or 'none'}; keep the one to use, or leave {needed_for} out"
             )
         try:
             loaded = torch.load(found[0], map_location="cpu", weights_only=True)
         except (RuntimeError, OSError, pickle.UnpicklingError, EOFError, ValueError) as error:
             raise PolicyError(f"{found[0]}: expected a dict of tensors, got {type(error).__name__}: {error}") from error
-        return {name.removeprefix("module."): weight for name, weight in loaded.items()}  # as DDP names them
+        return {one.removeprefix("module."): weight for one, weight in loaded.items()}  # as DDP names them
 
-    def value_head(self) -> dict[str, Tensor] | None:
-        """Its weights, if there are any."""
-        file = self.directory / VALUE_HEAD_FILE
+    def part_files(self, name: str) -> list[Path]:
+        """OpenVLA-OFT's files of a part."""
+        return sorted(self.directory.glob(f"{name}--*.pt"))
+
+    def head(self, name: str) -> dict[str, Tensor] | None:
+        """The weights of VALUE_HEAD or SCALE_HEAD, if there are any."""
+        file = self.directory / f"{name}.safetensors"
         if not file.exists():
             return None
         with _opened(file) as weights:
-            return {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
+            return {one: weights.get_tensor(one) for one in weights.keys()}  # noqa: SIM118
 
 
 def read_json(file: Path) -> dict[str, Any]:

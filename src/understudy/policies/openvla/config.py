@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, get_args
 
 from understudy.policies.protocol import PolicyError
+
+Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
+Resize: TypeAlias = Literal["processor", "jpeg_lanczos"]
+
+L1_SCALE = 0.05  # of numbers from -1 to 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,6 +21,9 @@ class OpenVLAConfig:
 
     unnorm_key: str | None = None
     """Name of the data set whose statistics scale the actions. None takes the only one in the checkpoint."""
+    normalization: Normalization | None = None
+    """What is -1 and 1 in actions and proprioception: the 1st and 99th percentile of the data set (bounds_q99) or its
+    lowest and highest number (bounds), as in training. None takes the percentiles where the statistics have them."""
     cameras: tuple[str, ...] | None = None
     """Paths of the camera fields of the observation, in the order of training. None takes the only camera."""
     use_proprio: tuple[str, ...] | None = None
@@ -29,10 +38,16 @@ class OpenVLAConfig:
     """Whether images are cropped to their center, for checkpoints that were fine-tuned with image_aug."""
     mirror: bool = False
     """Whether images are mirrored left to right, as in OpenVLA's LIBERO data."""
+    resize: Resize = "processor"
+    """How images are brought to the size of the checkpoint: as its preprocessor_config.json says (processor), or
+    compressed as JPEG and resized by Lanczos, as in OpenVLA's LIBERO data and evaluations (jpeg_lanczos)."""
     libero_gripper: bool = False
     """Whether the last number, from 0 (closed) to 1 (open), becomes LIBERO's 1 (closed) or -1 (open)."""
     value_head: bool = False
     """Whether a linear value head is added on the token before the actions, which PPO needs."""
+    l1_scale: float = L1_SCALE
+    """First scale of the Laplace distribution around what an L1 head predicts, for numbers from -1 to 1; it is trained,
+    and a checkpoint that has a trained one keeps it."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     act_rows: int = 1
@@ -42,10 +57,14 @@ class OpenVLAConfig:
         for name in ("block_steps", "act_rows"):
             if getattr(self, name) < 1:
                 raise PolicyError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        if not 0 < self.l1_scale < math.inf:
+            raise PolicyError(f"l1_scale: expected more than 0, got {self.l1_scale}")
         for name, choices in (
             ("decoding", ("parallel", "autoregressive")),
             ("attention", ("bidirectional", "causal")),
             ("dtype", ("float32", "bfloat16")),
+            ("resize", get_args(Resize)),
+            ("normalization", (None, *get_args(Normalization))),
         ):
             if getattr(self, name) not in choices:
                 raise PolicyError(f"{name}: expected {' or '.join(map(repr, choices))}, got {getattr(self, name)!r}")

@@ -18,6 +18,8 @@ from understudy.core import Spec, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.core.spec import describe
 from understudy.policies.inputs import is_camera
+from understudy.policies.openvla.config import Resize
+from understudy.policies.openvla.jpeg_lanczos import compress_and_resize
 from understudy.policies.openvla.tokens import Range
 from understudy.policies.protocol import Array, PolicyError
 
@@ -33,7 +35,7 @@ _RESAMPLING = {
 
 @dataclass(frozen=True, kw_only=True)
 class ImagePreprocessor:
-    """How a image is prepared for each vision transformer; all take the same size."""
+    """How an image is prepared for each vision transformer; all take the same size."""
 
     size: int
     resampling: str
@@ -41,9 +43,12 @@ class ImagePreprocessor:
     stds: tuple[tuple[float, float, float], ...]
     center_crop: bool
     mirror: bool
+    resize: Resize
 
     @staticmethod
-    def of(preprocessor: Mapping[str, Any], *, num_towers: int, center_crop: bool, mirror: bool) -> ImagePreprocessor:
+    def of(
+        preprocessor: Mapping[str, Any], *, num_towers: int, center_crop: bool, mirror: bool, resize: Resize
+    ) -> ImagePreprocessor:
         """From preprocessor_config.json."""
         where = "preprocessor_config.json"
         try:
@@ -69,14 +74,22 @@ class ImagePreprocessor:
             )
         (name,) = resampling
         return ImagePreprocessor(
-            size=width, resampling=name, means=means, stds=stds, center_crop=center_crop, mirror=mirror
+            size=width,
+            resampling=name,
+            means=means,
+            stds=stds,
+            center_crop=center_crop,
+            mirror=mirror,
+            resize=resize,
         )
 
     def prepare(self, image: Array) -> Array:
         """One image uint8 [H, W, 3] to float32 [3·towers, S, S]."""
         if self.mirror:
             image = image[:, ::-1]
-        if image.shape[:2] != (self.size, self.size):
+        if self.resize == "jpeg_lanczos":
+            image = compress_and_resize(image, self.size)
+        elif image.shape[:2] != (self.size, self.size):
             resized = Image.fromarray(np.ascontiguousarray(image)).resize(
                 (self.size, self.size), _RESAMPLING[self.resampling]
             )

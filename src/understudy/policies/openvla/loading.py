@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,15 +16,26 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from understudy.durable import files
-from understudy.policies.openvla.checkpoint import INDEX_FILE, VALUE_HEAD_FILE, Checkpoint
+from understudy.policies.openvla import film
+from understudy.policies.openvla.checkpoint import (
+    ACTION_HEAD,
+    FILM,
+    INDEX_FILE,
+    PROPRIO,
+    SCALE_HEAD,
+    VALUE_HEAD,
+    Checkpoint,
+)
 from understudy.policies.openvla.config import OpenVLAConfig
-from understudy.policies.openvla.network import OpenVLANetwork, fresh_rotary
+from understudy.policies.openvla.network import L1HeadShape, OpenVLANetwork, fresh_rotary
 from understudy.policies.openvla.vision import VitShape
 from understudy.policies.protocol import PolicyError
 
 SHARD_BYTES = 5 * 10**9
 _TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
-_VALUE_HEAD, _PROPRIO = "value_head.", "proprio_projector."
+_OWN_FILES = (VALUE_HEAD, SCALE_HEAD)  # of ours, in safetensors
+_PART_FILES = (PROPRIO, ACTION_HEAD)  # as OpenVLA-OFT writes them, which it reads again
+_BESIDE = tuple(f"{name}." for name in (*_OWN_FILES, *_PART_FILES))  # weights that are not in the shards
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
 
 
@@ -64,6 +77,7 @@ def build(
     checkpoint: Checkpoint, config: OpenVLAConfig, *, proprio_size: int | None, device: torch.device
 ) -> OpenVLANetwork:
     """The network with the weights of the files; memory is taken once."""
+    l1_head = checkpoint.part(ACTION_HEAD, ACTION_HEAD) if checkpoint.has_action_head else None
     vision, language = vision_shapes(checkpoint), language_config(checkpoint)
     with torch.device("meta"):
         network = OpenVLANetwork(
@@ -73,15 +87,23 @@ def build(
             bidirectional=config.decoding == "parallel" and config.attention == "bidirectional",
             proprio_size=proprio_size,
             value_head=config.value_head,
+            l1_head=None if l1_head is None else l1_head_shape(l1_head),
+            film=checkpoint.has_film,
         )
     wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     extras: dict[str, Tensor] = {}
     if proprio_size is not None:
-        extras |= {_PROPRIO + name: weight for name, weight in checkpoint.proprio_projector().items()}
+        extras |= _named(PROPRIO, checkpoint.part(PROPRIO, "use_proprio"))
     if config.value_head:
-        fresh = {"weight": torch.zeros(1, language.hidden_size), "bias": torch.zeros(1)}
-        extras |= {_VALUE_HEAD + name: weight for name, weight in (checkpoint.value_head() or fresh).items()}
-    there = {name: shape for name, shape in checkpoint.shapes.items() if not name.startswith(_PROPRIO)}
+        extras |= _named(VALUE_HEAD, checkpoint.head(VALUE_HEAD) or _constant(language.hidden_size, 0.0))
+    if l1_head is not None:
+        fresh = _constant(language.hidden_size, math.log(config.l1_scale))
+        extras |= _named(ACTION_HEAD, l1_head) | _named(SCALE_HEAD, checkpoint.head(SCALE_HEAD) or fresh)
+    there = {name: shape for name, shape in checkpoint.shapes.items() if not name.startswith(_BESIDE)}
+    if checkpoint.has_film:  # its file has the whole of the vision
+        there = {name: shape for name, shape in there.items() if not name.startswith(f"{FILM}.")}
+        seen = film.read(checkpoint.read_part(FILM, FILM))
+        extras |= {name: weight for name, weight in seen.items() if not is_unused(name, vision)}
     there |= {name: tuple(weight.shape) for name, weight in extras.items()}
     _check_names(wanted, {name: shape for name, shape in there.items() if not is_unused(name, vision)})
     dtype = getattr(torch, config.dtype)
@@ -89,9 +111,31 @@ def build(
     state |= {name: weight.to(device, dtype) for name, weight in checkpoint.weights(wanted.keys() - extras.keys())}
     network.load_state_dict(state, assign=True)
     fresh_rotary(network, device)
-    for parameter in network.parameters():
-        parameter.requires_grad_()
+    for name, parameter in network.named_parameters():
+        unused = l1_head is not None and name.startswith("language_model.lm_head.")  # an L1 head gives no tokens
+        parameter.requires_grad_(not unused)
     return network
+
+
+def l1_head_shape(weights: Mapping[str, Tensor]) -> L1HeadShape:
+    """From the weights of an action head; `_check_names` compares all of them later."""
+    try:
+        width, action_size = weights["model.fc1.weight"].shape[0], weights["model.fc2.weight"].shape[0]
+    except KeyError as error:
+        raise PolicyError(
+            f"{ACTION_HEAD}: expected the weights of an L1 head, got no {error}; take a checkpoint with an L1 head"
+        ) from None
+    numbers = {int(x[1]) for name in weights if (x := re.match(r"model\.mlp_resnet_blocks\.(\d+)\.", name))}
+    return L1HeadShape(action_size=action_size, width=width, num_blocks=len(numbers))
+
+
+def _named(part: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{part}.{name}": weight for name, weight in weights.items()}
+
+
+def _constant(width: int, value: float) -> dict[str, Tensor]:
+    """The weights of a linear head that says the same of everything."""
+    return {"weight": torch.zeros(1, width), "bias": torch.full((1,), value)}
 
 
 def is_unused(name: str, vision: list[VitShape]) -> bool:
@@ -113,17 +157,30 @@ def write(directory: str | Path, checkpoint: Checkpoint, state: Mapping[str, Ten
     for file in checkpoint.directory.iterdir():
         if file.is_file() and not file.name.endswith(_WEIGHT_SUFFIXES):
             shutil.copy2(file, new / file.name)
-    head = {name.removeprefix(_VALUE_HEAD): _still(weight, dtype) for name, weight in state.items() if _is_head(name)}
-    if head:
-        save_file(head, new / VALUE_HEAD_FILE, metadata={"format": "pt"})
-    _write_shards(new, checkpoint, {name: weight for name, weight in state.items() if not _is_head(name)}, dtype)
+    for name in (*_OWN_FILES, *_PART_FILES):
+        prefix = f"{name}."
+        part = {one.removeprefix(prefix): _still(w, dtype) for one, w in state.items() if one.startswith(prefix)}
+        if part and name in _OWN_FILES:
+            save_file(part, new / f"{name}.safetensors", metadata={"format": "pt"})
+        elif name in _PART_FILES:
+            found = checkpoint.part_files(name)
+            if part:
+                torch.save(part, new / (found[0].name if found else f"{name}--latest_checkpoint.pt"))
+            for file in () if part else found:  # a part that is not used
+                shutil.copy2(file, new / file.name)
+    beside = _BESIDE
+    if checkpoint.has_film:
+        (file,) = checkpoint.part_files(FILM)
+        torch.save(film.write(checkpoint.read_part(FILM, FILM), state, dtype), new / file.name)
+        beside = (*_BESIDE, f"{FILM}.")  # in the shards they stay as they are, since nobody reads them
+    _write_shards(new, checkpoint, {name: w for name, w in state.items() if not name.startswith(beside)}, dtype)
     if directory.exists():
         directory.rmdir()
     files.move_durably(new, directory)
 
 
 def _write_shards(directory: Path, checkpoint: Checkpoint, state: Mapping[str, Tensor], dtype: torch.dtype) -> None:
-    unused = {name for name in checkpoint.shapes if name not in state and not name.startswith(_PROPRIO)}
+    unused = {name for name in checkpoint.shapes if name not in state and not name.startswith(_BESIDE)}
     sizes = {name: weight.numel() * dtype.itemsize for name, weight in state.items()}
     sizes |= {name: _count(checkpoint.shapes[name]) * dtype.itemsize for name in unused}
     shards: list[list[str]] = [[]]
@@ -157,10 +214,6 @@ def _check_names(wanted: Mapping[str, tuple[int, ...]], found: Mapping[str, tupl
     for name in found:
         if name not in wanted:
             raise PolicyError(f"weights: {name}: expected no such weight; it is a checkpoint of another network")
-
-
-def _is_head(name: str) -> bool:
-    return name.startswith(_VALUE_HEAD)
 
 
 def _still(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,7 +1,8 @@
 """OpenVLANetwork: images, a prompt and perhaps proprioception to logits over the action bins, and perhaps a value.
 
 The sequence is BOS, the patches of every image, one token of proprioception, the prompt, and the numbers of the
-actions. The logits of a number stand at the token before it. Two ways to decode:
+actions. The logits of a number stand at the token before it. With OpenVLA-OFT's L1 head, which decodes in parallel, a
+number has a mean and the log of a scale instead of logits. Two ways to decode:
 
 | decoding | the numbers' embeddings | attention | forwards |
 |---|---|---|---|
@@ -12,6 +13,7 @@ actions. The logits of a number stand at the token before it. Two ways to decode
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -29,7 +31,7 @@ Tensors: TypeAlias = Mapping[str, Tensor]
 
 
 class OpenVLANetwork(nn.Module):
-    """The weights have the names of the published files; `proprio_projector` and `value_head` are optional."""
+    """The weights have the names of the published files; the projector of proprioception and the heads are optional."""
 
     def __init__(
         self,
@@ -40,28 +42,35 @@ class OpenVLANetwork(nn.Module):
         bidirectional: bool,
         proprio_size: int | None,
         value_head: bool,
+        l1_head: L1HeadShape | None = None,
+        film: bool = False,
     ):
         """`action_ids` are the first token id of the bins and the one behind the last; the highest id is bin 0."""
         super().__init__()
-        self.vision_backbone = _VisionBackbone(vision)
+        self.vision_backbone = _VisionBackbone(vision, language.hidden_size if film else None)
         self.projector = _Projector(sum(shape.width for shape in vision), language.hidden_size, fused=len(vision) > 1)
         llama: Any = LlamaForCausalLM
         self.language_model = llama(language)
         self.proprio_projector = None if proprio_size is None else _ProprioProjector(proprio_size, language.hidden_size)
         self.value_head = nn.Linear(language.hidden_size, 1) if value_head else None
+        self.action_head = None if l1_head is None else _L1Head(l1_head, language.hidden_size)
+        self.scale_head = None if l1_head is None else nn.Linear(language.hidden_size, 1)
         self._action_ids = action_ids
         self._bidirectional = bidirectional
 
     def forward(self, tensors: Tensors, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor | None]:
-        """Float32 logits [B, N, bins] in the order of the bins, and the value [B]. A cache that is filled stands for
-        images and prompt, and `tensors` then holds only what comes behind them."""
+        """Float32 logits [B, N, bins] in the order of the bins, or mean and log scale [B, N, 2]; and the value [B].
+
+        A cache that is filled stands for images and prompt, and `tensors` then holds only what comes behind them.
+        """
         ids, at, images = tensors["ids"], tensors["at"], tensors.get("images")
         embedded = self.language_model.model.embed_tokens(ids)
+        told = self._language(embedded, tensors) if self.vision_backbone.film else None
         if "empty" in tensors:
             embedded = embedded.masked_fill(tensors["empty"][..., None], 0.0)
         visible = None
         if images is not None:
-            seen = self.projector(self.vision_backbone(images.to(self.projector.fc1.weight.dtype)))
+            seen = self.projector(self.vision_backbone(images.to(self.projector.fc1.weight.dtype), told))
             if self.proprio_projector is not None:
                 felt = self.proprio_projector(tensors["proprio"].to(seen.dtype))
                 seen = torch.cat([seen, felt[:, None]], dim=1)
@@ -72,10 +81,18 @@ class OpenVLANetwork(nn.Module):
             inputs_embeds=embedded, attention_mask=visible, past_key_values=cache, use_cache=cache is not None
         ).last_hidden_state
         chosen = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
-        first, end = self._action_ids
-        logits = self.language_model.lm_head(chosen)[..., first:end].float().flip(-1)
         value = None if self.value_head is None else self.value_head(chosen[:, 0]).float().sum(-1)  # not a view
-        return logits, value
+        if self.action_head is not None and self.scale_head is not None:
+            mean = self.action_head(chosen).float()
+            return torch.stack([mean, self.scale_head(chosen).float().squeeze(-1)], dim=-1), value
+        first, end = self._action_ids
+        return self.language_model.lm_head(chosen)[..., first:end].float().flip(-1), value
+
+    @staticmethod
+    def _language(embedded: Tensor, tensors: Tensors) -> Tensor:
+        """For FiLM: the mean of the embeddings [B, width] of the prompt and of the end of the text."""
+        counts = (tensors["is_token"] & ~tensors["empty"])[..., None].to(embedded.dtype)
+        return (embedded * counts).sum(dim=1) / counts.sum(dim=1)
 
     def _visible(self, is_token: Tensor) -> Tensor:
         """Which token sees which [B, 1, S, S]; given always, because transformers takes a missing mask for causal."""
@@ -87,18 +104,19 @@ class OpenVLANetwork(nn.Module):
 class _VisionBackbone(nn.Module):
     """Every image through each transformer; features side by side, images one after another."""
 
-    def __init__(self, shapes: Sequence[VitShape]):
+    def __init__(self, shapes: Sequence[VitShape], language_width: int | None):
         super().__init__()
-        self.featurizer = Vit(shapes[0])
-        self.fused_featurizer = Vit(shapes[1]) if len(shapes) > 1 else None
+        self.film = language_width is not None
+        self.featurizer = Vit(shapes[0], language_width)
+        self.fused_featurizer = Vit(shapes[1], language_width) if len(shapes) > 1 else None
 
-    def forward(self, images: Tensor) -> Tensor:
-        """ImagePreprocessor [B, n·k·3, S, S] for n images prepared for k transformers, to [B, n·patches, width]."""
+    def forward(self, images: Tensor, language: Tensor | None = None) -> Tensor:
+        """Images [B, n·k·3, S, S], n of them prepared for k transformers, to [B, n·patches, width]."""
         batch, channels = images.shape[:2]
         towers = [self.featurizer] if self.fused_featurizer is None else [self.featurizer, self.fused_featurizer]
         each = images.reshape(batch, channels // (3 * len(towers)), len(towers), 3, *images.shape[2:])
         features = [
-            torch.cat([tower(each[:, image, index]) for index, tower in enumerate(towers)], dim=-1)
+            torch.cat([tower(each[:, image, index], language) for index, tower in enumerate(towers)], dim=-1)
             for image in range(each.shape[1])
         ]
         return torch.cat(features, dim=1)
@@ -115,6 +133,56 @@ class _Projector(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         projected: Tensor = self.fc2(functional.gelu(self.fc1(features)))
         return projected if self.fc3 is None else self.fc3(functional.gelu(projected))
+
+
+@dataclass(frozen=True, kw_only=True)
+class L1HeadShape:
+    """The shape of OpenVLA-OFT's L1 head."""
+
+    action_size: int  # numbers of an action
+    width: int
+    num_blocks: int
+
+
+class _L1Head(nn.Module):
+    """All tokens of an action to its numbers: hidden states [B, H·D, width] to [B, H·D]."""
+
+    def __init__(self, shape: L1HeadShape, width: int):
+        super().__init__()
+        self.shape = shape
+        self.model = _ResidualMlp(shape, width)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        batch, length, _ = hidden.shape
+        numbers: Tensor = self.model(hidden.reshape(batch, length // self.shape.action_size, -1))
+        return numbers.reshape(batch, length)
+
+
+class _ResidualMlp(nn.Module):
+    def __init__(self, shape: L1HeadShape, width: int):
+        super().__init__()
+        self.layer_norm1 = nn.LayerNorm(shape.action_size * width)
+        self.fc1 = nn.Linear(shape.action_size * width, shape.width)
+        self.mlp_resnet_blocks = nn.ModuleList(_ResidualBlock(shape.width) for _ in range(shape.num_blocks))
+        self.layer_norm2 = nn.LayerNorm(shape.width)
+        self.fc2 = nn.Linear(shape.width, shape.action_size)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = functional.relu(self.fc1(self.layer_norm1(hidden)))
+        for block in self.mlp_resnet_blocks:
+            hidden = block(hidden)
+        numbers: Tensor = self.fc2(self.layer_norm2(hidden))
+        return numbers
+
+
+class _ResidualBlock(nn.Module):
+    def __init__(self, width: int):
+        super().__init__()
+        self.ffn = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width), nn.ReLU())
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        changed: Tensor = hidden + self.ffn(hidden)
+        return changed
 
 
 class _ProprioProjector(nn.Module):

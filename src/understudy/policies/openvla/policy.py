@@ -19,18 +19,20 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from understudy.core import NO_VERSION, StepSpec, Tree
+from understudy.core import NO_VERSION, ArraySpec, Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies.lora import merged_state
-from understudy.policies.openvla import loading
+from understudy.policies.openvla import laplace, loading
 from understudy.policies.openvla.checkpoint import Checkpoint
-from understudy.policies.openvla.config import OpenVLAConfig
+from understudy.policies.openvla.config import L1_SCALE, OpenVLAConfig
 from understudy.policies.openvla.inputs import ImagePreprocessor, OpenVLAInputs, Prompts, cameras_of, check_proprio
 from understudy.policies.openvla.network import OpenVLANetwork, Tensors
 from understudy.policies.openvla.tokens import ActionTokens, Range, statistics_of
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
 from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
 from understudy.policies.vla import bins
+
+NUMBERS = "numbers"  # in the replay of a policy with an L1 head: what was drawn, mostly from -1 to 1
 
 Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
@@ -56,6 +58,7 @@ class OpenVLAPolicy(TokenPolicy):
         self.model = model
         self.forward: Callable[..., tuple[Tensor, Tensor | None]] = model  # or a wrapper of it, for training
         self._checkpoint = checkpoint
+        self._l1_head = checkpoint.has_action_head  # numbers instead of tokens
         _, statistics = statistics_of(checkpoint.statistics, config.unnorm_key)
         language = loading.language_config(checkpoint)
         self._first_id, self._end_id = loading.action_ids(checkpoint, language)
@@ -66,6 +69,7 @@ class OpenVLAPolicy(TokenPolicy):
             num_bins=self._end_id - self._first_id,
             gripper=config.libero_gripper,
             where=f"norm_stats/{config.unnorm_key}/action",
+            normalization=config.normalization,
         )
         self._prompts = Prompts(checkpoint.directory, bos_id=int(language.bos_token_id or 1))
         self._inputs = OpenVLAInputs(
@@ -75,6 +79,7 @@ class OpenVLAPolicy(TokenPolicy):
                 num_towers=len(loading.vision_shapes(checkpoint)),
                 center_crop=config.center_crop,
                 mirror=config.mirror,
+                resize=config.resize,
             ),
             proprio=config.use_proprio or (),
             proprio_range=_proprio_range(config, statistics),
@@ -99,6 +104,12 @@ class OpenVLAPolicy(TokenPolicy):
         except TypeError as error:
             raise PolicyError(f"options: {error}; see OpenVLAConfig") from None
         checkpoint = Checkpoint.open(path)
+        if (checkpoint.has_action_head or checkpoint.has_film) and config.decoding != "parallel":
+            raise PolicyError(
+                f"decoding: {path} has an L1 head or FiLM, which decode in parallel, got {config.decoding!r}"
+            )
+        if not checkpoint.has_action_head and config.l1_scale != L1_SCALE:
+            raise PolicyError(f"l1_scale: {path} has no L1 head, so that it would have no effect; leave it out")
         unnorm_key, statistics = statistics_of(checkpoint.statistics, config.unnorm_key)
         config = replace(config, unnorm_key=unnorm_key, cameras=cameras_of(config.cameras, spec.observation))
         proprio = _proprio_range(config, statistics)
@@ -107,9 +118,22 @@ class OpenVLAPolicy(TokenPolicy):
         model = loading.build(
             checkpoint, config, proprio_size=None if proprio is None else len(proprio), device=torch.device(device)
         )
-        return OpenVLAPolicy(config, spec, checkpoint, model, device=device, version=version)
+        policy = OpenVLAPolicy(config, spec, checkpoint, model, device=device, version=version)
+        head = model.action_head
+        if head is not None and head.shape.action_size != policy.actions.size:
+            raise PolicyError(
+                f"action_head: gives {head.shape.action_size} numbers, norm_stats/{unnorm_key}/action has "
+                f"{policy.actions.size}; choose another unnorm_key"
+            )
+        return policy
 
     # ---- a block policy
+
+    @property
+    def replay_spec(self) -> Spec:
+        if not self._l1_head:
+            return super().replay_spec
+        return Spec({NUMBERS: ArraySpec(shape=(self.block_steps, self.log_prob_size), dtype="float32")})
 
     def act(
         self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
@@ -122,18 +146,17 @@ class OpenVLAPolicy(TokenPolicy):
         uniforms = np.zeros(shape)
         if not sampling.greedy:
             uniforms = np.stack([rng.random(shape[1:]) for rng in rngs])
-        tokens, log_prob = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-        value = np.zeros(num, np.float32)
+        chosen = np.zeros(shape, np.float32 if self._l1_head else np.int32)
+        log_prob, value = np.zeros(shape, np.float32), np.zeros(num, np.float32)
         with torch.inference_mode(), self._evaluating():
             for rows in self._batches(instructions):
                 part = _rows(observation, rows)
-                chosen = [instructions[row] for row in rows]
-                found = self._act(part, chosen, uniforms[rows], sampling)
-                for row, *(one_tokens, one_log_prob, one_value) in zip(rows, *found, strict=True):
-                    tokens[row], log_prob[row], value[row] = one_tokens, one_log_prob, one_value
+                found = self._act(part, [instructions[row] for row in rows], uniforms[rows], sampling)
+                for row, *(one_chosen, one_log_prob, one_value) in zip(rows, *found, strict=True):
+                    chosen[row], log_prob[row], value[row] = one_chosen, one_log_prob, one_value
         return Acted(
-            action=self.actions.action(tokens),
-            replay={TOKENS: tokens},
+            action=self.actions.of_unit(chosen.astype(np.float64)) if self._l1_head else self.actions.action(chosen),
+            replay={NUMBERS if self._l1_head else TOKENS: chosen},
             log_prob=log_prob,
             value=value if self.has_value else None,
             version=self.version,
@@ -142,8 +165,14 @@ class OpenVLAPolicy(TokenPolicy):
     def _act(
         self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling
     ) -> tuple[Array, Array, Array]:
-        """Tokens, log-probs and values of rows whose prompts have one length."""
+        """Tokens or numbers, log-probs and values of rows whose prompts have one length."""
         shape = uniforms.shape
+        if self._l1_head:
+            given, value = self.forward(self.tensors(observation, instructions))
+            given = given.reshape(*shape, 2)
+            numbers = laplace.draw(given, uniforms, sampling)
+            log_prob, _ = laplace.weigh(given, numbers, sampling)
+            return numbers.cpu().numpy(), log_prob.cpu().numpy(), _values(value, len(numbers))
         if self.config.decoding == "parallel":
             logits, value = self.forward(self.tensors(observation, instructions))
             tokens = draw(logits.reshape(*shape, -1), uniforms, sampling)
@@ -151,8 +180,7 @@ class OpenVLAPolicy(TokenPolicy):
             tokens = self._generate(observation, instructions, uniforms, sampling)
             logits, value = self.forward(self.tensors(observation, instructions, tokens))  # as `evaluate` will see them
         log_prob, _ = weigh(logits.reshape(*shape, -1), tokens, sampling)
-        values = np.zeros(len(tokens), np.float32) if value is None else value.cpu().numpy()
-        return tokens.to(torch.int32).cpu().numpy(), log_prob.cpu().numpy(), values
+        return tokens.to(torch.int32).cpu().numpy(), log_prob.cpu().numpy(), _values(value, len(tokens))
 
     def _generate(self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling) -> Tensor:
         """One number after the other, each seeing those before it: int64 [B, 1, D]."""
@@ -182,6 +210,11 @@ class OpenVLAPolicy(TokenPolicy):
         module: Forward | None = None,
     ) -> Evaluated:
         """Recompute earlier choices; `module` replaces the own model, such as one that is wrapped in DDP."""
+        if self._l1_head:
+            numbers = self._recorded_numbers(replay, len(instructions))
+            given, value = (module or self.forward)(self.tensors(observation, instructions))
+            log_prob, entropy = laplace.weigh(given.reshape(*numbers.shape, 2), numbers, sampling)
+            return Evaluated(log_prob=log_prob, entropy=entropy, value=value)
         tokens = self._recorded(replay, len(instructions))
         known = tokens if self.config.decoding == "autoregressive" else None
         logits, value = (module or self.forward)(self.tensors(observation, instructions, known))
@@ -215,8 +248,8 @@ class OpenVLAPolicy(TokenPolicy):
         return {name: tensor.to(self.device) for name, tensor in found.items()}
 
     def tokens_of(self, action: Tree) -> Array:
-        """The replay of a demonstrated block: bins int32 [B, H, D] of actions [B, H, ...]."""
-        return self.actions.bins(action)
+        """The replay of a demonstrated block: bins int32 [B, H, D] of actions [B, H, ...]; with an L1 head, numbers."""
+        return self.actions.unit(action).astype(np.float32) if self._l1_head else self.actions.bins(action)
 
     # ---- publishing, saving and loading
 
@@ -260,6 +293,17 @@ class OpenVLAPolicy(TokenPolicy):
         state = merged_state(self.model, weights)
         loading.write(directory, self._checkpoint, state, getattr(torch, self.config.dtype))
 
+    def _recorded_numbers(self, replay: Mapping[str, Any], num: int) -> Tensor:
+        """The numbers float32 [num, H, D] that `act` has recorded."""
+        wanted = [num, self.block_steps, self.log_prob_size]
+        found = np.asarray(replay[NUMBERS], np.float32) if NUMBERS in replay else None
+        if found is None or list(found.shape) != wanted:
+            got = ", ".join(replay) or "nothing" if found is None else list(found.shape)
+            raise PolicyError(
+                f"replay/{NUMBERS}: expected {wanted}, got {got}; store what act() recorded, of the same rows"
+            )
+        return torch.as_tensor(found, device=self.device)
+
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         """Turn dropout off, whatever mode the model is in."""
@@ -291,6 +335,10 @@ def draw(logits: Tensor, uniforms: Array, sampling: Sampling) -> Tensor:
     return bins.draw(log_probs, torch.as_tensor(uniforms, device=logits.device))
 
 
+def _values(value: Tensor | None, num: int) -> Array:
+    return np.zeros(num, np.float32) if value is None else value.cpu().numpy()
+
+
 def _rows(observation: Tree, rows: list[int]) -> Tree:
     return trees.map_leaves(lambda leaf: np.asarray(leaf)[rows], observation)
 
@@ -308,4 +356,5 @@ def _part(statistics: Mapping[str, Any], name: str, config: OpenVLAConfig) -> Ma
 def _proprio_range(config: OpenVLAConfig, statistics: Mapping[str, Any]) -> Range | None:
     if config.use_proprio is None:
         return None
-    return Range(_part(statistics, "proprio", config), f"norm_stats/{config.unnorm_key}/proprio")
+    where = f"norm_stats/{config.unnorm_key}/proprio"
+    return Range(_part(statistics, "proprio", config), where, config.normalization)

@@ -14,26 +14,35 @@ import numpy as np
 
 from understudy.core import Spec, Tree
 from understudy.core import tree as trees
+from understudy.policies.openvla.config import Normalization
 from understudy.policies.protocol import Array, PolicyError
 
+# What becomes -1 and what becomes 1, by the names of OpenVLA-OFT.
+BOUNDS: dict[Normalization, tuple[str, str]] = {"bounds_q99": ("q01", "q99"), "bounds": ("min", "max")}
 _TINY = 1e-8  # so that a number that never changed in the data does not divide by zero
 
 
 class Range:
-    """From numbers in their own units to -1 to 1 and back, by the 1st and 99th percentile of a data set."""
+    """From numbers in their own units to -1 to 1 and back, by the bounds that a data set's statistics give."""
 
-    def __init__(self, statistics: Mapping[str, Any], where: str):
+    def __init__(self, statistics: Mapping[str, Any], where: str, normalization: Normalization | None = None):
+        """None takes the percentiles where there are any, and else the lowest and highest number."""
+        if normalization is None:
+            normalization = "bounds" if "q01" not in statistics and "min" in statistics else "bounds_q99"
+        low, high = BOUNDS[normalization]
         try:
-            self.low = np.asarray(statistics["q01"], np.float64)
-            self.high = np.asarray(statistics["q99"], np.float64)
+            self.low = np.asarray(statistics[low], np.float64)
+            self.high = np.asarray(statistics[high], np.float64)
             self.scaled = np.asarray(statistics.get("mask", np.ones(self.low.shape)), bool)
         except (KeyError, TypeError, ValueError) as error:
+            there = ", ".join(statistics) or "nothing"
             raise PolicyError(
-                f"{where}: expected q01, q99 and mask, got {error!r}; copy the statistics again"
+                f"{where}: expected {low}, {high} and perhaps mask, got {error!r} among {there}; copy the statistics "
+                f"again, or choose another normalization"
             ) from None
         if self.low.ndim != 1 or not self.low.shape == self.high.shape == self.scaled.shape or not self.low.size:
             raise PolicyError(
-                f"{where}: expected as many q01 as q99 and mask, got {self.low.shape}, {self.high.shape} and "
+                f"{where}: expected as many {low} as {high} and mask, got {self.low.shape}, {self.high.shape} and "
                 f"{self.scaled.shape}; copy the statistics again"
             )
 
@@ -55,9 +64,18 @@ class Range:
 class ActionTokens:
     """Bins [..., D] to the action tree of a world, and back."""
 
-    def __init__(self, spec: Spec, statistics: Mapping[str, Any], *, num_bins: int, gripper: bool, where: str):
+    def __init__(
+        self,
+        spec: Spec,
+        statistics: Mapping[str, Any],
+        *,
+        num_bins: int,
+        gripper: bool,
+        where: str,
+        normalization: Normalization | None = None,
+    ):
         """`gripper`: the last number is OpenVLA's, from 0 (closed) to 1 (open), and the world's is -1 (open) or 1."""
-        self.range = Range(statistics, where)
+        self.range = Range(statistics, where, normalization)
         self.size = len(self.range)  # D
         self.num_bins = num_bins
         self._spec = spec
@@ -77,7 +95,11 @@ class ActionTokens:
 
     def action(self, bins: Array) -> Tree:
         """The action tree [..., ] of bins [..., D], within the world's bounds."""
-        values = self.range.from_unit(self._centres[np.minimum(bins, len(self._centres) - 1)])
+        return self.of_unit(self._centres[np.minimum(bins, len(self._centres) - 1)])
+
+    def of_unit(self, unit: Array) -> Tree:
+        """The action tree [..., ] of numbers [..., D] that are mostly from -1 to 1, within the world's bounds."""
+        values = self.range.from_unit(unit)
         if self._gripper:
             values[..., -1] = np.where(values[..., -1] > 0.5, -1.0, 1.0)
         flat, at = {}, 0
@@ -90,6 +112,11 @@ class ActionTokens:
 
     def bins(self, action: Tree) -> Array:
         """The bins [..., D] (int32) nearest to an action tree [..., ], for learning from demonstrations."""
+        found = np.digitize(self.unit(action), self._edges) - 1
+        return np.asarray(np.clip(found, 0, self.num_bins - 1), np.int32)
+
+    def unit(self, action: Tree) -> Array:
+        """The numbers [..., D] from -1 to 1 of an action tree [..., ]."""
         flat = trees.flatten(action)
         parts = []
         for path, leaf in self._spec.leaves():
@@ -99,8 +126,7 @@ class ActionTokens:
         values = np.concatenate(parts, axis=-1)
         if self._gripper:
             values[..., -1] = np.where(values[..., -1] > 0, 0.0, 1.0)
-        found = np.digitize(self.range.to_unit(values), self._edges) - 1
-        return np.asarray(np.clip(found, 0, self.num_bins - 1), np.int32)
+        return self.range.to_unit(values)
 
 
 def statistics_of(statistics: Mapping[str, Any], unnorm_key: str | None) -> tuple[str, Mapping[str, Any]]:

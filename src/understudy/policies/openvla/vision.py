@@ -79,9 +79,10 @@ class VitShape:
 
 
 class Vit(nn.Module):
-    """ImagePreprocessor [B, 3, S, S] to features [B, patches, width]."""
+    """Images [B, 3, S, S] to features [B, patches, width]; with FiLM, also given language [B, language_width]."""
 
-    def __init__(self, shape: VitShape):
+    def __init__(self, shape: VitShape, language_width: int | None = None):
+        """`language_width`: of the language that is mixed into every block (FiLM); None mixes none in."""
         super().__init__()
         self.shape = shape
         self.patch_embed = _PatchEmbed(shape)
@@ -90,16 +91,16 @@ class Vit(nn.Module):
             self.cls_token = nn.Parameter(torch.zeros(1, 1, shape.width))
         if shape.num_registers:
             self.reg_token = nn.Parameter(torch.zeros(1, shape.num_registers, shape.width))
-        self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.num_blocks))
+        self.blocks = nn.ModuleList(_Block(shape, language_width) for _ in range(shape.num_blocks))
 
-    def forward(self, images: Tensor) -> Tensor:
+    def forward(self, images: Tensor, language: Tensor | None = None) -> Tensor:
         tokens = self.patch_embed(images) + self.pos_embed  # class and register tokens have no position in the image
         special = [self.cls_token] if self.shape.class_token else []
         special += [self.reg_token] if self.shape.num_registers else []
         num_special = sum(token.shape[1] for token in special)
         tokens = torch.cat([*(token.expand(len(tokens), -1, -1) for token in special), tokens], dim=1)
         for block in self.blocks:
-            tokens = block(tokens)
+            tokens = block(tokens, language)
         patches: Tensor = tokens[:, num_special:]
         return patches
 
@@ -115,7 +116,7 @@ class _PatchEmbed(nn.Module):
 
 
 class _Block(nn.Module):
-    def __init__(self, shape: VitShape):
+    def __init__(self, shape: VitShape, language_width: int | None):
         super().__init__()
         self.norm1 = nn.LayerNorm(shape.width, eps=_NORM_EPSILON)
         self.attn = _Attention(shape)
@@ -123,9 +124,13 @@ class _Block(nn.Module):
         self.norm2 = nn.LayerNorm(shape.width, eps=_NORM_EPSILON)
         self.mlp = _Mlp(shape)
         self.ls2 = _LayerScale(shape.width) if shape.layer_scale else nn.Identity()
+        self.scale = None if language_width is None else nn.Linear(language_width, shape.width)
+        self.shift = None if language_width is None else nn.Linear(language_width, shape.width)
 
-    def forward(self, tokens: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, language: Tensor | None) -> Tensor:
         tokens = tokens + self.ls1(self.attn(self.norm1(tokens)))
+        if self.scale is not None and self.shift is not None:
+            tokens = tokens * (1 + self.scale(language)[:, None]) + self.shift(language)[:, None]
         changed: Tensor = tokens + self.ls2(self.mlp(self.norm2(tokens)))
         return changed
 

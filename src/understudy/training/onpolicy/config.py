@@ -152,6 +152,9 @@ class OnPolicyConfig:
     """Number of iterations between two checkpoints."""
     keep_checkpoints: int = 3
     """Number of the newest checkpoints that are kept."""
+    save_policy_every: int | None = None
+    """Number of iterations between two policies that are kept for good in policies/, whole and with their adapter; None
+    keeps the newest policy alone."""
     sinks: tuple[SinkName, ...] = ()
     """Programs that receive the metrics besides metrics.jsonl: tensorboard, wandb."""
     device: str = "cpu"
@@ -163,6 +166,8 @@ class OnPolicyConfig:
         for name in ("iterations", "max_empty", "eval_every", "checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        if self.save_policy_every is not None and self.save_policy_every < 1:
+            raise ConfigError(f"save_policy_every: expected a number from 1, or None, got {self.save_policy_every}")
         check_threads(self.threads)
         if self.seed < 0:
             raise ConfigError(f"seed: expected 0 or more, got {self.seed}")

@@ -25,7 +25,7 @@ from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks, single_rank
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationResult, evaluate_tasks
-from understudy.training.onpolicy.policy_files import save_policy
+from understudy.training.onpolicy.policy_files import keep_policy, save_policy
 from understudy.training.onpolicy.policy_gradient_learner import Learning
 from understudy.training.onpolicy.rollout_backend import LocalRolloutBackend, RolloutBackendFactory
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
@@ -147,6 +147,8 @@ class OnPolicyRun:
                 self._check_stop()
                 self.iterate()
                 self._evaluate_if_due()
+                if config.save_policy_every is not None and self.iteration % config.save_policy_every == 0:
+                    self._keep_policy()  # before the checkpoint: a run that is killed in between keeps it again
                 if self.iteration == config.iterations or self.iteration % config.checkpoint_every == 0:
                     self._save()
         except Stopped as stopped:
@@ -384,6 +386,15 @@ class OnPolicyRun:
         self._saved_steps = self.num_steps
         last = self.iteration == self.config.iterations
         save_policy(self.policy, self.directory, weights, adapted=bool(self.config.lora.rank), last=last)
+
+    def _keep_policy(self) -> None:
+        """Write the policy of this iteration to a directory of its own. All ranks call this; rank 0 writes."""
+        self.health.progress("saving the policy", self.num_steps)
+        self.ranks.progress("saving the policy")
+        weights = self._learner.engine.parameters(everywhere=False)
+        if self.ranks.first:
+            adapted = bool(self.config.lora.rank)
+            keep_policy(self.policy, self.directory, weights, adapted=adapted, iteration=self.iteration)
 
     def _restore(self) -> Checkpoint | None:
         newest = newest_checkpoint(self.directory.checkpoints)

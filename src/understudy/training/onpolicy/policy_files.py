@@ -3,6 +3,7 @@
 policy.safetensors   a small VLA, complete; an adapter is merged in
 policy/              a complete OpenVLA checkpoint, written at the end of the run
 adapter/             the LoRA adapter, in peft's files
+policies/            the same of earlier iterations, each in a directory of its own, if the config asks for them
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from understudy.training.runs.run import Run
 
 Array = np.ndarray[Any, Any]
 
-WHOLE, ADAPTER = "policy", "adapter"  # directories in that of a run
+WHOLE, ADAPTER, KEPT = "policy", "adapter", "policies"  # directories in that of a run
 
 
 def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: bool) -> TrainablePolicy:
@@ -51,13 +52,19 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
 
 
 def policy_path(given: str) -> Path:
-    """The path of a policy, given as that path or as the run that trained it."""
+    """The path of a policy, given as that path, as the run that trained it, or as what a run kept of an iteration."""
     path = Path(given)
-    if Run.is_at(path):
+    if run_of(path) is not None:
         path = path / WHOLE if (path / WHOLE).is_dir() else Run(path).policy
     if not path.exists():
         raise ConfigError(f"policy: expected a policy file or a run with one, got {given}, which does not exist")
     return path
+
+
+def run_of(path: Path) -> Run | None:
+    """The run at a path, or the run that kept the policy of an iteration there."""
+    at = path.parent.parent if path.parent.name == KEPT else path
+    return Run(at) if Run.is_at(at) else None
 
 
 def digest_of_policy(path: Path) -> str:
@@ -72,6 +79,26 @@ def digest_of_policy(path: Path) -> str:
 
 def save_policy(policy: TrainablePolicy, run: Run, weights: Mapping[str, Array], *, adapted: bool, last: bool) -> None:
     """Save the newest policy in the run; `weights` are all weights of the model."""
+    _write(policy, run.path, weights, adapted=adapted, whole=last)
+
+
+def keep_policy(
+    policy: TrainablePolicy, run: Run, weights: Mapping[str, Array], *, adapted: bool, iteration: int
+) -> None:
+    """Save the policy of an iteration, whole and with its adapter, in a directory of its own; a crash leaves none."""
+    kept = run.path / KEPT / f"iteration-{iteration:06d}"
+    new = kept.with_name(f".{kept.name}.new")
+    shutil.rmtree(new, ignore_errors=True)
+    new.mkdir(parents=True)
+    _write(policy, new, weights, adapted=adapted, whole=True)
+    shutil.rmtree(kept, ignore_errors=True)  # of the same iteration, before the run was killed and resumed
+    files.move_durably(new, kept)
+
+
+def _write(
+    policy: TrainablePolicy, directory: Path, weights: Mapping[str, Array], *, adapted: bool, whole: bool
+) -> None:
+    """Write the adapter, the file of a small VLA and, if `whole`, the checkpoint of an OpenVLA."""
     import torch
 
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
@@ -79,13 +106,13 @@ def save_policy(policy: TrainablePolicy, run: Run, weights: Mapping[str, Array],
     if adapted:
         from understudy.policies.lora import merged_state, save_adapter
 
-        save_adapter(policy.model, run.path / ADAPTER, tensors)
+        save_adapter(policy.model, directory / ADAPTER, tensors)
         merged = merged_state(policy.model, tensors)
     if hasattr(policy, "description"):  # a small VLA: one file
-        policy.save(run.policy, {name: tensor.numpy() for name, tensor in merged.items()})
-    elif last:
-        new = run.path / f".{WHOLE}.new"
+        policy.save(Run(directory).policy, {name: tensor.numpy() for name, tensor in merged.items()})
+    elif whole:
+        new = directory / f".{WHOLE}.new"
         shutil.rmtree(new, ignore_errors=True)
         policy.save(new, tensors)  # merges the adapter itself
-        shutil.rmtree(run.path / WHOLE, ignore_errors=True)
-        files.move_durably(new, run.path / WHOLE)
+        shutil.rmtree(directory / WHOLE, ignore_errors=True)
+        files.move_durably(new, directory / WHOLE)

@@ -90,7 +90,10 @@ def read_metrics(path: Path, kind: str | None = None) -> Iterator[dict[str, Any]
 
 
 def open_sink(name: SinkName, directory: Path, config: Mapping[str, Any]) -> Sink:
-    """TensorBoard files in the run directory, or Weights & Biases (offline unless WANDB_MODE is set)."""
+    """TensorBoard files in the run directory, or Weights & Biases (offline unless WANDB_MODE is set).
+
+    WANDB_PROJECT and WANDB_NAME name its project and its run; by default understudy and the name of the directory.
+    """
     try:
         return _TensorBoard(directory) if name == "tensorboard" else _Wandb(directory, config)
     except ModuleNotFoundError as error:
@@ -113,8 +116,13 @@ class _TensorBoard:
 class _Wandb:
     def __init__(self, directory: Path, config: Mapping[str, Any]):
         module = importlib.import_module("wandb")
-        mode = os.environ.get("WANDB_MODE", "offline")
-        self._run: Any = module.init(project="understudy", dir=str(directory), config=dict(config), mode=mode)
+        self._run: Any = module.init(
+            project=os.environ.get("WANDB_PROJECT", "understudy"),
+            name=os.environ.get("WANDB_NAME", directory.resolve().name),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            dir=str(directory),
+            config=dict(config),
+        )
 
     def write(self, kind: str, step: int, numbers: Mapping[str, float]) -> None:
         self._run.log({f"{kind}/{name}": value for name, value in numbers.items()}, step=step)

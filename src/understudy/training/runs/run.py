@@ -5,6 +5,7 @@ store/              the recorded episodes, unless they are written to a server
 metrics.jsonl       the metrics
 checkpoints/        the states from which the run can resume
 policy.safetensors  the newest policy
+policies/           the policies of earlier iterations, if an on-policy run keeps them
 videos/             the worst episodes of each evaluation
 health/             what each process of the run is doing now
 """

@@ -32,6 +32,27 @@ def test_order_is_of_the_seed_and_the_pass() -> None:
     assert [one.tolist() for one in plain] == [[0, 1, 2], [3, 4, 5]] * 2
 
 
+def test_mini_batches_of_whole_episodes_by_hand() -> None:
+    """Episodes of 3, 1, 2 and 4 rows; at most three in a mini batch are two and two, and not three and one."""
+    episode = np.array([0, 0, 0, 1, 2, 2, 4, 4, 4, 4])  # episode 3 has no rows
+    found = minibatches.whole_episodes(episode, 3, 2, shuffle=False, seed=0)
+    assert [one.tolist() for one in found] == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9]] * 2
+    assert [one.tolist() for one in minibatches.whole_episodes(episode, 4, 1, shuffle=False, seed=0)] == [[*range(10)]]
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=20), st.integers(1, 9), st.integers(0, 5))
+def test_no_episode_is_cut_in_two(lengths: list[int], size: int, seed: int) -> None:
+    episode = np.repeat(np.arange(len(lengths)), lengths)
+    found = minibatches.whole_episodes(episode, size, 2, shuffle=True, seed=seed)
+    num = -(-len(lengths) // size)
+    assert len(found) == 2 * num
+    for once in (found[:num], found[num:]):
+        assert sorted(np.concatenate(once)) == list(range(len(episode)))
+        whole = [set(episode[rows]) for rows in once]
+        assert max(len(one) for one in whole) <= size
+        assert sum(len(one) for one in whole) == len(lengths)
+
+
 # ---- ranks
 
 

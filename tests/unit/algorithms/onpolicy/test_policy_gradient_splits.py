@@ -32,6 +32,20 @@ def test_a_mini_batch_knows_how_long_its_episodes_are() -> None:
             np.testing.assert_allclose(found.value_weight, 1 / len(found), rtol=1e-6)
 
 
+def test_a_mini_batch_of_whole_episodes_is_a_mean_over_them_by_hand() -> None:
+    """The first three of six episodes have 3, 1 and 2 blocks, 7, 3 and 5 steps, and two log-probs for each step."""
+    batch = blocks()
+    options: dict[str, Any] = {"ppo_mini_batch_size": 4, "ppo_epochs": 1, "shuffle": False}
+    algorithm = of(mini_batch_unit="episodes", loss_aggregation="episode-mean", **options)
+    first, second = algorithm.mini_batches(algorithm.prepare(batch), seed=1)
+    assert (first.rows.tolist(), second.rows.tolist()) == ([*range(6)], [*range(6, 14)])
+    each = np.array([7, 7, 7, 3, 5, 5])
+    np.testing.assert_allclose(first.weight, batch.executed[:6] / (3 * 2 * each[:, None]), rtol=1e-6)
+    assert first.weight.sum() * 2 == pytest.approx(1.0)
+    in_blocks = of(loss_aggregation="episode-mean", **options)
+    assert [len(one) for one in in_blocks.mini_batches(in_blocks.prepare(batch), seed=1)] == [4, 4, 3, 3]
+
+
 @pytest.mark.parametrize("aggregation", ["token-mean", "episode-mean", "episode-sum"])
 @pytest.mark.parametrize("options", [FULL, {"adv_estimator": "grpo"}, {"adv_estimator": "rloo", "entropy_coeff": 0.1}])
 def test_any_split_over_ranks_and_micro_batches_gives_the_gradient_of_the_whole(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from understudy.core import ArraySpec, Spec, StepSpec
 PICTURE, PATCH = 16, 8  # 4 patches
 DINO, SIGLIP, HIDDEN = 32, 48, 32
 VOCABULARY, PADDING, BINS = 320, 64, 256
+L1_WIDTH = 24  # of an L1 head
+FILM_RANK = 32  # of the adapters in a file with FiLM
 KEY = "libero_spatial_no_noops"
 WORDS = (
     "In",
@@ -186,7 +189,13 @@ def random_weights(seed: int = 0) -> dict[str, torch.Tensor]:
 
 
 def make_checkpoint(
-    directory: Path, *, seed: int = 0, proprio: bool = False, dtype: torch.dtype = torch.float32
+    directory: Path,
+    *,
+    seed: int = 0,
+    proprio: bool = False,
+    l1_head: bool = False,
+    film: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> Path:
     """Write it; two shards and an index, as the large ones have."""
     directory.mkdir(parents=True, exist_ok=True)
@@ -214,7 +223,59 @@ def make_checkpoint(
         }
         state = {f"module.{name}": torch.randn(shape, generator=generator) for name, shape in shapes.items()}
         torch.save(state, directory / "proprio_projector--150000_checkpoint.pt")
+    if l1_head:
+        torch.save(l1_head_weights(seed), directory / "action_head--150000_checkpoint.pt")
+    if film:
+        torch.save(film_weights(seed), directory / "vision_backbone--150000_checkpoint.pt")
     return directory
+
+
+def film_weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Of a vision backbone with FiLM, as OpenVLA-OFT saves it: blocks in wrappers, adapters at linear layers."""
+    generator = torch.Generator().manual_seed(seed + 3)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator) / shape[-1] ** 0.5
+
+    weights = {}
+    for name, weight in random_weights(seed + 1).items():
+        if not name.startswith("vision_backbone."):
+            continue
+        wrapped = re.sub(r"\.blocks\.(\d+)\.", r".blocks.\1.block.", name)
+        layer, _, kind = wrapped.rpartition(".")
+        if not layer.endswith(("qkv", ".proj", "fc1", "fc2", "attn_pool.q")) or "patch_embed" in layer:
+            weights[wrapped] = weight
+            continue
+        weights[f"{layer}.base_layer.{kind}"] = weight
+        if kind == "weight":
+            weights[f"{layer}.lora_A.default.weight"] = 0.3 * drawn(FILM_RANK, weight.shape[1])
+            weights[f"{layer}.lora_B.default.weight"] = 0.3 * drawn(weight.shape[0], FILM_RANK)
+    for tower_name, width in (("featurizer", DINO), ("fused_featurizer", SIGLIP)):
+        for n in range(3):
+            for part in ("scale", "shift"):
+                layer = f"vision_backbone.{tower_name}.blocks.{n}.{part}"
+                weights |= {f"{layer}.weight": drawn(width, HIDDEN), f"{layer}.bias": 0.1 * drawn(width)}
+    return weights
+
+
+def l1_head_weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Of OpenVLA-OFT's L1 head, by the names that it has in DDP."""
+    generator = torch.Generator().manual_seed(seed + 2)
+    shapes: dict[str, tuple[int, ...]] = {
+        "layer_norm1.weight": (7 * HIDDEN,),
+        "fc1.weight": (L1_WIDTH, 7 * HIDDEN),
+        "layer_norm2.weight": (L1_WIDTH,),
+        "fc2.weight": (7, L1_WIDTH),
+    }
+    for n in range(2):
+        shapes |= {f"mlp_resnet_blocks.{n}.ffn.0.weight": (L1_WIDTH,)}
+        shapes |= {f"mlp_resnet_blocks.{n}.ffn.1.weight": (L1_WIDTH, L1_WIDTH)}
+    weights = {}
+    for name, shape in shapes.items():
+        drawn = torch.randn(shape, generator=generator)
+        weights[name] = 1 + 0.1 * drawn if len(shape) == 1 else drawn / shape[-1] ** 0.5
+        weights[name.replace("weight", "bias")] = 0.1 * torch.randn(shape[:1], generator=generator)
+    return {f"module.model.{name}": weight for name, weight in weights.items()}
 
 
 def make_tokenizer() -> Tokenizer:

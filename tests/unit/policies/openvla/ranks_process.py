@@ -36,9 +36,12 @@ def update(checkpoint: Path, place: Path, parallel: Literal["none", "fsdp"], ran
     mine = list(range(ranks.rank, ROWS, ranks.size))
     for number in range(3):
         seen = {name: array[mine] for name, array in observations(ROWS, number).items()}
-        tokens = np.random.default_rng(number).integers(0, 256, (ROWS, 8, 7), np.int32)[mine]
+        rng = np.random.default_rng(number)
+        tokens = rng.integers(0, 256, (ROWS, 8, 7), np.int32)[mine]
+        numbers = rng.uniform(-1, 1, (ROWS, 8, 7)).astype(np.float32)[mine]  # of a policy with an L1 head
         said = [instructions(ROWS)[row] for row in mine]
-        told = policy.evaluate(seen, said, {"tokens": tokens}, sampling=Sampling(), module=engine.forward)
+        replay = {"tokens": tokens, "numbers": numbers}
+        told = policy.evaluate(seen, said, replay, sampling=Sampling(), module=engine.forward)
         assert told.value is not None
         loss = (-told.log_prob.mean(dim=(1, 2)) + (told.value - 1).square()).sum() / ROWS
         engine.backward(loss, last=True)

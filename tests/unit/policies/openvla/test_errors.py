@@ -140,7 +140,11 @@ def test_other_models_are_refused(original: Path, tmp_path: Path) -> None:
                 "expected 'resize-naive'",
             ),
             ("preprocessor_config.json", lambda x: x.pop("means"), "expected how images are prepared, got KeyError"),
-            ("dataset_statistics.json", lambda x: x[KEY]["action"].pop("q99"), "expected q01, q99 and mask"),
+            (
+                "dataset_statistics.json",
+                lambda x: x[KEY]["action"].pop("q99"),
+                "expected q01, q99 and perhaps mask, got KeyError",
+            ),
             ("dataset_statistics.json", lambda x: x[KEY].pop("action"), f"norm_stats/{KEY}: expected action"),
         )
     ):
@@ -150,10 +154,9 @@ def test_other_models_are_refused(original: Path, tmp_path: Path) -> None:
             load(directory)
 
 
-@pytest.mark.parametrize("name", ["action_head--150000_checkpoint.pt", "vision_backbone--5_checkpoint.pt"])
-def test_policies_without_tokens_are_refused(directory: Path, name: str) -> None:
-    (directory / name).write_bytes(b"")
-    with pytest.raises(PolicyError, match="take a checkpoint that was trained on action tokens"):
+def test_diffusion_is_refused(directory: Path) -> None:
+    (directory / "noisy_action_projector--5_checkpoint.pt").write_bytes(b"")
+    with pytest.raises(PolicyError, match="take a checkpoint that was trained on action tokens or with an L1 head"):
         load(directory)
 
 
@@ -203,9 +206,12 @@ def test_options_that_make_no_sense() -> None:
         ({"decoding": "beam"}, "decoding: expected 'parallel' or 'autoregressive', got 'beam'"),
         ({"attention": "sparse"}, "attention: expected"),
         ({"dtype": "int8"}, "dtype: expected"),
+        ({"resize": "letterbox"}, "resize: expected 'processor' or 'jpeg_lanczos', got 'letterbox'"),
+        ({"normalization": "normal"}, "normalization: expected None or 'bounds_q99' or 'bounds', got 'normal'"),
         ({"decoding": "autoregressive"}, "goes with block_steps=1 and without use_proprio, got 8"),
         ({"cameras": ("a", "a")}, "cameras: expected different names"),
         ({"use_proprio": ()}, "use_proprio: expected names"),
+        ({"l1_scale": 0.0}, "l1_scale: expected more than 0, got 0.0"),
     ):
         with pytest.raises(PolicyError, match=message):
             OpenVLAConfig(**options)  # type: ignore[arg-type]

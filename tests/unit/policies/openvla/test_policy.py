@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import re
+import shutil
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from tests.contracts import block_policy as contract
 from tests.docs.pages import DOCS, run_page
 from tests.unit.policies.openvla.make_checkpoint import (
     KEY,
+    PICTURE,
     SPEC,
     instructions,
     make_checkpoint,
@@ -32,6 +35,7 @@ from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.policies import PolicyError, Sampling
 from understudy.policies.config import LoraConfig
 from understudy.policies.openvla import OpenVLAConfig, OpenVLAPolicy
+from understudy.policies.openvla.jpeg_lanczos import compress_and_resize
 from understudy.policies.subprocess import Limits, PolicyFactory
 
 CASES: dict[str, dict[str, Any]] = {
@@ -167,6 +171,15 @@ def test_pictures_are_mirrored_and_cropped_where_asked(directory: Path) -> None:
     two["image"][:, 0] = 255
     inner = [small.tensors(x, said[:1])["images"][:, :, 1:] for x in (one, two)]
     assert torch.equal(inner[0], inner[1])
+
+
+def test_resize_chooses_how_pictures_are_made_smaller(directory: Path) -> None:
+    observation, said = observations(1), instructions(1)
+    plain, published = (load(directory, resize=resize, mirror=True) for resize in ("processor", "jpeg_lanczos"))
+    seen = [policy.tensors(observation, said)["images"][0, 3:6] for policy in (plain, published)]  # from -1 to 1
+    assert not torch.equal(seen[0], seen[1])
+    expected = compress_and_resize(observation["image"][0][:, ::-1], PICTURE).transpose(2, 0, 1)
+    np.testing.assert_allclose(seen[1].numpy(), (expected / 255 - 0.5) / 0.5, atol=1e-6)
 
 
 def spec_of(size: int) -> StepSpec:
@@ -306,6 +319,44 @@ def test_each_data_set_has_its_own_scale(directory: Path) -> None:
     wide, narrow = (load(directory, unnorm_key=key).actions.action(block) for key in (KEY, "bridge_orig"))
     np.testing.assert_allclose(narrow[..., :6], 0.5 * wide[..., :6], rtol=1e-5)
     assert load(directory, unnorm_key="libero_spatial").config.unnorm_key == KEY
+
+
+def with_bounds(directory: Path, copy: Path, *, percentiles: bool) -> Path:
+    """A copy of the checkpoint whose statistics have lowest and highest numbers, with or without percentiles."""
+    shutil.copytree(directory, copy)
+    stats = statistics()
+    stats["action"] |= {"min": [-0.2] * 7, "max": [0.6] * 7}
+    stats["proprio"] |= {"min": [-2.0, 0.0, 0.0, 0.0, 0.0], "max": [2.0, 4.0, 1.0, 1.0, 0.0]}
+    if not percentiles:
+        for part in ("action", "proprio"):
+            del stats[part]["q01"], stats[part]["q99"]
+    (copy / "dataset_statistics.json").write_text(json.dumps({KEY: stats}))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("percentiles", "normalization", "by_bounds"),
+    [(True, None, False), (True, "bounds_q99", False), (True, "bounds", True), (False, None, True)],
+)
+def test_the_statistics_or_the_option_say_what_scales(
+    directory: Path, tmp_path: Path, percentiles: bool, normalization: Any, by_bounds: bool
+) -> None:
+    """By hand: bins 0, 127 and 255 have the centres -254/255, 0 and 254/255; lowest -0.2 and highest 0.6 make that
+    0.2 - 0.4 * 254/255, 0.2 and 0.2 + 0.4 * 254/255. The first number's percentiles are -0.1 and 0.1."""
+    copy = with_bounds(directory, tmp_path / "copy", percentiles=percentiles)
+    policy = load(copy, normalization=normalization, use_proprio=("hand", "grip"))
+    block = np.full((1, 8, 7), 127)
+    block[0, :3, 0] = [0, 127, 255]
+    found = policy.actions.action(block)[0, :3, 0]
+    by_hand = [-0.1984313725, 0.2, 0.5984313725] if by_bounds else [-0.0996078431, 0.0, 0.0996078431]
+    np.testing.assert_allclose(found, by_hand, atol=1e-7)
+    np.testing.assert_array_equal(policy.tokens_of(policy.actions.action(block))[0, :3, 0], [0, 127, 254])
+    assert policy.actions.action(block)[0, 0, -1] == pytest.approx(0.0, abs=1e-7)  # the mask leaves the gripper alone
+    observation = observations(1)
+    observation["hand"] = np.array([[0.5, 1.0, 3.0]], np.float32)
+    observation["grip"] = np.array([[0.25, 0.0]], np.float32)
+    given = policy.tensors(observation, instructions(1))["proprio"].numpy()
+    np.testing.assert_allclose(given, [[0.25, -0.5, 1, -0.5, -1]] if by_bounds else [[0.5, 0.5, 0.5, 0, 0]], atol=1e-6)
 
 
 # ---- keeping

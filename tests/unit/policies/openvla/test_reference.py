@@ -193,6 +193,12 @@ class Reference:
 
     def logits(self, images: list[Any], ids: list[int], *, empty: int) -> torch.Tensor:
         """Of all tokens; the last `empty` ones before the very last have no embedding."""
+        with torch.no_grad():
+            logits: torch.Tensor = self.llama.lm_head(self.hidden(images, ids, empty=empty))
+            return logits
+
+    def hidden(self, images: list[Any], ids: list[int], *, empty: int) -> torch.Tensor:
+        """The last hidden states, behind the final norm."""
         embedded = self.llama.get_input_embeddings()(torch.tensor([ids]))
         if empty:
             embedded[:, -1 - empty : -1] = 0
@@ -202,7 +208,10 @@ class Reference:
         mask = torch.ones(size, size, dtype=torch.bool)
         mask = mask if self.bidirectional else mask.tril()
         with torch.no_grad():
-            return self.llama(inputs_embeds=whole, attention_mask=mask[None, None]).logits[0]
+            found: torch.Tensor = self.llama(
+                inputs_embeds=whole, attention_mask=mask[None, None], output_hidden_states=True
+            ).hidden_states[-1][0]
+            return found
 
 
 def prompt(instruction: str) -> list[int]:

@@ -27,6 +27,7 @@ def train(place: str, tasks: list[int], parallel: str, until: int | None = None)
                 workers={"num_parallel_envs": ranks.size},
                 plan={"wave_groups": 5},
                 algorithm={"ppo_mini_batch_size": 13},
+                save_policy_every=2,
             )
             if ranks.first and not path.exists():
                 Run.create(path, "grpo", config)

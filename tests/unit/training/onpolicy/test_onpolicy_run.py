@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from tests.sides import SidesWorld
 from tests.unit.policies.openvla.make_checkpoint import KEY, make_checkpoint
 from tests.unit.training.onpolicy.making import make_config, save_policy
@@ -203,6 +205,46 @@ def test_evaluations_and_checkpoints_are_as_often_as_asked(tmp_path: Path, polic
     assert any((run.directory.path / "tensorboard").iterdir())
 
 
+def test_policies_are_kept_as_often_as_asked(tmp_path: Path, policy: Path) -> None:
+    """Each is the policy of its iteration, whole and with its adapter, and can be evaluated and trained from."""
+    options: dict[str, Any] = {"lora": {"rank": 2}, "checkpoint_every": 100}
+    run = train(tmp_path / "run", make_config(policy, iterations=5, save_policy_every=2, **options))
+    kept = sorted((run.directory.path / "policies").iterdir())
+    assert [path.name for path in kept] == ["iteration-000002", "iteration-000004"]
+    short = train(tmp_path / "short", make_config(policy, iterations=2, **options))
+    assert not (short.directory.path / "policies").exists()
+    found = [
+        digest_of_arrays(VLAPolicy.load(path / "policy.safetensors").parameters())
+        for path in (*kept, short.directory.path, run.directory.path)
+    ]
+    assert found[0] == found[2]
+    assert len(set(found)) == 3
+    adapters = [load_file(path / "adapter" / "adapter_model.safetensors") for path in (kept[0], short.directory.path)]
+    assert adapters[0].keys() == adapters[1].keys()
+    assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    assert main(["evaluate", str(kept[0]), "--episodes", "2", "--workers", "1"]) == 0
+    assert (kept[0] / "evaluations" / "evaluation.json").exists()
+    further = train(tmp_path / "further", make_config(kept[0], iterations=1))
+    assert lines(further, "train")
+
+
+def test_a_policy_that_was_kept_before_a_kill_is_kept_again(tmp_path: Path, policy: Path) -> None:
+    """The run is resumed from an earlier checkpoint and replaces what it had kept, or half of it."""
+    config = make_config(policy, iterations=3, save_policy_every=3, checkpoint_every=2)
+    kept = tmp_path / "run" / "policies" / "iteration-000003"
+    with OnPolicyRun(Run.create(tmp_path / "run", "grpo", config)) as run:
+        for _ in range(2):
+            run.iterate()
+        run._save()
+    for directory in (kept, kept.with_name(".iteration-000003.new")):
+        directory.mkdir(parents=True)
+        (directory / "policy.safetensors").write_bytes(b"half")
+    with OnPolicyRun(Run(tmp_path / "run")) as run:
+        run.run()
+    assert digest_of_arrays(VLAPolicy.load(kept / "policy.safetensors").parameters()) == weights(run)
+    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+
+
 def test_the_reference_is_the_policy_that_it_began_with(tmp_path: Path, policy: Path) -> None:
     config = make_config(policy, algorithm={"kl_in": "loss", "kl_coef": 1.0}, iterations=3)
     run = train(tmp_path / "run", config)
@@ -242,6 +284,7 @@ def test_it_acts_in_the_precision_that_it_is_trained_in(tmp_path: Path, policy: 
     [
         ({"iterations": 0}, "iterations: expected a number from 1"),
         ({"seed": -1}, "seed: expected 0 or more"),
+        ({"save_policy_every": 0}, "save_policy_every: expected a number from 1, or None, got 0"),
         ({"workers": {"num_parallel_envs": 0}}, "num_parallel_envs: expected a number from 1"),
     ],
 )
@@ -294,6 +337,27 @@ def test_every_option_of_evaluate_changes_something(tmp_path: Path, usual: OnPol
         trial["start"] for trial in score("--split", "train")["episode_results"]
     )
     assert len(score("--videos", "2")["videos"]) == 2
+
+
+def test_evaluate_takes_a_checkpoint_of_openvla_with_its_options(
+    tmp_path: Path, usual: OnPolicyRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_checkpoint(tmp_path / "openvla")
+    words = ["evaluate", str(tmp_path / "openvla"), "--env", "tests.sides:SidesWorld?numbers=7&max_steps=4"]
+    words += ["--episodes", "4", "--workers", "1", "--sampled", "--openvla.unnorm-key", KEY]
+    scores = []
+    for normalization in ("bounds_q99", "bounds"):
+        out = tmp_path / normalization
+        assert main([*words, "--openvla.normalization", normalization, "--out", str(out)]) == 0
+        scores.append(json.loads((out / "evaluation.json").read_text()))
+    assert scores[0]["fingerprint"]["parameters"] == scores[1]["fingerprint"]["parameters"]
+    assert scores[0]["fingerprint"]["config"] != scores[1]["fingerprint"]["config"]
+    lengths = [[trial["num_steps"] for trial in one["score"]["episode_results"]] for one in scores]
+    assert lengths[0] == [4, 4, 4, 4]  # percentiles of 0.1 do not get there in four steps, bounds of 9 may
+    assert lengths[1] != lengths[0]
+    capsys.readouterr()
+    assert main(["evaluate", str(usual.directory.path), "--openvla.mirror"]) == 1
+    assert "is no OpenVLA checkpoint, or a run with options of its own; omit it" in capsys.readouterr().err
 
 
 def test_evaluate_ends_episodes_where_the_run_ends_them(tmp_path: Path, policy: Path) -> None:
@@ -356,6 +420,7 @@ def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> N
         engine={"learning_rate": 1e-3},
         algorithm={"kl_in": "loss"},
         evaluation={"episodes": 2},
+        save_policy_every=1,
     )
     run = train(tmp_path / "run", config)
     losses = [line["loss"] for line in lines(run, "train")]
@@ -372,9 +437,39 @@ def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> N
         for one in (merged, run.policy)
     ]
     assert found[0] == pytest.approx(found[1], abs=1e-4)
+    kept = [run.directory.path / "policies" / f"iteration-00000{number}" for number in (1, 2)]
+    assert sorted(path.name for path in kept[0].iterdir()) == ["adapter", "policy"]
+    changed = "language_model.model.layers.0.mlp.up_proj.weight"
+    one, two, last = (load_file(path / "policy" / "model.safetensors")[changed] for path in (*kept, run.directory.path))
+    assert torch.equal(two, last)
+    assert not torch.equal(one, last)
     assert main(["evaluate", str(run.directory.path), "--episodes", "2", "--workers", "1", "--split", "all"]) == 0
     said = json.loads((run.directory.path / "evaluations" / "evaluation.json").read_text())["score"]
     assert said["meaning"].startswith("benchmark: all starts")
+
+
+def test_a_checkpoint_with_an_l1_head_is_trained(tmp_path: Path) -> None:
+    """Numbers instead of tokens are drawn, stored and learned from; every ratio begins at one."""
+    make_checkpoint(tmp_path / "openvla", l1_head=True)
+    config = make_config(
+        tmp_path / "openvla",
+        env="tests.sides:SidesWorld?numbers=7",
+        iterations=1,
+        openvla={"unnorm_key": KEY, "block_steps": 3, "l1_scale": 1.0},
+        lora={"rank": 2},
+        algorithm={"ppo_epochs": 1, "ppo_mini_batch_size": 1000},
+        evaluation={"episodes": 2},
+    )
+    run = train(tmp_path / "run", config)
+    (line,) = lines(run, "train")
+    assert line["ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert line["gradient"] > 0
+    assert line["entropy"] == pytest.approx(1 + np.log(2.0), abs=1e-4)
+    scale = load_file(run.directory.path / "policy" / "scale_head.safetensors")
+    assert abs(scale["bias"].item()) > 1e-6  # it began as the log of 1
+    with Reader(run.directory.store) as reader:
+        episode = reader.read(next(iter(reader.episodes())).id)
+    assert episode.extras["replay"]["numbers"].shape[1:] == (3, 7)
 
 
 @pytest.mark.parametrize(

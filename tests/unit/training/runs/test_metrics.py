@@ -74,8 +74,11 @@ def test_a_sink_that_is_not_installed_is_named(tmp_path: Path) -> None:
                 open_sink(name, tmp_path, {})  # type: ignore[arg-type]
 
 
-def test_weights_and_biases_hears_the_same_numbers(tmp_path: Path) -> None:
-    """The real client, offline: what it would send stands in a file."""
+@pytest.mark.parametrize("named", [{}, {"WANDB_PROJECT": "SimpleVLA", "WANDB_NAME": "libero10-grpo"}])
+def test_weights_and_biases_hears_the_same_numbers(named: dict[str, str], tmp_path: Path) -> None:
+    """The real client, offline: what it would send stands in a file, under the names that it was given."""
+    tmp_path = tmp_path / "my-run"
+    tmp_path.mkdir()
     pytest.importorskip("wandb")
     script = (
         "import sys; from pathlib import Path; from understudy.training.runs.metrics import MetricLog, open_sink\n"
@@ -83,8 +86,11 @@ def test_weights_and_biases_hears_the_same_numbers(tmp_path: Path) -> None:
         "log.write('train', step=3, update=6, loss=0.5); log.write('evaluation', step=4, update=8, success=1.0)\n"
         "log.close()\n"
     )
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")} | named
     subprocess.run([sys.executable, "-c", script, tmp_path], env=environment, check=True, timeout=120)
     (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
     held = file.read_bytes()
     assert all(name in held for name in (b"seed", b"train/loss", b"evaluation/success"))
+    for name in named.values() or ("my-run",):
+        assert name.encode() in held
+    assert (b"SimpleVLA" in held) == bool(named)
