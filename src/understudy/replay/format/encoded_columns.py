@@ -137,7 +137,10 @@ class _FrameThreads:
         if self._pool is None:
             num_threads = max((os.cpu_count() or 1) - 1, 1)  # a core is left to the control loop
             self._pool = ThreadPoolExecutor(num_threads, "frames")
-        return self._pool.map(work, tasks)
+        try:
+            return self._pool.map(work, tasks)
+        except RuntimeError:  # at the end of the process there are no more threads
+            return map(work, tasks)
 
 
 frame_threads = _FrameThreads()

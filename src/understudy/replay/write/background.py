@@ -14,6 +14,7 @@ next call raises it, and so does `Store.close`, if nobody has heard of it before
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -24,6 +25,8 @@ from weakref import WeakSet
 from understudy.core import BacklogError, StoreFailedError, UnderstudyError
 from understudy.processes import forks
 from understudy.replay.format.chunk import Chunk
+
+logger = logging.getLogger(__name__)
 
 Overflow: TypeAlias = Literal["block", "raise", "drop_episode"]
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
@@ -37,7 +40,7 @@ class BackgroundCommits:
     keeps_columns = True
 
     def __init__(self, writer: str, commit: Callable[[Chunk], int], *, overflow: Overflow = "block"):
-        self._writer = writer
+        self.writer = writer
         self._commit = commit
         self._overflow = overflow
         self._patient = False
@@ -62,7 +65,7 @@ class BackgroundCommits:
             if len(self._queue) >= MAX_QUEUED_CHUNKS:
                 if self._overflow != "block" and not self._patient:
                     raise BacklogError(
-                        f"writer {self._writer!r}: {self.num_rows} steps wait to be encoded and written, and more come "
+                        f"writer {self.writer!r}: {self.num_rows} steps wait to be encoded and written, and more come "
                         f"faster than that; record fewer or smaller cameras, choose a faster codec, or overflow='block'"
                     )
                 self._changed.wait_for(lambda: len(self._queue) < MAX_QUEUED_CHUNKS or self._failure is not None)
@@ -70,7 +73,7 @@ class BackgroundCommits:
             self._queue.append(chunk)
             if not self._has_thread:
                 self._has_thread = True
-                threading.Thread(target=self._work, name=f"commit:{self._writer}", daemon=True).start()
+                threading.Thread(target=self._work, name=f"commit:{self.writer}", daemon=True).start()
             self._changed.notify_all()
             return self._last_commit
 
@@ -121,7 +124,7 @@ class BackgroundCommits:
         except UnderstudyError as error:
             self._fail(error)
         except BaseException as error:
-            self._fail(StoreFailedError(f"writer {self._writer!r}: {error!r}; this is a defect, please report it"))
+            self._fail(StoreFailedError(f"writer {self.writer!r}: {error!r}; this is a defect, please report it"))
             raise
 
     def _next_chunk(self) -> Chunk | None:
@@ -144,4 +147,5 @@ _all: WeakSet[BackgroundCommits] = WeakSet()
 def _drain_all() -> None:
     """Commit what was handed over, although nobody has closed the store: a process that ends has not crashed."""
     for commits in list(_all):
-        commits.drain()
+        if (error := commits.drain()) is not None:
+            logger.error("writer %r: not all of its steps are stored: %s", commits.writer, error)

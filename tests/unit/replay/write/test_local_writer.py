@@ -1,5 +1,7 @@
 """LocalWriter: `append` does not wait for the disk, and nothing is lost or hidden by that."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -171,6 +173,33 @@ def test_closing_the_store_raises_what_nobody_has_heard(tmp_path: Path) -> None:
         store.close()
     with Store.open(tmp_path / "store"):  # its lock is free
         pass
+
+
+ENDS_WITHOUT_CLOSING = """
+import sys
+import numpy as np
+import understudy as us
+camera = us.ArraySpec(shape=(48, 64, 3), dtype="uint8", codec=us.H264(gop_size=2))
+action = us.ArraySpec(shape=(2,), dtype="float32")
+spec = us.StepSpec(observation=us.Spec({"a": camera, "b": camera}), action=us.Spec(action))
+writer = us.Store.open(sys.argv[1]).writer("w", spec, commit_steps=4)
+writer.begin()
+for number in range(12):
+    frame = np.full((48, 64, 3), number, np.uint8)
+    writer.append(us.Step(observation={"a": frame, "b": frame}, action=np.zeros(2, np.float32), reward=0.0))
+"""
+
+
+def test_a_process_that_ends_commits_what_was_handed_over(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDS_WITHOUT_CLOSING, str(tmp_path / "store")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stderr == ""
+    with Reader(tmp_path / "store") as reader:
+        assert reader.record(1).num_rows == 12
 
 
 def test_without_background_the_call_that_fills_a_chunk_commits_it(store: Store) -> None:
