@@ -39,6 +39,7 @@ EXTRAS = {
     "remote": "a store over the network: serve, actor, learner",
     "web": "web pages to drive a robot and to watch runs",
     "plot": "figures, and videos of episodes",
+    "cameras": "encoded camera frames: H.264, JPEG and PNG",
     "formats": "import and export of RLDS, LeRobot, robomimic, Minari, MCAP and ROS 2 bags",
     "gym": "Gymnasium's environments",
     "robot": "an arm's server, and a simulated arm",
