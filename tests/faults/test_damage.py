@@ -25,7 +25,7 @@ NUM_REPAIRS, REPAIRS_EVERY_RUN = 60, 18
 
 
 def write(store: Store, name: str, spec: StepSpec, episodes: list[Episode]) -> None:
-    writer = store.writer(name, spec, commit_steps=4)
+    writer = store.writer(name, spec, commit_steps=4, background=False)
     for episode in episodes:
         write_episode(writer, episode)
 
@@ -270,7 +270,7 @@ def write_for_damage(path: Path) -> Store:
             store.catalog.checkpoint()
     store.delete([2])
     store.set_success([3], success=True)
-    writer = store.writer("open", small_spec(), commit_steps=3)
+    writer = store.writer("open", small_spec(), commit_steps=3, background=False)
     writer.begin(task="open")
     for step in list(random_episode(small_spec(), 8, 99).steps())[:6]:
         writer.append(step)

@@ -158,7 +158,7 @@ def test_children_that_end_change_nothing_in_a_store_that_is_written(tmp_path: P
         return said
 
     with Store.open(path) as store:
-        writer = store.writer("w", small_spec(), commit_steps=5)
+        writer = store.writer("w", small_spec(), commit_steps=5, background=False)
         steps, last = random_steps(small_spec(), 12, 0)
         for episode in range(6):
             writer.begin(task="t")

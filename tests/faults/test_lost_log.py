@@ -26,7 +26,7 @@ from pathlib import Path
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import Store
 store = Store.open(sys.argv[1], segment_bytes=2**18)
-writer = store.writer("w", small_spec(), commit_steps=4)
+writer = store.writer("w", small_spec(), commit_steps=4, background=False)
 for seed in range({NUM_EPISODES}):
     episode = random_episode(small_spec(), 9, seed)
     writer.begin(seed=seed)
@@ -223,7 +223,7 @@ def test_rows_that_were_never_acknowledged_are_cleared(path: Path, killed: tuple
 
 def write(path: Path, numbers: range, segment_bytes: int) -> None:
     with Store.open(path, segment_bytes=segment_bytes) as store:
-        writer = store.writer("w", small_spec(), commit_steps=4)
+        writer = store.writer("w", small_spec(), commit_steps=4, background=False)
         for seed in numbers:
             episode = random_episode(small_spec(), 9, seed)
             writer.begin(seed=seed)

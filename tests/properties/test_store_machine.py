@@ -55,7 +55,7 @@ class StoreMachine(RuleBasedStateMachine):
     def open_store(self) -> None:
         self.store = Store.open(self.path, segment_bytes=SEGMENT_BYTES)
         self.writers = {
-            name: self.store.writer(name, spec, commit_steps=5, flush_each_episode=name == "text")
+            name: self.store.writer(name, spec, commit_steps=5, flush_each_episode=name == "text", background=False)
             for name, spec in SPECS.items()
         }
         self.current = dict.fromkeys(SPECS)

@@ -69,7 +69,7 @@ def write(path: Path, seconds: float) -> list[list[float]]:
 
 
 def _write_episodes(store: Store, name: int, stop: float, log: list[list[float]]) -> None:
-    writer = store.writer(f"writer-{name}", SPEC, commit_steps=COMMIT_STEPS)
+    writer = store.writer(f"writer-{name}", SPEC, commit_steps=COMMIT_STEPS, background=False)
     episode = 0
     while time.monotonic() < stop:
         writer.begin()

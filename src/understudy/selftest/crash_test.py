@@ -14,6 +14,7 @@ step follows from its episode's seed and its index, so every row can be checked.
 
 from __future__ import annotations
 
+import itertools
 import json
 import mmap
 import os
@@ -126,14 +127,18 @@ def run_crash_test(
 
 
 class _PhaseTable:
-    """One byte of shared memory for each thread of the child: its phase."""
+    """One byte of shared memory for each thread of the child: its phase.
+
+    The first slots are those of the threads that take one, the others those of the writers' committing threads.
+    """
 
     def __init__(self) -> None:
-        self._bytes = mmap.mmap(-1, NUM_THREADS)
+        self._bytes = mmap.mmap(-1, 2 * NUM_THREADS)
         self._slot = threading.local()
+        self._num_others = itertools.count()
 
     def clear(self) -> None:
-        self._bytes[:] = bytes(NUM_THREADS)
+        self._bytes[:] = bytes(2 * NUM_THREADS)
 
     def take_slot(self, slot: int) -> None:
         """In the child: this thread writes to this slot."""
@@ -141,6 +146,8 @@ class _PhaseTable:
 
     @contextmanager
     def running(self, phase: str) -> Iterator[None]:
+        if not hasattr(self._slot, "number"):
+            self.take_slot(NUM_THREADS + next(self._num_others) % NUM_THREADS)
         slot = self._slot.number
         before = self._bytes[slot]
         self._bytes[slot] = PHASES.index(phase)

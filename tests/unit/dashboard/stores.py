@@ -78,7 +78,7 @@ def live(writer: Writer, number: int, *, num_steps: int = 6, end: bool = True) -
 
 def make_store(path: Path, num_episodes: int = 12, **options: int) -> Path:
     with Store.open(path, **options) as store:
-        writer = store.writer("w", SPEC, commit_steps=4)
+        writer = store.writer("w", SPEC, commit_steps=4, background=False)
         for number in range(num_episodes):
             live(writer, number)
     return path

@@ -207,7 +207,7 @@ class Catalog:
 
     def close(self) -> None:
         if self._connection is not None:
-            with forks.unforked, _translate_errors(self.path, "close"):
+            with self._turn, forks.unforked, _translate_errors(self.path, "close"):
                 self._connection.close()
         self._closed = True
 

@@ -101,7 +101,7 @@ def test_names_of_joints_are_those_of_the_data(target: Target, store: Path) -> N
 
 def test_an_episode_that_is_being_recorded_is_shown_as_far_as_it_is(tmp_path: Path) -> None:
     with Store.open(tmp_path / "store") as store:
-        writer = store.writer("w", SPEC, commit_steps=3)
+        writer = store.writer("w", SPEC, commit_steps=3, background=False)
         live(writer, 0, num_steps=4, end=False)
         target = Target(tmp_path / "store", "s")
         try:
