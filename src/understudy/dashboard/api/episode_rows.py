@@ -21,6 +21,7 @@ from understudy.dashboard.api.targets import Target
 from understudy.replay import Reader
 from understudy.replay.format.layout import checksum_of
 from understudy.replay.format.segment import digests
+from understudy.replay.read.encoded_rows import read_encoded_rows
 
 Array = np.ndarray[Any, Any]
 
@@ -68,13 +69,15 @@ def _read(
         if path in segment.layout.large:
             found[path] = segment.read_column(path, row, count)
             good &= digests(found[path].reshape(count, -1)) == small[checksum_of(path)]
-        else:
+        elif path not in segment.layout.spec.encoded:
             found[path] = small[path]
     if not good.all():
         raise DamageError(
             f"{segment.path}: row {row + int(np.argmin(good))} (episode {episode}) is not what was written; "
             f"run `understudy verify`, then `understudy repair`"
         )
+    for path in segment.layout.spec.encoded.keys() & set(paths):
+        found[path] = read_encoded_rows(segment, path, row, count)
     return found
 
 

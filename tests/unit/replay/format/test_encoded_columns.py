@@ -11,6 +11,7 @@ from tests.moving_camera import moving_frames, psnr
 from understudy.codecs import FrameError
 from understudy.core import H264, ArraySpec, Codec, DamageError, Episode, Jpeg, Png, Spec, SpecError, Step, StepSpec
 from understudy.core.step import frame_number_of
+from understudy.dashboard.api.episode_rows import read_rows
 from understudy.replay import (
     EVERYTHING,
     Reader,
@@ -129,6 +130,20 @@ def test_only_a_store_with_encoded_fields_is_of_the_newer_format(tmp_path: Path)
     with Reader(tmp_path / "store") as reader:
         assert reader.catalog.select("select value from meta where key = 'format'") == [("2",)]
         assert len(reader.read(1)) == NUM_STEPS
+
+
+def test_a_page_sees_the_frames_of_a_part_of_an_episode(tmp_path: Path) -> None:
+    path = make_store(tmp_path / "store")
+    known = episodes(path)
+    with Reader(path) as reader:
+        for first, count in ((0, 1), (3, 9), (12, 14), (25, 5)):
+            found = read_rows(reader, 2, ["observation/camera", "observation/depth", "source"], first, count)
+            for name in ("camera", "depth"):
+                wanted = known[2].observation[name][first : first + count]
+                assert np.array_equal(found[f"observation/{name}"], wanted)
+    damage_packet(path, 26 + 12)
+    with Reader(path) as reader, pytest.raises(DamageError):
+        read_rows(reader, 2, ["observation/camera"], 13, 1)
 
 
 def test_a_group_does_not_cross_a_commit_or_an_episode(tmp_path: Path) -> None:
