@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from understudy.core import ArraySpec, Spec, StepSpec
+from understudy.policies.openvla import OpenVLAPolicy
 
 PICTURE, PATCH = 16, 8  # 4 patches
 DINO, SIGLIP, HIDDEN = 32, 48, 32
@@ -309,3 +310,7 @@ def instructions(num: int) -> list[str]:
 
 def rngs(num: int, seed: int = 0) -> list[np.random.Generator]:
     return [np.random.default_rng([seed, row]) for row in range(num)]
+
+
+def load(directory: Path, **options: Any) -> OpenVLAPolicy:
+    return OpenVLAPolicy.load(directory, SPEC, **{"unnorm_key": KEY, "cameras": ("image",), **options})

@@ -16,7 +16,15 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
-from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions, make_checkpoint, observations, rngs
+from tests.unit.policies.openvla.make_checkpoint import (
+    KEY,
+    SPEC,
+    instructions,
+    load,
+    make_checkpoint,
+    observations,
+    rngs,
+)
 
 from understudy.core import ArraySpec, Spec, SpecError, StepSpec
 from understudy.policies import PolicyError, Sampling
@@ -31,10 +39,6 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def directory(original: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(original, tmp_path / "copy"))
-
-
-def load(directory: Path, **options: Any) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(directory, SPEC, **{"unnorm_key": KEY, "cameras": ("image",), **options})
 
 
 def edit(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 from safetensors.torch import load_file
 from torch.nn import functional
 
@@ -16,12 +14,11 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from tests.unit.policies.openvla.make_checkpoint import (
-    KEY,
     PICTURE,
-    SPEC,
     VOCABULARY,
     film_weights,
     instructions,
+    load,
     make_checkpoint,
     observations,
     random_weights,
@@ -32,7 +29,6 @@ from tests.unit.policies.openvla.test_reference import Reference, below, dino_fe
 from understudy.policies import PolicyError, Sampling
 from understudy.policies.config import LoraConfig
 from understudy.policies.lora import add_lora
-from understudy.policies.openvla import OpenVLAPolicy
 
 GREEDY = Sampling(greedy=True)
 FILE = "vision_backbone--150000_checkpoint.pt"
@@ -41,10 +37,6 @@ FILE = "vision_backbone--150000_checkpoint.pt"
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("openvla") / "checkpoint", film=True)
-
-
-def load(directory: Path, **options: Any) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(directory, SPEC, **{"unnorm_key": KEY, "cameras": ("image",), **options})
 
 
 def merged() -> dict[str, torch.Tensor]:
@@ -105,19 +97,12 @@ class FilmReference(Reference):
 
     language: torch.Tensor  # [1, width]
 
-    def patches(self, image: Any) -> torch.Tensor:
-        resized = Image.fromarray(image).resize((PICTURE, PICTURE), Image.Resampling.BICUBIC)
-        scaled = torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1)[None] / 255
-        mean, std = (torch.tensor(x).reshape(1, 3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    def towers(self, dino: torch.Tensor, siglip: torch.Tensor) -> list[torch.Tensor]:
         weights = merged()
-        dino = vision(below(weights, "vision_backbone.featurizer."), (scaled - mean) / std, self.language)
-        siglip = vision(below(weights, "vision_backbone.fused_featurizer."), (scaled - 0.5) / 0.5, self.language)
-        features = torch.cat([dino, siglip], dim=-1)
-        w = below(self.weights, "projector.")
-        for layer in ("fc1", "fc2", "fc3"):
-            features = functional.linear(features, w[f"{layer}.weight"], w[f"{layer}.bias"])
-            features = features if layer == "fc3" else functional.gelu(features)
-        return features
+        return [
+            vision(below(weights, "vision_backbone.featurizer."), dino, self.language),
+            vision(below(weights, "vision_backbone.fused_featurizer."), siglip, self.language),
+        ]
 
 
 def test_logits_equal_the_parts_of_others(directory: Path) -> None:

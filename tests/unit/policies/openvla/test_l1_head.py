@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,10 +16,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
 from tests.unit.policies.openvla.make_checkpoint import (
-    KEY,
-    SPEC,
     instructions,
     l1_head_weights,
+    load,
     make_checkpoint,
     observations,
     rngs,
@@ -31,7 +29,7 @@ from tests.unit.policies.openvla.test_reference import Reference, prompt
 from understudy.policies import PolicyError, Sampling
 from understudy.policies.config import LoraConfig
 from understudy.policies.lora import add_lora
-from understudy.policies.openvla import OpenVLAPolicy, laplace
+from understudy.policies.openvla import laplace
 
 GREEDY = Sampling(greedy=True)
 FILE = "action_head--150000_checkpoint.pt"
@@ -40,10 +38,6 @@ FILE = "action_head--150000_checkpoint.pt"
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("openvla") / "checkpoint", proprio=True, l1_head=True)
-
-
-def load(directory: Path, **options: Any) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(directory, SPEC, **{"unnorm_key": KEY, "cameras": ("image",), **options})
 
 
 def predict(hidden: torch.Tensor) -> torch.Tensor:

@@ -25,6 +25,7 @@ from tests.unit.policies.openvla.make_checkpoint import (
     PICTURE,
     SPEC,
     instructions,
+    load,
     make_checkpoint,
     observations,
     rngs,
@@ -63,10 +64,6 @@ PAGE = DOCS / "openvla.md"
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("openvla") / "checkpoint", proprio=True)
-
-
-def load(directory: Path, **options: Any) -> OpenVLAPolicy:
-    return OpenVLAPolicy.load(directory, SPEC, **{"unnorm_key": KEY, "cameras": ("image",), **options})
 
 
 def log_prob(policy: OpenVLAPolicy, observation: Any, tokens: Any) -> Any:

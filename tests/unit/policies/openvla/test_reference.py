@@ -178,13 +178,18 @@ class Reference:
         ).eval()
         self.llama.load_state_dict(below(weights, "language_model."))
 
+    def towers(self, dino: torch.Tensor, siglip: torch.Tensor) -> list[torch.Tensor]:
+        """What each vision transformer says of a picture that is scaled as it wants it."""
+        return [
+            dino_features(below(self.weights, "vision_backbone.featurizer."), dino),
+            siglip_features(below(self.weights, "vision_backbone.fused_featurizer."), siglip),
+        ]
+
     def patches(self, image: Any) -> torch.Tensor:
         resized = Image.fromarray(image).resize((PICTURE, PICTURE), Image.Resampling.BICUBIC)
         scaled = torch.from_numpy(np.asarray(resized).copy()).permute(2, 0, 1)[None] / 255
         mean, std = (torch.tensor(x).reshape(1, 3, 1, 1) for x in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-        dino = dino_features(below(self.weights, "vision_backbone.featurizer."), (scaled - mean) / std)
-        siglip = siglip_features(below(self.weights, "vision_backbone.fused_featurizer."), (scaled - 0.5) / 0.5)
-        features = torch.cat([dino, siglip], dim=-1)
+        features = torch.cat(self.towers((scaled - mean) / std, (scaled - 0.5) / 0.5), dim=-1)
         w = below(self.weights, "projector.")
         for layer in ("fc1", "fc2", "fc3"):
             features = functional.linear(features, w[f"{layer}.weight"], w[f"{layer}.bias"])
