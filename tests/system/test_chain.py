@@ -19,8 +19,9 @@ def test_events_lose_nothing(events: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_three_hundred_events_lose_nothing(tmp_path: Path) -> None:
-    report = run_chain_test(tmp_path, events=300, seed=2)
+@pytest.mark.parametrize("encoded", [False, True])
+def test_three_hundred_events_lose_nothing(encoded: bool, tmp_path: Path) -> None:
+    report = run_chain_test(tmp_path, events=300, seed=2, encoded=encoded)
     assert report.ok, report
     assert set(report.events) == set(FAULTS)
 

@@ -40,10 +40,21 @@ def test_kills_lose_nothing(kills: int, tmp_path: Path) -> None:
     assert len(report.killed_while) >= min(6, kills // 4)  # phases
 
 
+@pytest.mark.parametrize("encoded", [False, True])
 @pytest.mark.nightly
-def test_a_thousand_kills_lose_nothing(tmp_path: Path) -> None:
-    report = run_crash_test(tmp_path / "store", kills=1000, seed=2)
+def test_a_thousand_kills_lose_nothing(encoded: bool, tmp_path: Path) -> None:
+    report = run_crash_test(tmp_path / "store", kills=1000, seed=2, encoded=encoded)
     assert report.ok, report
+
+
+def test_kills_and_damage_lose_no_encoded_frame(tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    report = run_crash_test(tmp_path / "store", kills=3, seed=1, damage=True, encoded=True)
+    assert report.ok, report
+    assert report.found == report.acknowledged > 0
+    with Reader(tmp_path / "store") as reader:
+        (spec,) = (reader.spec(number) for number in reader.catalog.spec_ids())
+        assert sorted(spec.encoded) == ["observation/depth", "observation/video"]
 
 
 def test_the_command_prints_its_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

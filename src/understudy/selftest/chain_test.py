@@ -36,7 +36,8 @@ from understudy.core import DeliveryError, EpisodeInfo, StoreFormatError
 from understudy.core import tree as trees
 from understudy.durable import files
 from understudy.replay import EVERYTHING, Fifo, Reader, Sampler, Store, verify
-from understudy.selftest.crash_test import SEGMENT_BYTES, SPEC, observation_of, row_equals, step_of
+from understudy.selftest.contents import Contents
+from understudy.selftest.crash_test import SEGMENT_BYTES
 from understudy.selftest.faulty_proxy import Proxy, free_port
 from understudy.service.client.outbox import OutboxConfig
 from understudy.service.client.remote import connect
@@ -96,16 +97,19 @@ def run_chain_test(
     *,
     events: int,
     seed: int = 0,
+    encoded: bool = False,
     report_early: bool = False,
     progress: Callable[[ChainReport], None] | None = None,
 ) -> ChainReport:
     """Inject `events` faults, one after the other, then let all processes finish and compare.
 
+    With `encoded` the steps have cameras that are stored in H.264 and PNG.
     With `report_early` the actors report a row as recorded before it is, and the test must detect that.
     """
     rng = random.Random(seed)
     report = ChainReport()
-    with _running(directory, seed, report, report_early=report_early) as chain:
+    contents = Contents(encoded)
+    with _running(directory, contents, seed, report, report_early=report_early) as chain:
         for name in ACTORS:
             chain.wait_for_report(name, SETTLE_S)
         for kind in rng.choices(list(FAULTS), list(FAULTS.values()), k=events):
@@ -115,7 +119,7 @@ def run_chain_test(
             if progress:
                 progress(report)
         chain.settle()
-    _check_store(directory, report)
+    _check_store(directory, contents, report)
     _check_reader(directory, report)
     return report
 
@@ -124,15 +128,20 @@ def run_chain_test(
 
 
 @contextmanager
-def _running(directory: Path, seed: int, report: ChainReport, *, report_early: bool) -> Iterator[_Chain]:
+def _running(
+    directory: Path, contents: Contents, seed: int, report: ChainReport, *, report_early: bool
+) -> Iterator[_Chain]:
     for name in ("reports", "logs", "spool", "reader"):
         (directory / name).mkdir(parents=True)
     port = free_port()
     with Proxy(port, port=free_port(), seed=seed) as proxy:
         commands: dict[str, list[str]] = {
             "server": [str(port)],
-            "reader": [],
-            **{name: [name, proxy.address, str(seed), str(int(report_early))] for name in ACTORS},
+            "reader": [str(int(contents.encoded))],
+            **{
+                name: [name, proxy.address, str(seed), str(int(contents.encoded)), str(int(report_early))]
+                for name in ACTORS
+            },
         }
         chain = _Chain(directory, commands, proxy, report)
         try:
@@ -290,13 +299,16 @@ def _server(directory: Path, incarnation: int, port: str) -> None:
             raise server.failure
 
 
-def _actor(directory: Path, incarnation: int, name: str, address: str, seed: str, report_early: str) -> None:
+def _actor(
+    directory: Path, incarnation: int, name: str, address: str, seed: str, encoded: str, report_early: str
+) -> None:
+    contents = Contents(encoded == "1")
     rng = random.Random(f"{seed} {name} {incarnation}")
     report = os.open(_report_path(directory, name, incarnation), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     with connect(address) as remote:
         writer = remote.writer(
             name,
-            SPEC,
+            contents.spec,
             spool=directory / "spool" / name,
             commit_steps=rng.randint(1, 30),
             flush_each_episode=rng.random() < 0.7,
@@ -304,7 +316,7 @@ def _actor(directory: Path, incarnation: int, name: str, address: str, seed: str
         )
         reports = _RowReports(report, writer, report_early=report_early == "1")
         while not _is_over(directory, "actor"):
-            _write_episode(writer, reports, rng)
+            _write_episode(writer, contents, reports, rng)
             while writer.delivery.recorded > MAX_BACKLOG_ROWS and not _is_over(directory, "actor"):
                 time.sleep(0.01)
         writer.flush()
@@ -314,18 +326,18 @@ def _actor(directory: Path, incarnation: int, name: str, address: str, seed: str
         writer.close()
 
 
-def _write_episode(writer: RemoteWriter, reports: _RowReports, rng: random.Random) -> None:
+def _write_episode(writer: RemoteWriter, contents: Contents, reports: _RowReports, rng: random.Random) -> None:
     seed = rng.getrandbits(60)
     writer.begin(EpisodeInfo(seed=seed, actor=writer.name))
     num_steps = rng.randrange(1, MAX_STEPS)
     for index in range(num_steps):
-        writer.append(step_of(seed, index, last=index == num_steps - 1))
+        writer.append(contents.step(seed, index, last=index == num_steps - 1))
         reports.add(seed, index + 1)
         time.sleep(rng.uniform(0.0, 0.01))
         if rng.random() < 0.05:
             writer.flush()
         reports.send()
-    writer.end(observation_of(seed, num_steps))
+    writer.end(contents.observation(seed, num_steps))
     reports.add(seed, num_steps + 1)
     reports.send()
 
@@ -349,7 +361,8 @@ class _RowReports:
             self._waiting.clear()
 
 
-def _reader(directory: Path, incarnation: int) -> None:
+def _reader(directory: Path, incarnation: int, encoded: str) -> None:
+    contents = Contents(encoded == "1")
     output = directory / "reader"
     saved: dict[str, Any] = {"sampler": None, "log_bytes": 0}
     if (output / "state.json").exists():
@@ -369,7 +382,9 @@ def _reader(directory: Path, incarnation: int) -> None:
                 continue
             batch = sampler.sample(size=min(available, MAX_BATCH))
             rows = [[int(e), int(i)] for e, i in zip(batch.episode, batch.index, strict=True)]
-            log.write((json.dumps({"rows": rows, "different": _num_different(reader, batch)}) + "\n").encode())
+            log.write(
+                (json.dumps({"rows": rows, "different": _num_different(reader, contents, batch)}) + "\n").encode()
+            )
             log.flush()
             state = {"sampler": sampler.state(), "log_bytes": log.tell()}
             files.write_atomically(output / "state.json", json.dumps(state).encode())
@@ -393,16 +408,16 @@ def _store_with_steps(directory: Path) -> Reader:
         time.sleep(0.02)
 
 
-def _num_different(reader: Reader, batch: Any) -> int:
+def _num_different(reader: Reader, contents: Contents, batch: Any) -> int:
     """How many transitions are not what their actor wrote; the policy version holds the index of the step."""
     different = 0
     for row, (episode, index) in enumerate(zip(batch.episode.tolist(), batch.policy_version.tolist(), strict=True)):
         seed = reader.record(episode).info.seed
         assert seed is not None
-        step = step_of(seed, index, last=bool(batch.terminated[row]))
+        step = contents.step(seed, index, last=bool(batch.terminated[row]))
         wanted = {
             **trees.flatten(step.observation, "now"),
-            **trees.flatten(observation_of(seed, index + 1), "next"),
+            **trees.flatten(contents.observation(seed, index + 1), "next"),
             "action": step.action,
         }
         found = {
@@ -410,7 +425,7 @@ def _num_different(reader: Reader, batch: Any) -> int:
             **trees.flatten(batch.next_observation, "next"),
             "action": batch.action,
         }
-        good = all(trees.equal_leaf(value, found[path][row]) for path, value in wanted.items())
+        good = all(contents.leaf_equals(path, value, found[path][row]) for path, value in wanted.items())
         different += not (good and batch.reward[row] == step.reward)
     return different
 
@@ -418,7 +433,7 @@ def _num_different(reader: Reader, batch: Any) -> int:
 # ---- comparing
 
 
-def _check_store(directory: Path, report: ChainReport) -> None:
+def _check_store(directory: Path, contents: Contents, report: ChainReport) -> None:
     """Compare the actors' reports with the store."""
     reported: dict[int, int] = {}
     for path in sorted((directory / "reports").iterdir()):
@@ -440,7 +455,7 @@ def _check_store(directory: Path, report: ChainReport) -> None:
                 index = int(columns["policy_version"][row]) if is_step else row
                 seen[seed, index] += 1
                 report.out_of_order += index != row
-                report.different += not row_equals(columns, index, seed, last=not is_step)
+                report.different += not contents.row_equals(columns, index, seed, last=not is_step)
     report.durable = sum((seed, index) in seen for seed, rows in reported.items() for index in range(rows))
     report.duplicated += seen.total() - len(seen)
     report.unreported = len(seen) - report.durable

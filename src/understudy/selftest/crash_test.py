@@ -31,10 +31,7 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy as np
-
-from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec, text
-from understudy.core import tree as trees
+from understudy.core import EpisodeInfo
 from understudy.durable import files
 from understudy.replay.format.segment import Segment
 from understudy.replay.maintain import compaction
@@ -43,6 +40,7 @@ from understudy.replay.read.reader import Reader
 from understudy.replay.write.commit import Commit
 from understudy.replay.write.retention import Budget, Retention
 from understudy.replay.write.store import Store
+from understudy.selftest.contents import Contents
 from understudy.selftest.damage import DamageReport, damage_copy
 
 SEGMENT_BYTES = 400_000
@@ -62,10 +60,6 @@ PHASES = (
     "switch catalog",
     "remove files",
     "close",
-)
-SPEC = StepSpec(
-    observation=Spec({"camera": ArraySpec(shape=(24, 24, 3), dtype="uint8"), "note": text()}),
-    action=Spec(ArraySpec(shape=(3,), dtype="float32")),
 )
 
 
@@ -97,32 +91,38 @@ def run_crash_test(
     kills: int,
     seed: int = 0,
     damage: bool = False,
+    encoded: bool = False,
     progress: Callable[[CrashReport], None] | None = None,
 ) -> CrashReport:
-    """Kill a writer `kills` times on a store in `directory` and check after each, with `damage` a damaged copy too."""
+    """Kill a writer `kills` times on a store in `directory` and check after each, with `damage` a damaged copy too.
+
+    With `encoded` the steps have cameras that are stored in H.264 and PNG.
+    """
+    contents = Contents(encoded)
     rng = random.Random(seed)
     report = CrashReport(damage=DamageReport() if damage else None)
     ledger = _Ledger()
     phase_table = _PhaseTable()
     checked = 0
     while report.kills < kills:
-        _run_until_killed(directory, rng, ledger, phase_table)
+        _run_until_killed(directory, contents, rng, ledger, phase_table)
         report.kills += 1
         report.killed_while.update(phase_table.phases())
         killed = directory.with_name(f"{directory.name}-damaged")
         if report.damage is not None:
             shutil.rmtree(killed, ignore_errors=True)
             shutil.copytree(directory, killed)
-        checked = _check_new(directory, ledger, report, checked)
+        checked = _check_new(directory, contents, ledger, report, checked)
         if report.damage is not None:
-            damage_copy(killed, directory, rng, report.damage, _rows_match, partial(_write_one, seed=report.kills))
+            write_one = partial(_write_one, contents, seed=report.kills)
+            damage_copy(killed, directory, rng, report.damage, partial(_rows_match, contents), write_one)
             if not report.ok:
                 break
         if progress:
             progress(report)
         if report.lost or report.duplicated or report.different:
             break
-    _check_all(directory, ledger, report)
+    _check_all(directory, contents, ledger, report)
     return report
 
 
@@ -182,7 +182,9 @@ class _Ledger:
 # ---- the parent
 
 
-def _run_until_killed(directory: Path, rng: random.Random, ledger: _Ledger, phase_table: _PhaseTable) -> None:
+def _run_until_killed(
+    directory: Path, contents: Contents, rng: random.Random, ledger: _Ledger, phase_table: _PhaseTable
+) -> None:
     """Start a child, kill it at a phase or a time chosen at random, and collect what it had reported."""
     phase_table.clear()
     read_end, write_end = os.pipe()
@@ -190,7 +192,7 @@ def _run_until_killed(directory: Path, rng: random.Random, ledger: _Ledger, phas
     pid = os.fork()
     if pid == 0:
         os.close(read_end)
-        _child(directory, child_seed, write_end, phase_table)
+        _child(directory, contents, child_seed, write_end, phase_table)
     os.close(write_end)
     os.set_blocking(read_end, False)
     phase = rng.choice([None, *PHASES[1:]])
@@ -233,27 +235,27 @@ def _enter(message: dict[str, Any], ledger: _Ledger) -> None:
         ledger.deleted.update(message["deleted"])
 
 
-def _check_new(directory: Path, ledger: _Ledger, report: CrashReport, since: int) -> int:
+def _check_new(directory: Path, contents: Contents, ledger: _Ledger, report: CrashReport, since: int) -> int:
     """Open the store as the next process would and check the episodes that changed; returns the commit checked."""
     with Store.open(directory, segment_bytes=SEGMENT_BYTES):
         pass
     with Reader(directory) as reader:
         commit = reader.last_commit()
         for record in reader.episodes("changed > ? and not purged", (since,)):
-            _check_rows(reader, record, ledger, report)
+            _check_rows(reader, record, contents, ledger, report)
     return commit
 
 
-def _check_rows(reader: Reader, record: Any, ledger: _Ledger, report: CrashReport) -> None:
+def _check_rows(reader: Reader, record: Any, contents: Contents, ledger: _Ledger, report: CrashReport) -> None:
     _, columns = reader.rows(record.id)
     for index in range(record.num_rows):
-        if not row_equals(columns, index, record.info.seed, last=not columns["is_step"][index]):
+        if not contents.row_equals(columns, index, record.info.seed, last=not columns["is_step"][index]):
             report.different += 1
     if record.num_rows < ledger.rows.get(record.info.seed, 0):
         report.lost += ledger.rows[record.info.seed] - record.num_rows
 
 
-def _check_all(directory: Path, ledger: _Ledger, report: CrashReport) -> None:
+def _check_all(directory: Path, contents: Contents, ledger: _Ledger, report: CrashReport) -> None:
     """Every acknowledged row against the whole store."""
     report.problems = verify(directory).problems
     report.acknowledged = sum(ledger.rows.values())
@@ -272,30 +274,31 @@ def _check_all(directory: Path, ledger: _Ledger, report: CrashReport) -> None:
             elif record.info.kind == "demonstration" and seed not in ledger.may_delete:
                 report.lost += acknowledged  # it was never to be deleted
             if not record.purged:
-                _check_rows(reader, record, ledger, report)
+                _check_rows(reader, record, contents, ledger, report)
     report.duplicated = sum(seen.values()) - len(seen)
     report.lost += sum(rows for seed, rows in ledger.rows.items() if not seen[seed])
 
 
-def _rows_match(columns: Mapping[str, Any], seed: int, first: int) -> bool:
+def _rows_match(contents: Contents, columns: Mapping[str, Any], seed: int, first: int) -> bool:
     num_rows = len(columns["is_step"])
     return all(
-        row_equals(columns, row, seed, last=not columns["is_step"][row], index=first + row) for row in range(num_rows)
+        contents.row_equals(columns, row, seed, last=not columns["is_step"][row], index=first + row)
+        for row in range(num_rows)
     )
 
 
-def _write_one(store: Store, seed: int) -> None:
+def _write_one(contents: Contents, store: Store, seed: int) -> None:
     """One more episode, as an operator goes on."""
-    writer = store.writer("after-the-damage", SPEC)
+    writer = store.writer("after-the-damage", contents.spec)
     writer.begin(EpisodeInfo(seed=seed))
-    writer.append(step_of(seed, 0, last=True))
-    writer.end(observation_of(seed, 1))
+    writer.append(contents.step(seed, 0, last=True))
+    writer.end(contents.observation(seed, 1))
 
 
 # ---- the child
 
 
-def _child(directory: Path, seed: int, pipe: int, phase_table: _PhaseTable) -> NoReturn:
+def _child(directory: Path, contents: Contents, seed: int, pipe: int, phase_table: _PhaseTable) -> NoReturn:
     """Write, delete and compact until killed."""
     try:
         phase_table.take_slot(0)
@@ -311,7 +314,7 @@ def _child(directory: Path, seed: int, pipe: int, phase_table: _PhaseTable) -> N
         ):
             phase_table.watch(owner, name, phase)
         while True:
-            _WriterSession(directory, seed, pipe, phase_table).run()
+            _WriterSession(directory, contents, seed, pipe, phase_table).run()
             seed += 1000
     except BaseException as error:  # noqa: BLE001 (the outermost of a process: it reports why it ended)
         os.write(pipe, f"{type(error).__name__}: {error}\n".encode())
@@ -321,7 +324,8 @@ def _child(directory: Path, seed: int, pipe: int, phase_table: _PhaseTable) -> N
 class _WriterSession:
     """Opens the store, writes with two threads, and closes the store."""
 
-    def __init__(self, directory: Path, seed: int, pipe: int, phase_table: _PhaseTable):
+    def __init__(self, directory: Path, contents: Contents, seed: int, pipe: int, phase_table: _PhaseTable):
+        self._contents = contents
         self._pipe = pipe
         self._seed = seed
         self._phase_table = phase_table
@@ -368,7 +372,10 @@ class _WriterSession:
 
     def _write_episodes(self, number: int, rng: random.Random) -> None:
         writer = self._store.writer(
-            f"actor-{number}", SPEC, commit_steps=rng.choice([1, 4, 10, 30]), flush_each_episode=rng.random() < 0.7
+            f"actor-{number}",
+            self._contents.spec,
+            commit_steps=rng.choice([1, 4, 10, 30]),
+            flush_each_episode=rng.random() < 0.7,
         )
         unreported: dict[int, int] = {}  # rows by seed that may not be committed yet
         while not self._stop.is_set():
@@ -377,11 +384,11 @@ class _WriterSession:
             num_steps = rng.randrange(1, 40)
             for index in range(num_steps):
                 with self._phase_table.running("append"):
-                    writer.append(step_of(seed, index, last=index == num_steps - 1))
+                    writer.append(self._contents.step(seed, index, last=index == num_steps - 1))
                 unreported[seed] = index + 1
                 self._acknowledge(writer.num_uncommitted, unreported, seed)
             with self._phase_table.running("append"):
-                writer.end(observation_of(seed, num_steps))
+                writer.end(self._contents.observation(seed, num_steps))
             unreported[seed] = num_steps + 1
             self._acknowledge(writer.num_uncommitted, unreported, seed)
 
@@ -396,38 +403,3 @@ class _WriterSession:
 
     def _report(self, **message: Any) -> None:
         os.write(self._pipe, (json.dumps(message) + "\n").encode())
-
-
-# ---- what a step contains
-
-
-def step_of(seed: int, index: int, *, last: bool) -> Step:
-    rng = np.random.default_rng([seed, index, 1])
-    return Step(
-        observation=observation_of(seed, index),
-        action=rng.random(3, np.float32),
-        reward=float(index),
-        terminated=last,
-        source=Source.SCRIPT,
-        policy_version=index,
-    )
-
-
-def observation_of(seed: int, index: int) -> dict[str, Any]:
-    rng = np.random.default_rng([seed, index, 2])
-    return {"camera": rng.integers(0, 256, (24, 24, 3), np.uint8), "note": f"episode {seed}, row {index}"[: 5 + index]}
-
-
-def row_equals(columns: Mapping[str, Any], row: int, seed: int, *, last: bool, index: int | None = None) -> bool:
-    """Whether a stored row is what the child wrote; `index` is its number in the episode, by default `row`."""
-    index = row if index is None else index
-    wanted = trees.flatten(observation_of(seed, index), "observation")
-    if not last:
-        step = step_of(seed, index, last=bool(columns["terminated"][row]))
-        wanted |= {
-            "action": step.action,
-            "reward": np.float32(step.reward),
-            "source": np.uint8(step.source),
-            "policy_version": np.int64(step.policy_version),
-        }
-    return all(trees.equal_leaf(value, columns[path][row]) for path, value in wanted.items())

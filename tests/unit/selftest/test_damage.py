@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,26 +13,29 @@ from understudy.core import EpisodeInfo
 from understudy.replay import Store, compact
 from understudy.replay.format.paths import segment_files
 from understudy.selftest import damage
-from understudy.selftest.crash_test import SPEC, _rows_match, observation_of, step_of
+from understudy.selftest.contents import Contents
+from understudy.selftest.crash_test import _rows_match
 from understudy.selftest.damage import DamageReport
+
+CONTENTS = Contents()
 
 
 @pytest.fixture
 def stores(tmp_path: Path) -> tuple[Path, Path]:
     """A store of three episodes in several segments, and a copy of it."""
     with Store.open(tmp_path / "store", segment_bytes=20_000) as store:
-        writer = store.writer("w", SPEC)
+        writer = store.writer("w", CONTENTS.spec)
         for seed in (11, 12, 13):
             writer.begin(EpisodeInfo(seed=seed))
             for index in range(5):
-                writer.append(step_of(seed, index, last=index == 4))
-            writer.end(observation_of(seed, 5))
+                writer.append(CONTENTS.step(seed, index, last=index == 4))
+            writer.end(CONTENTS.observation(seed, 5))
     return tmp_path / "store", Path(shutil.copytree(tmp_path / "store", tmp_path / "copy"))
 
 
 def check(stores: tuple[Path, Path], damaged: str = "catalog.sqlite") -> DamageReport:
     report = DamageReport()
-    damage._check(stores[1], damage._expected(stores[0]), Path(damaged), report, _rows_match)
+    damage._check(stores[1], damage._expected(stores[0]), Path(damaged), report, partial(_rows_match, CONTENTS))
     return report
 
 
@@ -59,10 +63,10 @@ def test_an_episode_that_was_hit_is_counted_apart(stores: tuple[Path, Path]) -> 
 
 def test_rows_of_another_episode_are_different(stores: tuple[Path, Path]) -> None:
     with Store.open(stores[1]) as store:
-        writer = store.writer("w", SPEC)
+        writer = store.writer("w", CONTENTS.spec)
         writer.begin(EpisodeInfo(seed=14))
-        writer.append(step_of(99, 0, last=True))
-        writer.end(observation_of(99, 1))
+        writer.append(CONTENTS.step(99, 0, last=True))
+        writer.end(CONTENTS.observation(99, 1))
     assert check(stores).different == 2
 
 

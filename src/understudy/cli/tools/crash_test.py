@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 
 def command(
-    *, kills: int = 100, chain: bool = False, damage: bool = False, directory: Path | None = None, seed: int = 0
+    *,
+    kills: int = 100,
+    chain: bool = False,
+    damage: bool = False,
+    encoded: bool = False,
+    directory: Path | None = None,
+    seed: int = 0,
 ) -> int:
     """Kill a writing process with SIGKILL at random times and check that no acknowledged step is lost.
 
@@ -34,12 +40,15 @@ def command(
             connection between them fail, slow, freeze, or lose or repeat bytes.
         damage: After each kill, also flip bits in a file of a copy of the store or cut it short, then open, verify and
             repair the copy and check that no wrong row is served and that all undamaged episodes are there.
+        encoded: Write steps with a camera in H.264 and a depth camera in PNG too, which needs the extra "cameras".
         directory: Directory for the store, which is removed after success; by default a new one in the working
             directory.
         seed: Seed of the times of the kills and of the data.
     """
     if chain and damage:
         raise UnderstudyError("expected one of --chain and --damage, got both; run them one after the other")
+    if encoded:
+        _check_encoder()
     console = Console()
     path = Path(tempfile.mkdtemp(prefix="understudy-crash-test-", dir=directory or Path.cwd()))
     # Drawn only between two kills: a process with another thread must not fork.
@@ -49,9 +58,9 @@ def command(
             progress(number, kills)
 
         if chain:
-            ok = _chain(console, path, kills, seed, show)
+            ok = _chain(console, path, kills, seed, show, encoded=encoded)
         else:
-            ok = _store(console, path, kills, seed, show, damage=damage)
+            ok = _store(console, path, kills, seed, show, damage=damage, encoded=encoded)
     if ok:
         shutil.rmtree(path)
         return 0
@@ -59,13 +68,32 @@ def command(
     return 1
 
 
-def _store(console: Console, path: Path, kills: int, seed: int, show: Callable[[int], None], *, damage: bool) -> bool:
+def _check_encoder() -> None:
+    """An error if the library of H.264 is missing, which the killed processes would only say in their logs."""
+    import numpy as np
+
+    from understudy.codecs import encode_frames
+    from understudy.core import H264
+
+    encode_frames(H264(), np.zeros((1, 16, 16, 3), np.uint8))
+
+
+def _store(
+    console: Console,
+    path: Path,
+    kills: int,
+    seed: int,
+    show: Callable[[int], None],
+    *,
+    damage: bool,
+    encoded: bool,
+) -> bool:
     from understudy.selftest.crash_test import run_crash_test
 
     def progress(report: CrashReport) -> None:
         show(report.kills)
 
-    report = run_crash_test(path / "store", kills=kills, seed=seed, damage=damage, progress=progress)
+    report = run_crash_test(path / "store", kills=kills, seed=seed, damage=damage, encoded=encoded, progress=progress)
     console.print(_table(f"{report.kills} kills", "killed during", report.killed_while))
     if report.damage is not None:
         found = report.damage
@@ -88,12 +116,12 @@ def _store(console: Console, path: Path, kills: int, seed: int, show: Callable[[
     return report.ok
 
 
-def _chain(console: Console, path: Path, kills: int, seed: int, show: Callable[[int], None]) -> bool:
+def _chain(console: Console, path: Path, kills: int, seed: int, show: Callable[[int], None], *, encoded: bool) -> bool:
     def progress(report: ChainReport) -> None:
         show(report.num_events)
 
     run = with_remote("understudy.selftest.chain_test").run_chain_test
-    report: ChainReport = run(path, events=kills, seed=seed, progress=progress)
+    report: ChainReport = run(path, events=kills, seed=seed, encoded=encoded, progress=progress)
     console.print(_table(f"{report.num_events} events", "event", report.events))
     if report.different:
         report.problems.append(f"{report.different} rows are not what was written")
