@@ -82,4 +82,5 @@ class Contents:
 
 def _means(frame: np.ndarray) -> np.ndarray:
     """The mean of each field of a frame of video."""
-    return frame.reshape(MOSAIC, FIELD_PIXELS, MOSAIC, FIELD_PIXELS * 3).mean(axis=(1, 3))
+    fields = frame.reshape(MOSAIC, FIELD_PIXELS, MOSAIC, FIELD_PIXELS * 3)
+    return np.asarray(fields.mean(axis=(1, 3)))
