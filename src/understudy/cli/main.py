@@ -9,7 +9,6 @@ tyro makes options of its arguments and the help text of its docstring. It retur
 command line is not valid, 130 stopped by Ctrl-C, 143 by SIGTERM.
 """
 
-import difflib
 import errno
 import os
 import sys
@@ -177,9 +176,10 @@ def _options(prog: str) -> dict[str, str]:
 
 
 def _unknown(prog: str, given: str, names: Iterable[str]) -> str:
+    from understudy.core.suggestion import did_you_mean
+
     kind = "option" if given.startswith("-") else "command"
-    nearest = difflib.get_close_matches(given, [*names, *_options(prog)], n=1)
-    advice = f"did you mean {nearest[0]!r}?" if nearest else f"`{prog} --help` lists them all"
+    advice = did_you_mean(given, [*names, *_options(prog)], f"`{prog} --help` lists them all")
     return f"unknown {kind} {given!r}; {advice}"
 
 

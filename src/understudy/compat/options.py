@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from understudy.core import StoreError
+from understudy.core.suggestion import did_you_mean
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +33,5 @@ def accept_options(owner: str, given: Mapping[str, Any], reasons: Mapping[str, s
 
 
 def unknown_option(owner: str, name: str, known: Collection[str], ours: Collection[str]) -> TypeError:
-    near = difflib.get_close_matches(name, known, 1)
-    return TypeError(
-        f"{owner}: there is no option {name!r}; "
-        + (f"did you mean {near[0]!r}?" if near else f"it has {', '.join(ours)}")
-    )
+    advice = did_you_mean(name, known, f"it has {', '.join(ours)}")
+    return TypeError(f"{owner}: there is no option {name!r}; {advice}")

@@ -9,7 +9,6 @@ not in WORLD_REGISTRY is "module:factory", for worlds of your own; the module ma
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
+from understudy.core.suggestion import did_you_mean
 from understudy.envs.rewards import OPTIONS
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.world import World, WorldError
@@ -179,8 +179,8 @@ def _user_factory(name: str, path: str) -> str:
     module, colon, factory = path.partition(":")
     if colon and factory and find_module(module):
         return path
-    near = difflib.get_close_matches(module, WORLD_REGISTRY, 1)
-    advice = f"no world {module!r}, did you mean {near[0]!r}? For a world of your own: " if near else ""
+    near = did_you_mean(module, WORLD_REGISTRY, "")
+    advice = f"no world {module!r}, {near} For a world of your own: " if near else ""
     if colon and factory:
         raise WorldError(f"{name}: {advice}{missing(module)}")
     raise WorldError(f"{name}: {advice}expected one of {', '.join(WORLD_REGISTRY)}, or module:factory of your own file")

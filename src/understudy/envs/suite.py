@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from understudy.core import SPLITS, Split, UnderstudyError
 from understudy.core.spec import describe
+from understudy.core.suggestion import did_you_mean
 
 EVAL_SHARE = 5  # one start in five is for evaluation, unless the suite says otherwise
 
@@ -74,8 +74,7 @@ class Suite:
         for task in self.tasks:
             if task.name == name:
                 return task
-        near = difflib.get_close_matches(str(name), self.task_names, 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(self.task_names)}"
+        advice = did_you_mean(name, self.task_names, f"it has {', '.join(self.task_names)}")
         raise SuiteError(f"task: suite {self.name!r} has no task {name!r}; {advice}")
 
     def starts(self, task: Task | str, split: Split) -> Sequence[int]:

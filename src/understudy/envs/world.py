@@ -11,7 +11,6 @@ while True:
 from __future__ import annotations
 
 import abc
-import difflib
 import importlib
 import importlib.metadata
 import operator
@@ -26,6 +25,7 @@ from understudy.core import ArraySpec, Nested, Spec, Split, StepSpec, Tree, Unde
 from understudy.core import tree as trees
 from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
+from understudy.core.suggestion import did_you_mean
 from understudy.envs.suite import Suite, Task
 
 OPTIONS = ("task", "start", "split")  # of `reset`
@@ -195,8 +195,7 @@ def checked_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The options; a WorldError if there is one that reset does not know."""
     for name in options:
         if name not in OPTIONS:
-            near = difflib.get_close_matches(str(name), OPTIONS, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"reset knows {', '.join(OPTIONS)}"
+            advice = did_you_mean(name, OPTIONS, f"reset knows {', '.join(OPTIONS)}")
             raise WorldError(f"options: no option {name!r}; {advice}")
     return options
 

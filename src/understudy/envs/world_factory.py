@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
 from understudy.core import SpecError
+from understudy.core.suggestion import did_you_mean
 from understudy.processes.factory_spec import FactorySpec
 from understudy.processes.python_path import import_object
 
@@ -51,6 +51,5 @@ def _check_names(factory: str, options: Mapping[str, Any], signature: inspect.Si
     known = [parameter.name for parameter in parameters if parameter.kind is not parameter.VAR_POSITIONAL]
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+            advice = did_you_mean(name, known, f"it has {', '.join(known) or 'none'}")
             raise SpecError(f"{factory}: has no option {name!r}; {advice}")

@@ -12,13 +12,13 @@ libraries.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qsl
 
+from understudy.core.suggestion import did_you_mean
 from understudy.formats.format import Format, FormatError
 from understudy.formats.function_format import FunctionFormat
 from understudy.processes.python_path import find_module
@@ -57,12 +57,7 @@ class DatasetPath:
 def find_format(name: str) -> Format:
     """The format of a name; a FormatError says which package it needs, or which name is meant."""
     if name not in FORMATS:
-        nearest = difflib.get_close_matches(name, FORMATS, n=1)
-        advice = (
-            f"did you mean {nearest[0]!r}?"
-            if nearest
-            else f"there are {', '.join(FORMATS)}, or module:function of your own file"
-        )
+        advice = did_you_mean(name, FORMATS, f"there are {', '.join(FORMATS)}, or module:function of your own file")
         raise FormatError(f"format {name!r}: is unknown; {advice}")
     try:
         found: Format = importlib.import_module(f"understudy.formats.{name}").FORMAT
@@ -114,6 +109,5 @@ def check_options(options: Mapping[str, str], allowed: Collection[str], name: st
     """Refuse unknown options."""
     for option in options:
         if option not in allowed:
-            nearest = difflib.get_close_matches(option, allowed, n=1)
-            advice = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(sorted(allowed)) or 'none'}"
+            advice = did_you_mean(option, allowed, f"it has {', '.join(sorted(allowed)) or 'none'}")
             raise FormatError(f"{name}: has no option {option!r}; {advice}")

@@ -5,7 +5,6 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -15,6 +14,7 @@ import numpy as np
 from understudy.core import ArraySpec, Spec, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.core.spec import describe
+from understudy.core.suggestion import did_you_mean
 from understudy.policies.protocol import PolicyError
 
 if TYPE_CHECKING:
@@ -29,8 +29,7 @@ class Inputs:
         found = observation.flat
         for path in chosen or ():
             if path not in found:
-                near = difflib.get_close_matches(path, found, 1)
-                advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(found)}"
+                advice = did_you_mean(path, found, f"it has {', '.join(found)}")
                 raise PolicyError(f"inputs: the observation has no field {path!r}; {advice}")
         self.leaves = {path: found[path] for path in (found if chosen is None else chosen)}
         if not self.leaves:

@@ -10,7 +10,6 @@ The layers are changed in place: the model keeps its class, its `forward` and th
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
+from understudy.core.suggestion import did_you_mean
 from understudy.policies import policy_file
 from understudy.policies.config import LoraConfig
 from understudy.policies.protocol import PolicyError
@@ -153,8 +153,7 @@ def _targets(module: nn.Module, targets: str | tuple[str, ...]) -> list[str]:
     last = sorted({name.rpartition(".")[2] for name in linears})
     for target in targets:
         if not any(name == target or name.endswith(f".{target}") for name in chosen):
-            near = difflib.get_close_matches(target, [*last, *linears], 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(last)}"
+            advice = did_you_mean(target, [*last, *linears], f"there are {', '.join(last)}")
             raise PolicyError(f"targets: the module has no linear layer {target!r}; {advice}")
     return chosen
 

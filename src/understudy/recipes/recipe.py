@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib.util
 import sys
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from understudy.core import UnderstudyError
+from understudy.core.suggestion import did_you_mean
 
 FOLDER = Path(__file__).parent
 NAMES = ("toy", "toy-vla", "toy-vla-grpo", "metaworld-state", "metaworld-camera", "libero-vla", "your-robot")
@@ -36,8 +36,7 @@ class Recipe:
 def source_of(name: str) -> Path:
     """The file of a recipe."""
     if name not in NAMES:
-        near = difflib.get_close_matches(name, NAMES, 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(NAMES)}"
+        advice = did_you_mean(name, NAMES, f"choose one of {', '.join(NAMES)}")
         raise UnderstudyError(f"recipe: there is no {name!r}; {advice}")
     return FOLDER / f"{name.replace('-', '_')}.py"
 

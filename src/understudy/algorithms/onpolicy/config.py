@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from dataclasses import dataclass, fields
 from typing import Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from understudy.algorithms.algorithm import AlgorithmError
+from understudy.core.suggestion import did_you_mean
 
 AdvEstimator: TypeAlias = Literal["grpo", "rloo", "reinforce_plus_plus", "gae"]
 Aggregation: TypeAlias = Literal["token-mean", "episode-mean", "episode-sum"]
@@ -76,9 +76,8 @@ class PolicyGradientConfig:
         for name, hint in get_type_hints(type(self)).items():
             value, known = getattr(self, name), get_args(hint)
             if get_origin(hint) is Literal and value not in known:
-                near = difflib.get_close_matches(str(value), known, 1)
-                question = f"; did you mean {near[0]!r}?" if near else ""
-                raise AlgorithmError(f"{name}: expected one of {', '.join(known)}, got {value!r}{question}")
+                advice = did_you_mean(value, known, "choose one")
+                raise AlgorithmError(f"{name}: expected one of {', '.join(known)}, got {value!r}; {advice}")
         self._within("discount", "more than 0 and at most 1", 0 < self.discount <= 1)
         self._within("gae_lambda", "from 0 to 1", 0 <= self.gae_lambda <= 1)
         self._within("clip_ratio_low", "more than 0 and less than 1", 0 < self.clip_ratio_low < 1)

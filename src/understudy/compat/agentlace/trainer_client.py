@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import threading
 import time
@@ -50,6 +49,7 @@ from understudy.core import (
 from understudy.core import tree as trees
 from understudy.core.spec import describe
 from understudy.core.step import NO_VERSION
+from understudy.core.suggestion import did_you_mean
 from understudy.replay.format.segment import digest
 from understudy.service import OutboxConfig, Remote, Subscription, connect
 from understudy.web.tokens import read_token
@@ -179,11 +179,8 @@ class TrainerClient:
             return False
         for name in self._queues:
             if name not in stores:
-                near = difflib.get_close_matches(name, stores, 1)
-                raise RefusedError(
-                    f"data store {name!r}: the server has {', '.join(stores)}; "
-                    + (f"did you mean {near[0]!r}?" if near else "register it there")
-                )
+                advice = did_you_mean(name, stores, "register it there")
+                raise RefusedError(f"data store {name!r}: the server has {', '.join(stores)}; {advice}")
         # A unique writer name: a second actor of the same name must not replace the first.
         actor = f"{self.name}-{uuid.uuid4().hex[:12]}"
         senders: dict[str, _StoreSender] = {}

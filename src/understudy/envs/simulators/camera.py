@@ -9,7 +9,6 @@ Needs mujoco and, on a machine without a display, MUJOCO_GL=egl in the process's
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib
 import os
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from understudy.core.spec import describe
+from understudy.core.suggestion import did_you_mean
 from understudy.envs.world import WorldError
 
 MAX_SIZE = 1024  # pixels
@@ -79,8 +79,7 @@ class Cameras:
     def _view(self, name: str) -> Any:
         known = [self._model.camera(index).name for index in range(self._model.ncam)]
         if name not in known:
-            near = difflib.get_close_matches(str(name), known, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+            advice = did_you_mean(name, known, f"it has {', '.join(known) or 'none'}")
             raise WorldError(f"cameras: the model has no camera {name!r}; {advice}")
         view = self._mujoco.MjvCamera()
         view.type = self._mujoco.mjtCamera.mjCAMERA_FIXED

@@ -7,7 +7,6 @@ otherwise.
 
 from __future__ import annotations
 
-import difflib
 import gc
 import importlib
 from collections import OrderedDict
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
+from understudy.core.suggestion import did_you_mean
 from understudy.envs.simulators.libero_scene import AXIS_ANGLE_NAMES, CAMERAS, STATE_NAMES, Scene, prepare
 from understudy.envs.simulators.simplify import Simplifier
 from understudy.envs.suite import Suite, Task
@@ -50,8 +50,7 @@ class LiberoWorld(World):
         fingers, as in OpenVLA-OFT's data. `stock`: observe exactly what LIBERO observes, which is slower.
         """
         if suite not in MAX_STEPS:
-            near = difflib.get_close_matches(str(suite), MAX_STEPS, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(MAX_STEPS)}"
+            advice = did_you_mean(suite, MAX_STEPS, f"there are {', '.join(MAX_STEPS)}")
             raise WorldError(f"suite: LIBERO has no suite {suite!r}; {advice}")
         if state not in STATES:
             raise WorldError(f"state: expected {' or '.join(map(repr, STATES))}, got {state!r}")

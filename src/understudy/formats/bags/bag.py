@@ -6,7 +6,6 @@ FormatError that names the file.
 
 from __future__ import annotations
 
-import difflib
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from understudy.core.suggestion import did_you_mean
 from understudy.formats.format import FormatError
 
 # What the libraries raise for damaged files, beside exceptions of their own.
@@ -79,9 +79,8 @@ def find_topic(bag: Bag, name: str) -> Topic:
     """The topic of a name; a FormatError lists the topics and says which is meant."""
     if name in bag.topics:
         return bag.topics[name]
-    nearest = difflib.get_close_matches(name, bag.topics, n=1)
-    advice = f"did you mean {nearest[0]}? " if nearest else ""
-    raise FormatError(f"{bag.path}: has no topic {name}; {advice}It has {list_topics(bag)}")
+    advice = did_you_mean(name, bag.topics, "choose another.")
+    raise FormatError(f"{bag.path}: has no topic {name}; {advice} It has {list_topics(bag)}")
 
 
 def list_topics(bag: Bag) -> str:

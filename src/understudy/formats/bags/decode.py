@@ -6,7 +6,6 @@ A decoded message is a Node: a value and, for CDR, what its definition says of i
 
 from __future__ import annotations
 
-import difflib
 import json
 import keyword
 import re
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from understudy.core import UnderstudyError
+from understudy.core.suggestion import did_you_mean
 from understudy.formats.bags.bag import Topic, refusing
 from understudy.formats.format import FormatError
 
@@ -64,8 +64,7 @@ def walk(decoder: Decoder, node: Node, path: str) -> Node:
     for name in path.split(".") if path else ():
         below = decoder.children(node)
         if name not in below:
-            nearest = difflib.get_close_matches(name, below, n=1)
-            there = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(list(below)[:20]) or 'none'}"
+            there = did_you_mean(name, below, f"it has {', '.join(list(below)[:20]) or 'none'}")
             raise FormatError(f"{done or 'the message'} has no field {name!r}; {there}")
         node, done = below[name], f"{done}.{name}" if done else name
     return node

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from understudy.core import ArraySpec
+from understudy.core.suggestion import did_you_mean
 from understudy.formats.bags.bag import Bag, Message, Topic, find_topic, list_topics
 from understudy.formats.bags.decode import Decoder, Node, NotNumbersError, make_decoder, numbers, walk
 from understudy.formats.bags.images import compressed_image, raw_image
@@ -211,7 +211,6 @@ def _next_of(bag: Bag, fields: Collection[TopicField], name: str) -> str:
             f"name a field: action=next:{(joints or observed)[0]}"
         )
     if name not in observed:
-        nearest = difflib.get_close_matches(name, observed, n=1)
-        advice = f"did you mean {nearest[0]}?" if nearest else f"there are {', '.join(observed)}"
+        advice = did_you_mean(name, observed, f"there are {', '.join(observed)}")
         raise FormatError(f"{bag.path}: action=next:{name}: no such field; {advice}")
     return name

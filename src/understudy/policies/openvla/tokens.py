@@ -6,7 +6,6 @@ bins are the 255 gaps between 256 edges from -1 to 1, and one more for 1 itself,
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from understudy.core import Spec, Tree
 from understudy.core import tree as trees
+from understudy.core.suggestion import did_you_mean
 from understudy.policies.openvla.config import Normalization
 from understudy.policies.protocol import Array, PolicyError
 
@@ -139,10 +139,8 @@ def statistics_of(statistics: Mapping[str, Any], unnorm_key: str | None) -> tupl
     if unnorm_key not in statistics and f"{unnorm_key}_no_noops" in statistics:  # as the LIBERO data sets are called
         unnorm_key = f"{unnorm_key}_no_noops"
     if unnorm_key not in statistics:
-        near = difflib.get_close_matches(unnorm_key, names, 1)
-        advice = f"did you mean {near[0]!r}? " if near else ""
         raise PolicyError(
-            f"unnorm_key: the checkpoint has no statistics of {unnorm_key!r}; {advice}"
-            f"it has {', '.join(names) or 'none at all'}"
+            f"unnorm_key: the checkpoint has no statistics of {unnorm_key!r}, "
+            f"it has {', '.join(names) or 'none at all'}; {did_you_mean(unnorm_key, names, 'choose one of these')}"
         )
     return unnorm_key, statistics[unnorm_key]

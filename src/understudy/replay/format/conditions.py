@@ -8,7 +8,6 @@ the attributes of an episode and call FUNCTIONS, and nothing else.
 
 from __future__ import annotations
 
-import difflib
 import re
 import sqlite3
 import threading
@@ -18,6 +17,7 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 
 from understudy.core import StoreError
+from understudy.core.suggestion import did_you_mean
 from understudy.processes import forks
 
 SqlValue: TypeAlias = int | float | str | bytes | None
@@ -72,8 +72,7 @@ def _problem(condition: str, schema: str, num_values: int, of_view: bool) -> str
             # The word is the mistake if the condition is right with a column in its place.
             repaired = re.sub(rf"\b{word}\b", columns[0], condition)
             if _compile_error(db, repaired, num_values) is None:
-                near = difflib.get_close_matches(word.lower(), columns, 1, cutoff=0.75)
-                advice = f"did you mean {near[0]!r}?" if near else f"put text in single quotes; {listed}"
+                advice = did_you_mean(word.lower(), columns, f"put text in single quotes; {listed}", cutoff=0.75)
                 return f"there is no column {word!r}; {advice}"
         return f"{str(error).replace(_CLOSING, '')}; {listed}"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from understudy.core.suggestion import did_you_mean
 from understudy.training.distributed.errors import RanksError
 
 
@@ -19,9 +19,8 @@ def find_blocks(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     kinds = {type(part).__name__ for part in module.modules()}
     for name in names:
         if name not in kinds:
-            near = difflib.get_close_matches(name, kinds, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else f"; there are {', '.join(sorted(kinds))}"
-            raise RanksError(f"blocks: the module has no part of class {name!r}{hint}")
+            advice = did_you_mean(name, kinds, f"there are {', '.join(sorted(kinds))}")
+            raise RanksError(f"blocks: the module has no part of class {name!r}; {advice}")
     found: list[nn.Module] = []
 
     def walk(part: nn.Module) -> None:

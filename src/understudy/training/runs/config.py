@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import types
 import typing
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from understudy.core import UnderstudyError
 from understudy.core.spec import describe
+from understudy.core.suggestion import did_you_mean
 
 Config = TypeVar("Config")
 
@@ -32,8 +32,7 @@ def from_json(kind: type[Config], value: Mapping[str, Any], path: str = "") -> C
     names = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # a dataclass
     for name in value:
         if name not in names:
-            near = difflib.get_close_matches(str(name), names, 1)
-            advice = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(names)}"
+            advice = did_you_mean(name, names, f"choose one of {', '.join(names)}")
             raise ConfigError(f"{_join(path, name)}: no such option; {advice}")
     found = {name: _read(hints[name], value[name], _join(path, name)) for name in names if name in value}
     try:

@@ -154,7 +154,7 @@ def test_the_action_may_be_the_joints_position_in_the_next_row(tmp_path: Path) -
     velocity = only(path, action="next:observation/joint_states/velocity")
     np.testing.assert_array_equal(velocity.action, velocity.observation["joint_states"]["velocity"][1:])
     text = refused(path, action="next:observation/joint_states/velocty")
-    assert "no such field; did you mean observation/joint_states/velocity?" in text
+    assert "no such field; did you mean 'observation/joint_states/velocity'?" in text
     both = write_mcap(tmp_path / "both.mcap", ROBOT.sent)
     text = refused(both, action="next")
     assert "there are observation/joint_states/position, observation/leader_joint_states/position" in text
@@ -407,7 +407,7 @@ def test_floats_are_rounded_only_if_asked(tmp_path: Path) -> None:
 def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
     path = write_bag(tmp_path / "bag", ROBOT.sent)
     text = refused(path, action="/leader/joint_state:position")
-    assert f"{path}: has no topic /leader/joint_state; did you mean {LEADER}? It has " in text
+    assert f"{path}: has no topic /leader/joint_state; did you mean '{LEADER}'? It has " in text
     assert f"{WRIST} (sensor_msgs/msg/CompressedImage, 30 messages)" in text
     text = refused(path)
     assert "no topic is named as the action; give action=/topic:field, or action=next" in text

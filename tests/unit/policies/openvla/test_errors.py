@@ -60,7 +60,7 @@ def edit_weights(directory: Path, change: Callable[[dict[str, torch.Tensor]], An
 
 def test_an_unknown_data_set_lists_those_there_are(original: Path) -> None:
     with pytest.raises(
-        PolicyError, match=r"no statistics of 'libero_spatal'; did you mean .*it has bridge_orig, libero_"
+        PolicyError, match=r"no statistics of 'libero_spatal', it has bridge_orig, libero_.*; did you mean"
     ):
         load(original, unnorm_key="libero_spatal")
     with pytest.raises(PolicyError, match=f"unnorm_key: expected one of bridge_orig, {KEY}, got none"):
