@@ -77,7 +77,8 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
         yield opened
 
 
-@pytest.fixture(params=WORLDS)
+# LIBERO takes a minute for it; the tests above run it each time.
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.nightly] if name == "libero" else []) for name in WORLDS])
 def make(request: pytest.FixtureRequest) -> Make:
     return WORLDS[request.param]
 

@@ -41,6 +41,26 @@ def run(*words: str, cwd: Path, **options: object) -> tuple[int, str, str]:
     return process.returncode, out, error
 
 
+Asked = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Asked:
+    """The exit code of a command in this process, and what it complained about: another takes seconds to start."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("FORCE_COLOR", "UNDERSTUDY_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+    def ask(*words: str) -> tuple[int, str]:
+        try:
+            code = main(list(words))
+        except SystemExit as exit:
+            code = int(exit.code or 0)
+        return code, capsys.readouterr().err
+
+    return ask
+
+
 def one_sentence(error: str) -> str:
     """The complaint, if it is one line and no traceback."""
     (line,) = error.strip().splitlines()
@@ -77,10 +97,10 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["demo", "x", "--page", "somewhere"], "page: expected host:port, such as 127.0.0.1:7448, got 'somewhere'"),
     ],
 )
-def test_a_mistake_is_one_sentence(words: list[str], said: str, tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence(words: list[str], said: str, asked: Asked, tmp_path: Path) -> None:
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a file").touch()
-    code, _, error = run(*words, cwd=tmp_path)
+    code, error = asked(*words)
     assert code == 1
     line = one_sentence(error)
     assert line.startswith("error: ")
@@ -99,25 +119,22 @@ def test_a_mistake_is_one_sentence(words: list[str], said: str, tmp_path: Path) 
         (["completion", "basch"], "'bash'"),
     ],
 )
-def test_an_unknown_name_is_answered_with_the_nearest(words: list[str], said: str, tmp_path: Path) -> None:
-    code, _, error = run(*words, cwd=tmp_path)
+def test_an_unknown_name_is_answered_with_the_nearest(
+    words: list[str], said: str, asked: Asked, tmp_path: Path
+) -> None:
+    code, error = asked(*words)
     assert code == 2
     assert said in " ".join(error.replace("│", " ").split())
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_wrong_field_in_a_config_is_named_with_the_nearest(
-    tmp_path: Path, demos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Asked here, because each process would take seconds to start."""
-    monkeypatch.chdir(tmp_path)
-
+def test_a_wrong_field_in_a_config_is_named_with_the_nearest(tmp_path: Path, demos: Path, asked: Asked) -> None:
     def complaint(*words: str) -> str:
-        assert main(list(words)) == 1
-        return one_sentence(capsys.readouterr().err)
+        code, error = asked(*words)
+        assert code == 1
+        return one_sentence(error)
 
-    assert main(["init", "rlpd", "run", "--demos", str(demos), "--env", STATE]) == 0
-    capsys.readouterr()
+    assert asked("init", "rlpd", "run", "--demos", str(demos), "--env", STATE)[0] == 0
     config = tmp_path / "run" / "config.json"
     text = config.read_text()
     config.write_text(text.replace('"batch_size"', '"batch_sise"'))

@@ -156,6 +156,7 @@ def test_options_choose_tasks_and_size(stove: IsolatedWorld) -> None:
 
 
 @needs_libero
+@pytest.mark.nightly  # LIBERO itself takes most of a minute
 def test_states_and_pictures_are_those_of_libero_itself(stove: IsolatedWorld) -> None:
     options = {"task": DRAWER, "start": 3}
     rng = np.random.default_rng(0)
@@ -219,6 +220,7 @@ def test_stock_states_stay_those_of_libero_for_a_whole_episode() -> None:
 
 
 @needs_libero
+@pytest.mark.nightly  # eight episodes; the contract of worlds repeats one each time
 def test_a_start_is_the_same_after_other_episodes_and_tasks(stove: IsolatedWorld) -> None:
     def play(task: str, start: int) -> list[bytes]:
         rng = np.random.default_rng(start)
