@@ -73,6 +73,11 @@ class OpenVLAConfig:
                 f"decoding: 'autoregressive' goes with block_steps=1 and without use_proprio, got {self.block_steps} "
                 f"and {self.use_proprio}; OpenVLA was trained on one action at a time, and on images alone"
             )
+        if self.decoding == "autoregressive" and self.attention != OpenVLAConfig.attention:
+            raise PolicyError(
+                f"attention: has no effect on decoding 'autoregressive', which is always causal, "
+                f"got {self.attention!r}; leave it out"
+            )
         if self.cameras is not None and not 1 <= len(set(self.cameras)) == len(self.cameras):
             raise PolicyError(f"cameras: expected different names, at least one, got {self.cameras}")
         if self.use_proprio is not None and not self.use_proprio:

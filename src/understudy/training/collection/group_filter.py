@@ -37,6 +37,12 @@ class FilterConfig:
             raise ConfigError(
                 f"accuracy_lower_bound, accuracy_upper_bound: expected 0 to 1, in order, got {low}, {high}"
             )
+        bounds = (FilterConfig.accuracy_lower_bound, FilterConfig.accuracy_upper_bound)
+        if not self.filter_accuracy and (low, high) != bounds:
+            raise ConfigError(
+                f"accuracy_lower_bound, accuracy_upper_bound: have no effect without filter_accuracy, got {low}, "
+                f"{high}; leave them out, or turn filter_accuracy on"
+            )
         if self.max_age < 0:
             raise ConfigError(f"max_age: expected 0 or more iterations, got {self.max_age}")
 

@@ -70,6 +70,11 @@ class TaskEvaluationConfig:
                 f"{self.protocol!r}, got {self.split!r}; only eval is held out"
             )
         self.to_sampling()  # raises for a bad temperature
+        if self.sampling == "greedy" and self.temperature != TaskEvaluationConfig.temperature:
+            raise ConfigError(
+                f"temperature: has no effect on greedy actions, got {self.temperature}; leave it out, "
+                f"or set sampling to 'sampled'"
+            )
 
     @property
     def starts(self) -> Literal["eval", "train", "all"]:

@@ -213,6 +213,10 @@ def test_options_that_make_no_sense() -> None:
         ({"resize": "letterbox"}, "resize: expected 'processor' or 'jpeg_lanczos', got 'letterbox'"),
         ({"normalization": "normal"}, "normalization: expected None or 'bounds_q99' or 'bounds', got 'normal'"),
         ({"decoding": "autoregressive"}, "goes with block_steps=1 and without use_proprio, got 8"),
+        (
+            {"decoding": "autoregressive", "block_steps": 1, "attention": "causal"},
+            "attention: has no effect on decoding 'autoregressive', which is always causal",
+        ),
         ({"cameras": ("a", "a")}, "cameras: expected different names"),
         ({"use_proprio": ()}, "use_proprio: expected names"),
         ({"l1_scale": 0.0}, "l1_scale: expected more than 0, got 0.0"),

@@ -168,6 +168,8 @@ def test_nonsense_is_refused() -> None:
         TaskEvaluationConfig(protocol="benchmark", split="eval")
     with pytest.raises(PolicyError, match="temperature: expected more than 0, got 0"):
         TaskEvaluationConfig(temperature=0.0)
+    with pytest.raises(ConfigError, match=r"temperature: has no effect on greedy actions, got 0\.5; leave it out"):
+        TaskEvaluationConfig(temperature=0.5)
     with pytest.raises(ConfigError, match="sampling: expected one of greedy, sampled, got 'best'"):
         TaskEvaluationConfig(sampling="best")  # type: ignore[arg-type]
     alone = Suite(name="one", tasks=(Task(name="a", instruction="do a", num_starts=1, max_steps=9),))
