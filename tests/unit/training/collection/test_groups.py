@@ -91,7 +91,7 @@ def test_a_group_is_whole_or_refused() -> None:
 def test_nonsense_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected 0 to 1, in order, got 0.9, 0.1"):
         FilterConfig(accuracy_lower_bound=0.9, accuracy_upper_bound=0.1)
-    with pytest.raises(ConfigError, match="have no effect without filter_accuracy, got 0.3, 0.9; leave them out"):
+    with pytest.raises(ConfigError, match=r"have no effect without filter_accuracy, got 0\.3, 0\.9; leave them out"):
         FilterConfig(filter_accuracy=False, accuracy_lower_bound=0.3)
     with pytest.raises(ConfigError, match="max_age: expected 0 or more iterations, got -1"):
         FilterConfig(max_age=-1)
