@@ -91,6 +91,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "record": _command("store.record:command", "Record demonstrations of a task until enough have succeeded."),
         "import": _command("store.import_:command", "Import a dataset of another format into a store."),
         "export": _command("store.export:command", "Export episodes as a dataset of another format."),
+        "trim": _command("store.episode_parts:trim", "Keep a part of an episode as a new episode."),
+        "split": _command("store.episode_parts:split", "Split an episode into several new ones."),
+        "merge": _command("store.episode_parts:merge", "Merge episodes that follow each other into a new one."),
         "robot": Command(help="Serve a robot arm, simulated or real.", subcommands=ROBOT),
     },
     "training": {

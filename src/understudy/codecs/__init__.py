@@ -1,5 +1,5 @@
 """Camera frames as bytes, and back: JPEG, H.264 and PNG. `core.codec` has the values that a spec names them by."""
 
-from understudy.codecs.frames import EncodedFrames, FrameError, decode_frames, encode_frames
+from understudy.codecs.frames import EncodedFrames, FrameError, decode_frames, encode_frames, join_frames
 
-__all__ = ["EncodedFrames", "FrameError", "decode_frames", "encode_frames"]
+__all__ = ["EncodedFrames", "FrameError", "decode_frames", "encode_frames", "join_frames"]

@@ -18,7 +18,7 @@ from understudy.core.codec import H264, Codec, Jpeg
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-__all__ = ["EncodedFrames", "FrameError", "decode_frames", "encode_frames"]
+__all__ = ["EncodedFrames", "FrameError", "decode_frames", "encode_frames", "join_frames"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,11 @@ def decode_frames(
             )
         found.append(pictures[number].pixels())
     return found
+
+
+def join_frames(codec: Codec, packets: Sequence[bytes]) -> bytes:
+    """The last of a GOP's first frames as one packet that needs no other: it holds those that it depends on."""
+    return b"".join(packets) if isinstance(codec, H264) else packets[-1]
 
 
 def _encode(codec: Codec, frames: Array) -> list[bytes]:

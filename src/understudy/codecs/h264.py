@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from understudy.codecs.nal import access_units
 from understudy.codecs.picture import Array, FrameError, checksum_of, library
 from understudy.core.codec import H264
 
@@ -54,10 +55,14 @@ def encode(frames: Array, codec: H264) -> list[bytes]:
 
 
 def decode(packets: Sequence[bytes], shape: tuple[int, ...]) -> list[YuvPicture]:
-    """The frames of a GOP, or its first ones."""
+    """The frames of a GOP, or its first ones.
+
+    The first packet may hold frames before its own: those that it depends on, in a GOP whose beginning was cut off.
+    """
     decoder = _decoder()
+    units = access_units(packets[0])
     try:
-        frames = decoder.decode(packets)
+        frames = decoder.decode([*units, *packets[1:]])[len(units) - 1 :]
     except decoder.error as error:
         _decoders.own = None
         raise FrameError(f"an H.264 frame cannot be decoded ({error}); run `understudy verify`") from None

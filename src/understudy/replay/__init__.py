@@ -3,6 +3,7 @@
 from understudy.replay.format.records import EpisodeRecord
 from understudy.replay.maintain.backup import backup
 from understudy.replay.maintain.compaction import CompactionReport, compact
+from understudy.replay.maintain.episode_parts import EpisodePart, merge, origins, split, trim
 from understudy.replay.maintain.repair import RepairReport, repair
 from understudy.replay.maintain.summary import Summary, summarize
 from understudy.replay.maintain.verify import VerifyReport, verify
@@ -30,6 +31,7 @@ __all__ = [
     "Clause",
     "CompactionReport",
     "EmptyError",
+    "EpisodePart",
     "EpisodeRecord",
     "Fifo",
     "Mixture",
@@ -52,7 +54,11 @@ __all__ = [
     "Writer",
     "backup",
     "compact",
+    "merge",
+    "origins",
     "repair",
+    "split",
     "summarize",
+    "trim",
     "verify",
 ]

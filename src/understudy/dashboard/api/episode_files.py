@@ -13,7 +13,7 @@ from understudy.dashboard.api.alarms import lock_owner
 from understudy.dashboard.api.targets import Target
 from understudy.formats import FORMATS, DatasetPath, find_format
 from understudy.replay import Reader, Store
-from understudy.replay.maintain.trim import trim
+from understudy.replay.maintain.episode_parts import trim
 from understudy.training.data.dataset_io import export_episodes
 from understudy.training.runs.video import draw_episode, write_video
 
@@ -57,7 +57,7 @@ def trim_episode(target: Target, episode: int, first: int, stop: int) -> dict[st
     target.close_readers()
     try:
         with Store.open(target.store, create=False) as store:
-            new = trim(store, episode, first, stop)
+            new = trim(store, episode, first, stop, delete_source=True)
     except StoreLockedError:
         owner = lock_owner(target) or {}
         raise StoreError(

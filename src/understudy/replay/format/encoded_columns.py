@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from understudy.codecs import EncodedFrames, decode_frames, encode_frames
+from understudy.codecs import EncodedFrames, decode_frames, encode_frames, join_frames
 from understudy.core import Codec, StepSpec
 from understudy.core.episode import Column
 from understudy.core.step import decoded_checksum_of, frame_number_of
@@ -83,6 +83,24 @@ def decode_columns(spec: StepSpec, stored: Mapping[str, Column]) -> dict[str, Co
     for _ in frame_threads.run(decode, gops):
         pass
     return columns
+
+
+def cut_columns(spec: StepSpec, stored: Mapping[str, Column], first: int, stop: int) -> dict[str, Column]:
+    """The stored columns of the rows from `first` up to `stop`: every frame decodes to what it decodes to now.
+
+    Where `first` is inside of a GOP, its packet gets those before it in the GOP as well, and is frame 0 of a new GOP.
+    """
+    cut = {path: column[first:stop] for path, column in stored.items()}
+    for path, codec in spec.encoded.items():
+        numbers = np.array(cut[frame_number_of(path)])
+        num_before = int(numbers[0])
+        if num_before:
+            packets = [bytes(packet) for packet in stored[path][first - num_before : first + 1]]
+            cut[path][0] = np.frombuffer(join_frames(codec, packets), np.uint8)
+            num_left = int(np.argmax(numbers == 0)) or len(numbers)  # of the GOP
+            numbers[:num_left] -= num_before
+            cut[frame_number_of(path)] = numbers
+    return cut
 
 
 def encoded_chunk(chunk: Chunk) -> Chunk:

@@ -132,6 +132,11 @@ class Reader(Closeable):
 
     def rows(self, episode_id: int) -> tuple[EpisodeRecord, dict[str, Column]]:
         """An episode's committed rows as flat columns, checked."""
+        record, stored = self.stored_rows(episode_id)
+        return record, decode_columns(self.spec(record.spec), stored)
+
+    def stored_rows(self, episode_id: int) -> tuple[EpisodeRecord, dict[str, Column]]:
+        """As `rows`, with the columns as they are stored: encoded frames are not decoded."""
         for attempt in (1, 2, 3):
             with self.catalog.transaction(write=False):
                 record = self.record(episode_id)
@@ -139,7 +144,7 @@ class Reader(Closeable):
             if record.purged:
                 raise StoreError(f"episode {episode_id}: deleted, and its rows were removed by compaction")
             try:
-                return record, decode_columns(self.spec(record.spec), self._gather(record, spans))
+                return record, self._gather(record, spans)
             except DamageError:
                 # Compaction may have moved the rows and removed the file meanwhile; then the catalog has changed.
                 again = self.catalog.spans("episode = ?", (episode_id,), order="first_index")
