@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,7 +19,7 @@ from understudy.core.codec import H264, Codec, Jpeg
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
-__all__ = ["EncodedFrames", "FrameError", "decode_frames", "encode_frames", "join_frames"]
+__all__ = ["EncodedColumn", "EncodedFrames", "FrameError", "decode_frames", "encode_frames", "join_frames", "measured"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,36 @@ class EncodedFrames:
 
     packets: list[bytes]
     checksums: list[int]
+
+
+@dataclass(frozen=True)
+class EncodedColumn:
+    """The frames of one field of an episode as they are stored, T+1 of them."""
+
+    packets: list[bytes]
+    frame_numbers: list[int]  # of each frame in its GOP; 0 begins a GOP
+    checksums: list[int]  # of each frame once it is decoded
+
+    @property
+    def gops(self) -> list[tuple[int, int]]:
+        """The first frame of each GOP, and the first behind it."""
+        starts = [at for at, number in enumerate(self.frame_numbers) if number == 0]
+        return list(pairwise([*starts, len(self.packets)]))
+
+    def pixels(self, codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """The decoded frames; a FrameError if one is not what it was."""
+        out = np.empty((len(self.packets), *shape), dtype)
+        for first, stop in self.gops:
+            packets, checksums = self.packets[first:stop], self.checksums[first:stop]
+            out[first:stop] = decode_frames(codec, shape, dtype, packets, checksums, range(stop - first))
+        return out
+
+
+def measured(codec: Codec, shape: tuple[int, ...], dtype: np.dtype[Any], gops: Sequence[list[bytes]]) -> EncodedColumn:
+    """GOPs that others encoded, with the checksums of what they decode to here."""
+    checksums = [picture.checksum for gop in gops for picture in _decode(codec, gop, shape, dtype)]
+    numbers = [number for gop in gops for number in range(len(gop))]
+    return EncodedColumn([packet for gop in gops for packet in gop], numbers, checksums)
 
 
 def encode_frames(codec: Codec, frames: Array) -> EncodedFrames:

@@ -27,6 +27,7 @@ _X264 = {
     "bf": "0",
     "x264-params": "mbtree=1:rc-lookahead=10:scenecut=0",
 }
+USUAL_CRF = H264().crf  # of frames that are added to others of an unknown one
 _CONVERTED = 0x74CC4788C7FEE75E  # the checksum of `_ramp` as RGB
 _decoders = threading.local()
 
@@ -38,7 +39,7 @@ def encode(frames: Array, codec: H264) -> list[bytes]:
     context.height, context.width = frames.shape[1:3]
     context.pix_fmt, context.time_base, context.thread_count = "yuv420p", Fraction(1, 30), 1
     context.gop_size = codec.gop_size
-    context.options = {**_X264, "crf": str(codec.crf)}
+    context.options = {**_X264, "crf": str(USUAL_CRF if codec.crf is None else codec.crf)}
     convert = av.video.reformatter.VideoReformatter()
     packets = []
     for number, frame in enumerate(frames):

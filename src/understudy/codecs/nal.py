@@ -1,12 +1,16 @@
-"""NAL units: the parts of an H.264 stream. A stored frame has them behind start codes (Annex B of the standard)."""
+"""NAL units: the parts of an H.264 stream, behind start codes (Annex B, as a store keeps them) or lengths (MP4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
+KEY_SLICE = 5  # kind of a unit with pixels that need no other frame
+SEQUENCE, PICTURE = 7, 8  # kinds of parameter sets
+DELIMITER = 9  # kind of a unit that only says that a frame begins
 _START = b"\0\0\1"
-_SLICES = (1, 5)  # kinds of units with pixels: of a frame that refers to others, and of a key frame
-_BEFORE_SLICES = (6, 7, 8, 9, 14, 15, 16, 17, 18)  # behind a slice, these begin the next frame
+_SLICES = (1, KEY_SLICE)
+_BEFORE_SLICES = (6, SEQUENCE, PICTURE, DELIMITER, 14, 15, 16, 17, 18)  # behind a slice, these begin the next frame
 
 
 def access_units(packet: bytes) -> list[bytes]:
@@ -21,6 +25,34 @@ def access_units(packet: bytes) -> list[bytes]:
             begin, has_slice = stop, False
         has_slice = has_slice or is_slice
     return [*found, packet[begin:]]
+
+
+def split_units(packet: bytes) -> list[bytes]:
+    """The units of a packet, without their start codes."""
+    starts = [*_starts(packet), len(packet)]
+    return [packet[at + 3 : stop].rstrip(b"\0") for at, stop in pairwise(starts)]  # no unit ends with a zero
+
+
+def join_units(units: Sequence[bytes]) -> bytes:
+    """The packet of these units, with start codes of three or four bytes where x264 writes them."""
+    long = [number == 0 or kind_of(unit) in (SEQUENCE, PICTURE) for number, unit in enumerate(units)]
+    return b"".join((b"\0" if is_long else b"") + _START + unit for unit, is_long in zip(units, long, strict=True))
+
+
+def split_sample(sample: bytes, length_bytes: int) -> list[bytes]:
+    """The units of a sample of an MP4 file, each behind its length; a ValueError if the lengths do not fit."""
+    units, at = [], 0
+    while at < len(sample):
+        stop = at + length_bytes + int.from_bytes(sample[at : at + length_bytes])
+        if stop > len(sample) or stop == at + length_bytes:
+            raise ValueError("a part of a frame is longer than the frame, or empty")
+        units.append(sample[at + length_bytes : stop])
+        at = stop
+    return units
+
+
+def kind_of(unit: bytes) -> int:
+    return unit[0] & 31
 
 
 def _starts(packet: bytes) -> Iterator[int]:

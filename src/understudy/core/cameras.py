@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Literal, TypeAlias, get_args
 
 from understudy.core import tree as trees
-from understudy.core.codec import H264, codec_named
+from understudy.core.codec import H264, Codec, codec_named
 from understudy.core.errors import SpecError
 from understudy.core.spec import ArraySpec, Spec
 from understudy.core.step import StepSpec
@@ -32,6 +33,15 @@ def encode_cameras(spec: StepSpec, codec: CodecName = "auto") -> StepSpec:
         return replace(leaf, codec=chosen if fits and not odd else codec_named("png"))
 
     return replace(spec, observation=Spec(trees.map_leaves(with_codec, spec.observation.tree)))
+
+
+def with_codecs(spec: StepSpec, codecs: Mapping[str, Codec]) -> StepSpec:
+    """The spec with these codecs for fields of the observation, by their paths."""
+    if not codecs:
+        return spec
+    flat = dict(spec.observation.leaves("observation"))
+    flat |= {path: replace(flat[path], codec=codec) for path, codec in codecs.items()}
+    return replace(spec, observation=Spec(trees.unflatten(trees.below(flat, "observation"))))
 
 
 def is_frame(leaf: ArraySpec) -> bool:

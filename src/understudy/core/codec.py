@@ -28,18 +28,18 @@ class Jpeg:
 class H264:
     """H.264 in GOPs (groups of pictures) of up to `gop_size` frames: a key frame and the changes after it. Lossy.
 
-    `crf` is x264's constant rate factor: lower is better and larger. A longer GOP is smaller, and a random frame of it
-    takes longer to decode.
+    `crf` is x264's constant rate factor: lower is better and larger. It is None where frames are kept as a data set has
+    them: nobody knows how they were encoded. A longer GOP is smaller, and a random frame of it takes longer to decode.
     """
 
-    crf: int = 19
+    crf: int | None = 19
     gop_size: int = 10
 
     name: ClassVar[str] = "h264"
     lossy: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.crf <= 51:
+        if self.crf is not None and not 0 <= self.crf <= 51:
             raise SpecError(f"crf: expected x264's rate factor from 0 to 51, got {self.crf}; 18 to 23 is usual")
         if not 1 <= self.gop_size <= MAX_GOP_SIZE:
             raise SpecError(f"gop_size: expected 1 to {MAX_GOP_SIZE} frames, got {self.gop_size}; 10 is usual")

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from understudy.core import Episode, EpisodeInfo, StepSpec, UnderstudyError
+from understudy.codecs import EncodedColumn
+from understudy.core import Codec, Episode, EpisodeInfo, StepSpec, UnderstudyError
 
 ORIGIN = "origin"  # label of an imported episode: the dataset and the episode that it came from
 
@@ -64,11 +65,25 @@ class NamedDataset(Protocol):
 
 @runtime_checkable
 class NotedDataset(Protocol):
-    """A reader that says what reading left out, for the user."""
+    """A reader or writer that says what it left out or changed, for the user."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """One sentence each, of the episodes that were read until now."""
+        """One sentence each, of the episodes that were read or written until now."""
+        ...
+
+
+@runtime_checkable
+class EncodedDataset(Protocol):
+    """A reader of a dataset with camera frames that a store can keep as they are encoded."""
+
+    @property
+    def encoded(self) -> Mapping[str, Codec]:
+        """The fields with such frames. `notes` then says of other videos why they are not among them."""
+        ...
+
+    def encoded_frames(self, key: str) -> Mapping[str, EncodedColumn]:
+        """The frames of these fields in an episode, in the order in which `episodes` yields them."""
         ...
 
 
@@ -81,6 +96,19 @@ class DatasetWriter(Protocol):
 
     def abandon(self) -> None:
         """Remove everything that was written."""
+        ...
+
+
+@runtime_checkable
+class EncodedDatasetWriter(Protocol):
+    """A writer that can take camera frames as a store has them encoded."""
+
+    def keep(self, codecs: Mapping[str, Codec]) -> Container[str]:
+        """Before the first episode: the fields that all episodes have encoded. Returns those that it will take so."""
+        ...
+
+    def add_encoded(self, key: str, episode: Episode, encoded: Mapping[str, EncodedColumn]) -> None:
+        """As `add`, with the frames of the fields that `keep` returned; the episode has them decoded, too."""
         ...
 
 

@@ -39,6 +39,10 @@ def command(
     )
     if report.num_unfinished:
         console.print(f"{report.num_unfinished:,} have no complete step yet and were skipped", soft_wrap=True)
+    if report.kept:
+        console.print(f"frames written as they are stored: {', '.join(report.kept)}", soft_wrap=True)
+    for note in report.notes:
+        console.print(note, soft_wrap=True, markup=False)
     for sentence in dataset.format.cannot:
         console.print(f"  {dataset.format.name}: {sentence}", style="dim", soft_wrap=True, markup=False)
     return 0

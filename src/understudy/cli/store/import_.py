@@ -14,7 +14,6 @@ from rich.table import Table
 
 from understudy.cli.progress import ProgressLine
 from understudy.core import UnderstudyError
-from understudy.core.cameras import CodecName
 from understudy.formats import DatasetPath, DatasetReader, NotedDataset, parse_dataset_path
 from understudy.training.data import dataset_io
 
@@ -24,7 +23,7 @@ def command(
     store: Annotated[str | None, tyro.conf.Positional] = None,
     *,
     kind: Annotated[Literal["demonstration", "practice", "correction"] | None, tyro.conf.arg(name="as")] = None,
-    codec: CodecName = "raw",
+    codec: dataset_io.ImportCodec = "raw",
     dry_run: bool = False,
     workers: int | None = None,
     options: tuple[str, ...] = (),
@@ -41,7 +40,8 @@ def command(
         store: Directory of a store, which is created if needed, or the address of a server (HOST:PORT).
         kind: Kind of the episodes; by default that in the dataset, or practice if it has none.
         codec: How camera frames are stored: raw and png keep every pixel, jpeg and h264 lose detail, and auto stores
-            frames above 128x128 pixels as h264.
+            frames above 128x128 pixels as h264. keep stores the H.264 frames of a LeRobot dataset as they are, without
+            encoding them again, and others raw; auto does this, too, where their GOPs have up to 10 frames.
         dry_run: Print how the fields are mapped, and read only the first episode.
         workers: Number of decoder threads, for formats that have them.
         options: Options of the format as NAME=VALUE, as they may also follow the path: fps=30 action=/leader:position.
@@ -70,6 +70,8 @@ def command(
         parts.append(f"{report.num_known:,} were in the store already")
     if report.num_without_steps:
         parts.append(f"{report.num_without_steps:,} have no step and were skipped")
+    if report.kept:
+        console.print(f"frames stored as the dataset has them: {', '.join(report.kept)}", soft_wrap=True)
     for note in opened.notes if isinstance(opened, NotedDataset) else ():
         console.print(escape(note), style="bright_black", soft_wrap=True)
     console.print("; ".join(parts), style="green" if report.num_imported or report.num_known else "red", soft_wrap=True)

@@ -15,7 +15,8 @@ from understudy.formats.lerobot.writer import LeRobotWriter
 class LeRobot:
     name = "lerobot"
     cannot = (
-        f"Video is lossy unless ?video=lossless or ?video=png. The mean error of a camera over an episode is checked "
+        f"Frames that the store has as H.264 are written as they are. Other video is lossy unless ?video=lossless or "
+        f"?video=png. The mean error of a camera over an episode is checked "
         f"when it is written; more than {MOST_MEAN_ERROR:g} of 255 is refused.",
         "Ragged fields, empty fields and uint64 have no column in LeRobot: only Understudy reads them.",
         "LeRobot has no last observation, attributes, source, policy version or proposal: they are in meta/understudy, "

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from understudy.formats.lerobot import stats
 from understudy.formats.lerobot.file_rotation import DATA_FILE_BYTES, VIDEO_FILE_BYTES
 from understudy.formats.lerobot.info import CHUNK_FILES, COUNTERS, DATA_PATHS, VIDEO_PATHS, Feature
-from understudy.formats.lerobot.video import Codec
+from understudy.formats.lerobot.video import CODECS, Codec
 
 FLUSH_EPISODES = 100
 
@@ -34,6 +34,7 @@ class MetaWriter:
         self._meta.mkdir()
         self._version, self._fps, self._features, self._codec = version, fps, features, codec
         self._robot_type = robot_type
+        self.kept: set[str] = set()  # features with frames as a store had them: H.264
         self._merged = stats.MergedStats()
         self._tasks: dict[str, int] = {}
         self._rows: list[dict[str, Any]] = []
@@ -134,15 +135,16 @@ class MetaWriter:
     def _feature(self, feature: Feature) -> dict[str, Any]:
         names = ["height", "width", "channels"] if feature.is_camera else feature.names
         fields: dict[str, Any] = {"dtype": feature.dtype, "shape": list(feature.shape), "names": names}
-        if feature.dtype == "video" and self._codec is not None:
+        codec = CODECS["h264"] if feature.key in self.kept else self._codec
+        if feature.dtype == "video" and codec is not None:
             height, width, channels = feature.shape
             fields["info"] = {
                 "video.height": height,
                 "video.width": width,
                 "video.channels": channels,
                 "video.fps": self._fps,
-                "video.codec": _FAMILY[self._codec.encoder],
-                "video.pix_fmt": self._codec.pixels,
+                "video.codec": _FAMILY[codec.encoder],
+                "video.pix_fmt": codec.pixels,
                 "video.is_depth_map": False,
                 "has_audio": False,
             }

@@ -20,15 +20,17 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core import NO_VERSION, Episode, EpisodeInfo, Source, StepSpec
+from understudy.codecs import EncodedColumn, FrameError, join_frames, measured
+from understudy.core import H264, NO_VERSION, Episode, EpisodeInfo, Source, StepSpec
 from understudy.core import tree as trees
 from understudy.core.episode import FPS, NAMES, ROBOT_TYPE
 from understudy.formats.format import Field, FormatError
 from understudy.formats.lerobot.image import decode_image
 from understudy.formats.lerobot.index import Entry, read_index, read_tasks
 from understudy.formats.lerobot.info import Feature, Info, read_info
+from understudy.formats.lerobot.packets import PacketReader, PacketsDifferError, keepable
 from understudy.formats.lerobot.plan import Plan, mapping_of, plan_reading
-from understudy.formats.lerobot.sidecar import SidecarReader, is_observation, read_contents
+from understudy.formats.lerobot.sidecar import KeptFrames, SidecarReader, is_observation, read_contents
 from understudy.formats.lerobot.tables import Array, Rows, dense, images, refusing, texts, whole_numbers
 from understudy.formats.lerobot.video import VideoReader
 from understudy.formats.options import one_of
@@ -60,8 +62,14 @@ class LeRobotReader:
         else:
             several = any(entry.num_tasks > 1 for entry in self._entries)
             self._plan = plan_reading(self._info, several_tasks=several)
-        self._open: dict[str, Rows | VideoReader] = {}  # the last file of each kind
+        self._open: dict[str, Rows | VideoReader | PacketReader] = {}  # the last file of each kind
+        self._kept: dict[str, EncodedColumn] = {}  # of the last episode, if Understudy wrote it
+        self._encoded: dict[str, H264] | None = None  # when somebody has asked
+        self._notes: list[str] = []
         self._sidecar: SidecarReader | None = None
+        self._last_entry: Entry | None = None
+        self._last_times_s: Array = np.zeros(0)
+        self._last_is_step = False  # of the last episode: its last frame is a step, and the last observation repeats it
         self._dataset_labels = _dataset_labels(self._info, self._plan.columns)
 
     @property
@@ -76,11 +84,44 @@ class LeRobotReader:
     def num_episodes(self) -> int | None:
         return len(self._entries)
 
+    @property
+    def encoded(self) -> Mapping[str, H264]:
+        """The cameras whose videos have frames that a store can keep as they are."""
+        if self._encoded is None:
+            self._encoded = dict(self._contents.codecs) if self._contents is not None else self._keepable()
+        return self._encoded
+
+    def _keepable(self) -> dict[str, H264]:
+        found = {}
+        for path, feature in self._plan.columns.items():
+            if feature.dtype == "video" and is_observation(path):
+                names = dict.fromkeys(entry.videos[feature.key][0] for entry in self._entries)
+                try:
+                    found[path] = keepable([self._info.root / name for name in names], feature.shape, self._info.fps)
+                except PacketsDifferError as why:
+                    self._notes.append(f"{path}: {why}, so its frames cannot be kept as they are")
+        return found
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Why videos are not in `encoded`, once somebody has asked for it."""
+        return tuple(self._notes)
+
+    def encoded_frames(self, key: str) -> Mapping[str, EncodedColumn]:
+        """The T+1 frames of each field of `encoded`, of the episode that was yielded last."""
+        assert self._last_entry is not None
+        assert key == _key(self._last_entry)
+        if self._contents is not None:
+            return self._kept
+        return {path: self._foreign_frames(path, codec, self._last_entry) for path, codec in self.encoded.items()}
+
     def episodes(self, skip: Container[str] = ()) -> Iterator[tuple[str, Episode]]:
         for entry in self._entries:
-            key = f"episode_{entry.number:06d}"
+            key = _key(entry)
             if key not in skip:
-                yield key, self._episode(entry)
+                episode = self._episode(entry)
+                self._last_entry = entry
+                yield key, episode
 
     def close(self) -> None:
         for file in self._open.values():
@@ -94,12 +135,15 @@ class LeRobotReader:
 
     def _episode(self, entry: Entry) -> Episode:
         table, times_s = self._table(entry)
+        self._last_times_s = times_s
         where = f"{self._info.root / entry.data}: episode {entry.number}"
         columns: dict[str, Any] = {}
+        kept = {} if self._contents is None else self._contents.codecs
         for path, feature in self._plan.columns.items():
-            columns[path] = self._column(path, feature, entry, table, times_s, where)
+            if path not in kept:
+                columns[path] = self._column(path, feature, entry, table, times_s, where)
         if self._contents is not None:
-            return self._understudy_episode(entry, columns)
+            return self._understudy_episode(entry, columns, times_s)
         return self._foreign_episode(entry, columns, table, where)
 
     def _table(self, entry: Entry) -> tuple[Any, Array]:
@@ -151,7 +195,7 @@ class LeRobotReader:
             found = np.concatenate([found, found[-1:]])
         return found
 
-    def _file(self, kind: str, path: Path, make: Any) -> Rows | VideoReader:
+    def _file(self, kind: str, path: Path, make: Any) -> Rows | VideoReader | PacketReader:
         """The file of this kind; opens it if the last one was another."""
         name = f"{kind}:{path}"
         if name not in self._open:
@@ -160,13 +204,58 @@ class LeRobotReader:
             self._open[name] = make()
         return self._open[name]
 
-    def _understudy_episode(self, entry: Entry, columns: dict[str, Any]) -> Episode:
+    def _gops(self, path: str, entry: Entry, times_s: Array) -> list[list[bytes]]:
+        """The encoded frames of a camera."""
+        feature = self._plan.columns[path]
+        video_path, start_s = self._info.root / entry.videos[feature.key][0], entry.videos[feature.key][1]
+        kind = f"{feature.key} packets"
+        reader = self._file(kind, video_path, lambda: PacketReader(video_path, feature.shape, self._info.fps))
+        assert isinstance(reader, PacketReader)
+        return reader.take(start_s + times_s)
+
+    def _kept_frames(self, path: str, frames: KeptFrames, entry: Entry, times_s: Array) -> EncodedColumn:
+        """The frames of a camera as the store had them; the last observation is in the sidecar."""
+        where = f"{self._info.root}: episode {entry.number}: {path}"
+        try:
+            gops = self._gops(path, entry, times_s)
+        except PacketsDifferError:
+            gops = []
+        numbers = [number for gop in gops for number in range(len(gop))]
+        last = frames.frame_numbers[-1]
+        if numbers != frames.frame_numbers[:-1] or last not in (0, numbers[-1] + 1):
+            raise FormatError(f"{where}: its video was changed after Understudy wrote it; read it with ?rest=ignore")
+        packets = [packet for gop in gops for packet in gop]
+        return EncodedColumn([*packets, frames.last], frames.frame_numbers, frames.checksums)
+
+    def _foreign_frames(self, path: str, codec: H264, entry: Entry) -> EncodedColumn:
+        """The frames of a camera with their checksums; the last one twice if the last observation repeats it."""
+        gops = self._gops(path, entry, self._last_times_s)
+        if self._last_is_step:
+            gops.append([join_frames(codec, gops[-1])])
+        leaf = self.spec.columns[path]
+        try:
+            return measured(codec, leaf.fixed_shape, leaf.numpy_dtype, gops)
+        except FrameError as error:
+            name = self._info.root / entry.videos[self._plan.columns[path].key][0]
+            raise FormatError(f"{name}: episode {entry.number}: {error}; use --codec raw") from None
+
+    def _understudy_episode(self, entry: Entry, columns: dict[str, Any], times_s: Array) -> Episode:
         assert self._contents is not None
         if self._sidecar is None:
             self._sidecar = SidecarReader(self._info.root, self._contents, len(self._entries))
         rest, info = self._sidecar.take(entry.number, entry.length)
+        self._kept = {path: self._kept_frames(path, rest.pop(path), entry, times_s) for path in self._contents.codecs}
+        for path, encoded in self._kept.items():
+            leaf = self.spec.columns[path]
+            try:
+                rest[path] = encoded.pixels(self._contents.codecs[path], leaf.fixed_shape, leaf.numpy_dtype)
+            except FrameError as error:
+                raise FormatError(
+                    f"{self._info.root}: episode {entry.number}: {path}: {error}; fetch the dataset again, or read it "
+                    f"with ?rest=ignore"
+                ) from None
         for path, leaf in self.spec.columns.items():
-            if path in self._plan.columns:
+            if path in columns:
                 column = columns[path]
                 if leaf.dtype == "str":
                     column = [*column, *rest.get(path, ())]
@@ -198,6 +287,7 @@ class LeRobotReader:
         last = self._last if self._last != "auto" else "step" if terminated else "observation"
         if entry.length == 1:
             last = "step"
+        self._last_is_step = last == "step"
         num = entry.length - (last == "observation")
         terminated = terminated and last == "step"
         final = np.arange(num) == num - 1
@@ -240,6 +330,10 @@ class LeRobotReader:
         return np.where(human, Source.HUMAN, Source.POLICY).astype(
             np.uint8
         ), "correction" if human.any() else "practice"
+
+
+def _key(entry: Entry) -> str:
+    return f"episode_{entry.number:06d}"
 
 
 def _dataset_labels(info: Info, columns: Mapping[str, Feature]) -> dict[str, str]:

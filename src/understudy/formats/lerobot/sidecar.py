@@ -3,6 +3,9 @@
     spec.json       the spec and the column of each field
     rest.parquet    a row per episode: its attributes, its last observation, and the fields without a column
 
+Of a camera whose frames are in the videos as a store had them (`codecs` in spec.json), the row has the checksums of the
+decoded frames, the number of each in its GOP, and the last observation as an encoded frame.
+
 LeRobot ignores both. If its tools changed the dataset afterwards, the sidecar no longer fits, which is detected.
 """
 
@@ -10,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +21,19 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from understudy.core import ArraySpec, Episode, EpisodeInfo, StepSpec, UnderstudyError
+from understudy.codecs import EncodedColumn
+from understudy.core import H264, ArraySpec, Episode, EpisodeInfo, StepSpec, UnderstudyError
+from understudy.core.codec import codec_from_json, codec_to_json
 from understudy.formats.format import FormatError
 from understudy.formats.lerobot.info import Feature, Info, parse_json, read_json, shown
 from understudy.formats.lerobot.tables import Rows, refusing
 
 FOLDER = Path("meta") / "understudy"
 VERSION = 1
+KEEPING_VERSION = 2  # with frames as a store had them
 GROUP_BYTES = 16 * 2**20  # size of a row group
 
-Column = Any  # an array, or a list where the field is ragged
+Column = Any  # an array, a list where the field is ragged, or KeptFrames
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +43,23 @@ class Contents:
     spec: StepSpec
     columns: Mapping[str, Feature]  # field of the Episode: its LeRobot column
     paths: tuple[str, ...]  # fields in rest.parquet, in column order
+    codecs: Mapping[str, H264] = field(default_factory=dict)  # fields whose videos have frames as a store had them
 
 
-def contents_of(spec: StepSpec, columns: Mapping[str, Feature]) -> Contents:
+@dataclass(frozen=True, kw_only=True)
+class KeptFrames:
+    """What the sidecar has of T+1 encoded frames; those before the last are in the video."""
+
+    frame_numbers: list[int]
+    checksums: list[int]
+    last: bytes
+
+
+def contents_of(spec: StepSpec, columns: Mapping[str, Feature], codecs: Mapping[str, H264] | None = None) -> Contents:
     """The sidecar has the last value of observations with a LeRobot column, and all values of fields without one."""
     kept = [path for path in spec.columns if path != "is_step"]
     paths = tuple(path for path in kept if path not in columns or is_observation(path))
-    return Contents(spec=spec, columns=columns, paths=paths)
+    return Contents(spec=spec, columns=columns, paths=paths, codecs=codecs or {})
 
 
 def is_observation(path: str) -> bool:
@@ -77,13 +93,20 @@ class SidecarWriter:
         self._rows: list[dict[str, Any]] = []
         self._size_bytes = 0
 
-    def add(self, number: int, episode: Episode) -> None:
+    def keep(self, codecs: Mapping[str, H264]) -> None:
+        """These fields come as encoded frames."""
+        self._contents = replace(self._contents, codecs=codecs)
+
+    def add(self, number: int, episode: Episode, kept: Mapping[str, EncodedColumn]) -> None:
         columns = episode.columns()
         row: dict[str, Any] = {"episode_index": number, "length": len(episode)}
         row["info"] = json.dumps(asdict(episode.info), ensure_ascii=False)
         for index, path in enumerate(self._contents.paths):
             leaf, column = self._contents.spec.columns[path], columns[path]
-            row[str(index)] = pack(column[-1:] if path in self._contents.columns else column, leaf)
+            if path in kept:
+                row[str(index)] = _pack_kept(kept[path])
+            else:
+                row[str(index)] = pack(column[-1:] if path in self._contents.columns else column, leaf)
             self._size_bytes += len(row[str(index)])
         self._rows.append(row)
         if self._size_bytes > GROUP_BYTES:
@@ -93,9 +116,10 @@ class SidecarWriter:
         self._flush()
         self._writer.close()
         fields = {
-            "understudy": VERSION,
+            "understudy": KEEPING_VERSION if self._contents.codecs else VERSION,
             "spec": self._contents.spec.to_json(),
             "columns": {path: feature.key for path, feature in self._contents.columns.items()},
+            "codecs": {path: codec_to_json(codec) for path, codec in self._contents.codecs.items()},
             **facts,
         }
         (self._root / FOLDER / "spec.json").write_text(json.dumps(fields, indent=1) + "\n", encoding="utf-8")
@@ -107,6 +131,22 @@ class SidecarWriter:
         if self._rows:
             self._writer.write_table(pa.Table.from_pylist(self._rows, schema=self._schema))
             self._rows, self._size_bytes = [], 0
+
+
+def _pack_kept(column: EncodedColumn) -> bytes:
+    """Checksums, numbers of frames in their GOPs, and the last packet."""
+    checksums, numbers = np.array(column.checksums, "<u8"), np.array(column.frame_numbers, np.uint8)
+    return checksums.tobytes() + numbers.tobytes() + column.packets[-1]
+
+
+def _unpack_kept(data: Any, num: int, where: str) -> KeptFrames:
+    if not isinstance(data, bytes) or len(data) <= 9 * num:
+        raise FormatError(f"{where}: expected {num} checksums and a frame; fetch the dataset again")
+    return KeptFrames(
+        checksums=np.frombuffer(data, "<u8", num).tolist(),
+        frame_numbers=list(data[8 * num : 9 * num]),
+        last=data[9 * num :],
+    )
 
 
 def pack(column: Column, leaf: ArraySpec) -> bytes:
@@ -129,12 +169,16 @@ def read_contents(info: Info) -> Contents | None:
     if not path.exists():
         return None
     fields = read_json(path)
-    if not isinstance(fields, dict) or fields.get("understudy") != VERSION:
+    if not isinstance(fields, dict) or fields.get("understudy") not in (VERSION, KEEPING_VERSION):
         raise FormatError(f"{path}: has another version; use the Understudy that wrote it, or ?rest=ignore")
     try:
         spec = StepSpec.from_json(fields["spec"])
         keys = {name: info.features[key] for name, key in fields["columns"].items()}
         leaves = {name: spec.columns[name] for name in keys}
+        codecs = {name: codec_from_json(codec) for name, codec in fields.get("codecs", {}).items()}
+        kept = {
+            name: codec for name, codec in codecs.items() if isinstance(codec, H264) and keys[name].dtype == "video"
+        }
     except (UnderstudyError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         raise FormatError(
             f"{path}: does not fit meta/info.json ({shown(str(error))}); fetch the dataset again, or use ?rest=ignore"
@@ -145,7 +189,7 @@ def read_contents(info: Info) -> Contents | None:
         shape = (1,) if leaf.dtype == "str" else None if leaf.ragged else leaf.fixed_shape or (1,)
         if feature.shape != shape or (dtype not in (feature.dtype, "uint8") and not feature.is_camera):
             raise FormatError(f"{path}: {shown(name)} does not fit {feature.key!r} in meta/info.json; use ?rest=ignore")
-    return contents_of(spec, keys)
+    return contents_of(spec, keys, kept)
 
 
 class SidecarReader:
@@ -173,11 +217,15 @@ class SidecarReader:
                 f"{self._path}: episode {number} has another length than in the dataset: it was changed after "
                 f"Understudy wrote it; read it with ?rest=ignore"
             )
-        found = {}
+        found: dict[str, Column] = {}
         for index, path in enumerate(self._contents.paths):
             leaf = self._contents.spec.columns[path]
             num = 1 if path in self._contents.columns else length + is_observation(path)
-            found[path] = unpack(row[str(index)], leaf, num, f"{self._path}: episode {number}: {shown(path)}")
+            where = f"{self._path}: episode {number}: {shown(path)}"
+            if path in self._contents.codecs:
+                found[path] = _unpack_kept(row[str(index)], length + 1, where)
+            else:
+                found[path] = unpack(row[str(index)], leaf, num, where)
         return found, self._info(row["info"], number)
 
     def close(self) -> None:

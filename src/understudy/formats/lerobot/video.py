@@ -54,35 +54,12 @@ class VideoReader:
     def __init__(self, path: Path, shape: tuple[int, ...], fps: float) -> None:
         """`shape` is [height, width, 3]."""
         self._path, self._shape, self._fps = path, shape, fps
-        height, width, _ = shape
         self._frames: Iterator[av.video.frame.VideoFrame] | None = None
         self._at_s = 0.0  # time of the last decoded frame
         self.num_decoded = 0
         self._reformatter = av.video.reformatter.VideoReformatter()
-        with refusing(path, av.error.FFmpegError):
-            if not path.is_file():
-                raise FileNotFoundError
-            options = {"protocol_whitelist": "file", "enable_drefs": "0"}  # a video may not refer to other files
-            self._container = av.open(f"file:{path.absolute()}", "r", format="mp4", options=options)
-        try:
-            with refusing(path, av.error.FFmpegError):
-                self._stream = self._container.streams.video[0]
-                context: Any = self._stream.codec_context
-                if context is None:
-                    raise ValueError("its codec is unknown")
-                if (context.height, context.width) != (height, width):
-                    raise FormatError(
-                        f"{path}: expected frames of {height} x {width}, got {context.height} x {context.width}; "
-                        f"correct the shape in meta/info.json"
-                    )
-                context.thread_count = 1
-                context.options = {"max_pixels": str(4 * width * height + 2**16), "err_detect": "explode"}
-                if not self._stream.time_base:
-                    raise ValueError("it has no time base")
-                self._tick_s = float(self._stream.time_base)
-        except FormatError:
-            self._container.close()
-            raise
+        self._container, self._stream = open_video(path, shape)
+        self._tick_s = float(self._stream.time_base or 0)
 
     def take(self, times_s: Array, out: Array) -> None:
         """Decode the frames at these increasing times into `out` [len(times_s), height, width, 3]."""
@@ -126,6 +103,35 @@ class VideoReader:
         if (frame.height, frame.width) != self._shape[:2]:
             raise FormatError(f"{self._path}: frames change their size; fetch the dataset again")
         out[:] = self._reformatter.reformat(frame, format="rgb24").to_ndarray()
+
+
+def open_video(path: Path, shape: tuple[int, ...]) -> tuple[av.container.InputContainer, Any]:
+    """An MP4 file with frames of this shape, and its video stream."""
+    height, width, _ = shape
+    with refusing(path, av.error.FFmpegError):
+        if not path.is_file():
+            raise FileNotFoundError
+        options = {"protocol_whitelist": "file", "enable_drefs": "0"}  # a video may not refer to other files
+        container = av.open(f"file:{path.absolute()}", "r", format="mp4", options=options)
+    try:
+        with refusing(path, av.error.FFmpegError):
+            stream = container.streams.video[0]
+            context: Any = stream.codec_context
+            if context is None:
+                raise ValueError("its codec is unknown")
+            if (context.height, context.width) != (height, width):
+                raise FormatError(
+                    f"{path}: expected frames of {height} x {width}, got {context.height} x {context.width}; "
+                    f"correct the shape in meta/info.json"
+                )
+            context.thread_count = 1
+            context.options = {"max_pixels": str(4 * width * height + 2**16), "err_detect": "explode"}
+            if not stream.time_base:
+                raise ValueError("it has no time base")
+            return container, stream
+    except FormatError:
+        container.close()
+        raise
 
 
 def encode(frames: Array, codec: Codec, fps: int) -> bytes:

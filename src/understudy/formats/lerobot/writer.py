@@ -10,7 +10,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,9 @@ import av.error
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from understudy.core import Episode, EpisodeInfo, Source, StepSpec
+from understudy.codecs import EncodedColumn
+from understudy.codecs.nal import split_units
+from understudy.core import H264, Codec, Episode, EpisodeInfo, Source, StepSpec
 from understudy.core.episode import FPS, NAMES, ROBOT_TYPE, flat_names, given_names
 from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
@@ -35,6 +37,7 @@ from understudy.formats.lerobot.file_rotation import (
 from understudy.formats.lerobot.image import encode_image
 from understudy.formats.lerobot.info import COUNTERS, DATA_PATHS, MOST_STEPS, VIDEO_PATHS, Feature
 from understudy.formats.lerobot.meta import MetaWriter
+from understudy.formats.lerobot.packets import mux, packets_of, playable
 from understudy.formats.lerobot.plan import plan_writing
 from understudy.formats.lerobot.sidecar import SidecarWriter, contents_of
 from understudy.formats.lerobot.tables import Array
@@ -46,6 +49,8 @@ OPTIONS = ("version", "video", "fps")
 MOST_FPS = 1000
 SUCCESS = "next.success"
 FLAGS = ("next.done", "next.truncated", SUCCESS, "intervention")
+KEEP = "keep"  # frames that the store has as H.264 are written as they are
+USUAL_VIDEO = "av1"  # of other frames
 USUAL_FPS = "10"  # where no episode knows its rate
 
 
@@ -57,13 +62,14 @@ class LeRobotWriter:
     ) -> None:
         check_options(options, OPTIONS, "lerobot")
         version = one_of("lerobot", "version", options.get("version", "3"), ("3", "2.1"))
-        video = one_of("lerobot", "video", options.get("video", "av1"), (*CODECS, "png"))
+        video = one_of("lerobot", "video", options.get("video", KEEP), (KEEP, *CODECS, "png"))
         fps = number("lerobot", "fps", options["fps"] if "fps" in options else _frame_rate(infos))
         if fps > MOST_FPS:
             raise FormatError(f"lerobot: expected fps= a number up to {MOST_FPS}, got {fps}")
         if path.exists():
             raise FormatError(f"{path}: already exists; choose another name, or remove it")
-        self._path, self._spec, self._fps, self._video = path, spec, fps, video
+        self._path, self._spec, self._fps = path, spec, fps
+        self._keeps, self._video = video == KEEP, USUAL_VIDEO if video == KEEP else video
         names = given_names({NAMES: _agreed(infos, NAMES) or "{}"})
         self._columns = {
             path: replace(feature, names=_fitting(names.get(path), feature))
@@ -76,6 +82,8 @@ class LeRobotWriter:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._root = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
         self._mean_error: dict[str, float] = {}
+        self._kept: dict[str, H264] = {}  # field of the Episode: how its frames are encoded
+        self._num_again: dict[str, int] = {}  # by field: frames that had to be encoded again
         self._num_frames = 0
         file_per_episode = version == "2.1"
         self._features = [*self._columns.values(), *(Feature(key=key, dtype="bool", shape=(1,)) for key in self._flags)]
@@ -102,15 +110,36 @@ class LeRobotWriter:
             if feature.dtype == "video"
         }
         self._meta = MetaWriter(
-            self._root, version, self._fps, self._features, CODECS.get(video), _agreed(infos, ROBOT_TYPE)
+            self._root, version, self._fps, self._features, CODECS.get(self._video), _agreed(infos, ROBOT_TYPE)
         )
         self._sidecar = SidecarWriter(self._root, contents_of(spec, self._columns))
 
-    def add(self, key: str, episode: Episode) -> None:
-        with self._writing():
-            self._add(key, episode)
+    def keep(self, codecs: Mapping[str, Codec]) -> Container[str]:
+        """Write the H.264 frames of these fields as they are, with `video=keep`."""
+        videos = {path: feature.key for path, feature in self._columns.items() if feature.dtype == "video"}
+        for path, codec in codecs.items():
+            if self._keeps and isinstance(codec, H264) and path in videos:
+                self._kept[path] = codec
+                self._meta.kept.add(videos[path])
+        self._sidecar.keep(self._kept)
+        return tuple(self._kept)
 
-    def _add(self, key: str, episode: Episode) -> None:
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was changed although it should have been kept."""
+        return tuple(
+            f"{path}: {count:,} frames were encoded again: their GOPs were cut when an episode was trimmed or split"
+            for path, count in self._num_again.items()
+        )
+
+    def add(self, key: str, episode: Episode) -> None:
+        self.add_encoded(key, episode, {})
+
+    def add_encoded(self, key: str, episode: Episode, encoded: Mapping[str, EncodedColumn]) -> None:
+        with self._writing():
+            self._add(key, episode, encoded)
+
+    def _add(self, key: str, episode: Episode, encoded: Mapping[str, EncodedColumn]) -> None:
         if len(episode) > MOST_STEPS:
             raise FormatError(f"{key}: expected up to {MOST_STEPS} steps, got {len(episode)}; split it")
         internal = episode.columns()
@@ -123,7 +152,16 @@ class LeRobotWriter:
                 found[feature.key] = stats.of_camera(values[feature.key])
             elif feature.dtype != "string":
                 found[feature.key] = stats.of_numbers(values[feature.key].reshape(length, *feature.shape))
-        videos = {key: self._add_video(key, values.pop(key), index) for key in self._videos}
+        kept = {path: self._playable(path, encoded[path], internal[path]) for path in self._kept}
+        packets = {self._columns[path].key: column.packets[:length] for path, column in kept.items()}
+        videos = {}
+        for name in self._videos:
+            frames = values.pop(name)
+            videos[name] = (
+                self._add_packets(name, packets[name], index)
+                if name in packets
+                else self._add_video(name, frames, index)
+            )
         task = self._meta.task(episode.info.instruction or episode.info.task or "")
         counters: dict[str, Array] = {
             "timestamp": (np.arange(length) / self._fps).astype(np.float32),
@@ -135,7 +173,7 @@ class LeRobotWriter:
         found |= {name: stats.of_numbers(column.reshape(length, 1)) for name, column in counters.items()}
         columns = {f.key: _arrow(f, values[f.key]) for f in self._features if f.dtype != "video"}
         data_file = self._table.add(pa.table({**columns, **counters}).cast(self._schema))
-        self._sidecar.add(index, episode)
+        self._sidecar.add(index, episode, kept)
         self._meta.add(length, task, self._num_frames, data_file, videos, found)
         self._num_frames += length
 
@@ -145,7 +183,7 @@ class LeRobotWriter:
             for video in self._videos.values():
                 video.close()
             self._meta.close(self._num_frames)
-            self._sidecar.close({"video": self._video, "mean_error": self._mean_error})
+            self._sidecar.close({"video": KEEP if self._kept else self._video, "mean_error": self._mean_error})
             self._root.chmod(0o777 & ~_umask())
             publish_dataset(self._root, self._path)
 
@@ -165,6 +203,23 @@ class LeRobotWriter:
             raise FormatError(
                 f"{self._path}: cannot be written ({error.strerror or error}); free some space, or choose another path"
             ) from None
+
+    def _playable(self, path: str, column: EncodedColumn, frames: Array) -> EncodedColumn:
+        found, num_again = playable(column, self._kept[path], frames)
+        if num_again:
+            self._num_again[path] = self._num_again.get(path, 0) + num_again
+        return found
+
+    def _add_packets(self, key: str, packets: list[bytes], index: int) -> dict[str, int | float]:
+        """Write frames as they are, and refuse them if the file has others."""
+        try:
+            video = mux(packets, self._fps)
+            same = packets_of(video) == [split_units(packet) for packet in packets]
+        except (av.error.FFmpegError, ValueError) as reason:
+            raise FormatError(f"{key}: episode {index} cannot be written as it is ({reason}); use ?video=av1") from None
+        if not same:
+            raise FormatError(f"{key}: episode {index}: MP4 does not hold its frames as they are; use ?video=av1")
+        return self._videos[key].add(video, len(packets))
 
     def _add_video(self, key: str, frames: Any, index: int) -> dict[str, int | float]:
         """Encode a video, decode it again, and refuse it if its error is too large."""

@@ -32,11 +32,10 @@ _Result = TypeVar("_Result")
 
 
 def encode_columns(spec: StepSpec, columns: Mapping[str, Column], parts: Sequence[Part]) -> dict[str, Column]:
-    """The stored columns of checked rows."""
+    """The stored columns of checked rows; fields that are encoded already stay as they are."""
     stored = dict(columns)
-    gops = [
-        (path, codec, first, stop) for path, codec in spec.encoded.items() for first, stop in _new_gops(codec, parts)
-    ]
+    new = {path: codec for path, codec in spec.encoded.items() if frame_number_of(path) not in columns}
+    gops = [(path, codec, first, stop) for path, codec in new.items() for first, stop in _new_gops(codec, parts)]
 
     def encode(task: tuple[str, Codec, int, int]) -> EncodedFrames:
         path, codec, first, stop = task
@@ -44,17 +43,17 @@ def encode_columns(spec: StepSpec, columns: Mapping[str, Column], parts: Sequenc
         assert isinstance(frames, np.ndarray)
         return encode_frames(codec, frames[first:stop])
 
-    for path in spec.encoded:
+    for path in new:
         stored[path] = []
-    numbers: dict[str, list[int]] = {path: [] for path in spec.encoded}
-    checksums: dict[str, list[int]] = {path: [] for path in spec.encoded}
+    numbers: dict[str, list[int]] = {path: [] for path in new}
+    checksums: dict[str, list[int]] = {path: [] for path in new}
     for (path, *_), gop in zip(gops, frame_threads.run(encode, gops), strict=True):
         packets = stored[path]
         assert isinstance(packets, list)
         packets.extend(np.frombuffer(packet, np.uint8) for packet in gop.packets)
         numbers[path].extend(range(len(gop.packets)))
         checksums[path].extend(gop.checksums)
-    for path in spec.encoded:
+    for path in new:
         stored[frame_number_of(path)] = np.array(numbers[path], np.uint8)
         stored[decoded_checksum_of(path)] = np.array(checksums[path], np.uint64)
     return stored

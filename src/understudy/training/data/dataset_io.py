@@ -15,25 +15,39 @@ from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 import xxhash
 
-from understudy.core import NO_VERSION, Episode, EpisodeInfo, Kind, SpecError, StepSpec, StoreError
+from understudy.codecs import EncodedColumn
+from understudy.core import H264, NO_VERSION, Codec, Episode, EpisodeInfo, Kind, SpecError, StepSpec, StoreError
 from understudy.core import tree as trees
-from understudy.core.cameras import CodecName, encode_cameras
+from understudy.core.cameras import encode_cameras, with_codecs
 from understudy.core.episode import NAMES, ROBOT_TYPE
 from understudy.core.spec import canonical_json
-from understudy.formats import ORIGIN, DatasetPath, DatasetReader, FormatError, NamedDataset
+from understudy.core.step import decoded_checksum_of, frame_number_of
+from understudy.formats import (
+    ORIGIN,
+    DatasetPath,
+    DatasetReader,
+    DatasetWriter,
+    EncodedDataset,
+    EncodedDatasetWriter,
+    FormatError,
+    NamedDataset,
+    NotedDataset,
+)
 from understudy.replay import Clause, EpisodeRecord, Reader, Store, View
 from understudy.replay.format.chunk import Chunk, Part
+from understudy.replay.format.encoded_columns import decode_columns
 from understudy.replay.format.layout import row_bytes_of
 
 WRITER = "import"
 ORIGIN_DIGEST = "origin_digest"  # label of an imported episode: a digest of its content in the data set
 _ORIGIN_SQL = f"json_extract(labels, '$.{ORIGIN}')"
 
+ImportCodec: TypeAlias = Literal["raw", "keep", "auto", "jpeg", "h264", "png"]
 ProgressCallback = Callable[[int, int | None], None]  # episodes finished, and in all if known
 
 
@@ -43,6 +57,7 @@ class ImportReport:
     num_steps: int = 0  # of the imported episodes
     num_known: int = 0  # episodes that were in the store already
     num_without_steps: int = 0  # records that hold no step, such as a single observation
+    kept: tuple[str, ...] = ()  # camera fields whose frames are stored as the data set has them encoded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +79,9 @@ class Origin:
         return f"@{self.first}#"
 
 
+NOTHING: Mapping[str, EncodedColumn] = {}
+
+
 class ImportTarget(Protocol):
     """A store or server that episodes are imported into."""
 
@@ -75,8 +93,18 @@ class ImportTarget(Protocol):
         """Key and digest of the episodes in the store that have this origin under any name of the data set."""
         ...
 
-    def add(self, spec: StepSpec, episode: Episode, info: EpisodeInfo) -> None:
-        """Add an episode; when this returns, it is durable and complete."""
+    @property
+    def takes_encoded(self) -> bool:
+        """Whether `add` takes frames that are encoded already."""
+        ...
+
+    def add(
+        self, spec: StepSpec, episode: Episode, info: EpisodeInfo, encoded: Mapping[str, EncodedColumn] = NOTHING
+    ) -> None:
+        """Add an episode; when this returns, it is durable and complete.
+
+        `encoded` has the T+1 frames of fields that are stored as they are here.
+        """
         ...
 
 
@@ -86,14 +114,17 @@ def import_episodes(
     dataset: DatasetPath,
     *,
     kind: Kind | None = None,
-    codec: CodecName = "raw",
+    codec: ImportCodec = "raw",
     progress: ProgressCallback | None = None,
 ) -> ImportReport:
     """Add the episodes that the target does not have, in order. `kind` overrides the episodes' own kind.
 
-    `codec` says how camera frames are stored; with 'raw' or 'png' they stay what the data set has, pixel by pixel.
+    `codec` says how camera frames are stored; with 'raw' or 'png' they stay what the data set has, pixel by pixel. With
+    'keep' they are stored as the data set has them encoded, where that is H.264 which a store can read frame by frame,
+    and raw elsewhere; 'auto' does this where GOPs are as short as its own.
     """
-    spec = encode_cameras(reader.spec, codec)
+    kept = _kept(reader, target, codec)
+    spec = with_codecs(encode_cameras(reader.spec, "raw" if codec == "keep" else codec), kept)
     origin = origin_of(reader, dataset)
     if origin is None:
         return ImportReport(num_without_steps=reader.num_episodes or 0)
@@ -108,13 +139,38 @@ def import_episodes(
         else:
             _check(reader.spec, episode, f"{dataset.path}: {key}")
             labels = {**episode.info.labels, ORIGIN: f"{origin.prefix}{key}", ORIGIN_DIGEST: digest}
-            target.add(spec, episode, replace(episode.info, kind=kind or episode.info.kind, labels=labels))
+            info = replace(episode.info, kind=kind or episode.info.kind, labels=labels)
+            if kept:
+                assert isinstance(reader, EncodedDataset)
+                frames = reader.encoded_frames(key)
+                target.add(spec, episode, info, {path: frames[path] for path in kept})
+            else:
+                target.add(spec, episode, info)
             report = replace(report, num_imported=report.num_imported + 1, num_steps=report.num_steps + len(episode))
         if progress is not None:
             progress(report.num_imported + known.num_found + num_copies, reader.num_episodes)
-    report = replace(report, num_known=known.num_found + num_copies)
+    report = replace(report, num_known=known.num_found + num_copies, kept=tuple(kept))
     left_out = (reader.num_episodes or 0) - report.num_imported - report.num_known
     return replace(report, num_without_steps=max(left_out, 0))
+
+
+def _kept(reader: DatasetReader, target: ImportTarget, codec: ImportCodec) -> Mapping[str, Codec]:
+    """The fields whose frames are stored as the data set has them encoded."""
+    if codec not in ("keep", "auto"):
+        return {}
+    if not target.takes_encoded:
+        if codec == "auto":
+            return {}
+        raise StoreError(
+            "codec: expected auto, raw, jpeg, h264 or png, because the writer to a server encodes frames itself, got "
+            "'keep'; import into a directory on this machine to keep them"
+        )
+    found = reader.encoded if isinstance(reader, EncodedDataset) else {}
+    if codec == "keep":
+        return found
+    automatic = encode_cameras(reader.spec, "auto").encoded
+    usual = {path: automatic[path] for path in found if isinstance(automatic.get(path), H264)}
+    return {path: found[path] for path, own in usual.items() if found[path].gop_size <= own.gop_size}
 
 
 def origin_of(reader: DatasetReader, dataset: DatasetPath) -> Origin | None:
@@ -226,8 +282,16 @@ class StoreImportTarget:
             for record in catalog.episodes(f"{_ORIGIN_SQL} is not null"):
                 yield record.info.labels
 
-    def add(self, spec: StepSpec, episode: Episode, info: EpisodeInfo) -> None:
+    takes_encoded = True
+
+    def add(
+        self, spec: StepSpec, episode: Episode, info: EpisodeInfo, encoded: Mapping[str, EncodedColumn] = NOTHING
+    ) -> None:
         columns = rows_of(spec, episode)
+        for path, frames in encoded.items():
+            columns[path] = [np.frombuffer(packet, np.uint8) for packet in frames.packets]
+            columns[frame_number_of(path)] = np.array(frames.frame_numbers, np.uint8)
+            columns[decoded_checksum_of(path)] = np.array(frames.checksums, np.uint64)
         ended = bool(episode.terminated[-1] or episode.truncated[-1])
         part = Part(
             episode=self._next, first_index=0, num_rows=len(episode) + 1, state="ended" if ended else "cut", info=info
@@ -266,7 +330,12 @@ class _ServerImportTarget:
         view = View(name="imported", clauses=(Clause(where=where),))
         return sum(int(status["episodes"][view.name]) for status in self._remote.status([view]).values())
 
-    def add(self, spec: StepSpec, episode: Episode, info: EpisodeInfo) -> None:
+    takes_encoded = False
+
+    def add(
+        self, spec: StepSpec, episode: Episode, info: EpisodeInfo, encoded: Mapping[str, EncodedColumn] = NOTHING
+    ) -> None:
+        assert not encoded
         if spec.json_text not in self._writers:
             for writer in self._writers.values():
                 writer.close(None)
@@ -345,6 +414,8 @@ class ExportReport:
     num_episodes: int = 0
     num_steps: int = 0
     num_unfinished: int = 0  # episodes left out because they have no complete step
+    kept: tuple[str, ...] = ()  # camera fields whose frames were written as they are stored
+    notes: tuple[str, ...] = ()  # what the writer changed, one sentence each
 
 
 def export_episodes(
@@ -361,9 +432,16 @@ def export_episodes(
         writer = dataset.format.write(dataset.path, spec, dataset.options, infos)
         try:
             num_steps = 0
+            kept = _kept_by(writer, [reader.spec(spec_id) for spec_id in sorted({record.spec for record in ready})])
             for number, record in enumerate(ready):
-                episode = reader.read(record.id)
-                writer.add(f"{record.id:06d}", episode)
+                key = f"{record.id:06d}"
+                if kept:
+                    assert isinstance(writer, EncodedDatasetWriter)
+                    episode, encoded = _read_encoded(reader, record.id, kept)
+                    writer.add_encoded(key, episode, encoded)
+                else:
+                    episode = reader.read(record.id)
+                    writer.add(key, episode)
                 num_steps += len(episode)
                 if progress is not None:
                     progress(number + 1, len(ready))
@@ -371,7 +449,47 @@ def export_episodes(
         except BaseException:
             writer.abandon()
             raise
-    return ExportReport(num_episodes=len(ready), num_steps=num_steps, num_unfinished=len(chosen) - len(ready))
+    return ExportReport(
+        num_episodes=len(ready),
+        num_steps=num_steps,
+        num_unfinished=len(chosen) - len(ready),
+        kept=kept,
+        notes=writer.notes if isinstance(writer, NotedDataset) else (),
+    )
+
+
+def _kept_by(writer: DatasetWriter, specs: list[StepSpec]) -> tuple[str, ...]:
+    """The fields whose frames a writer takes as they are stored; all episodes must have them encoded."""
+    if not isinstance(writer, EncodedDatasetWriter):
+        return ()
+    codecs = {path: _common_codec([spec.encoded.get(path) for spec in specs]) for path in specs[0].encoded}
+    common = {path: codec for path, codec in codecs.items() if codec is not None and path.startswith("observation")}
+    taken = writer.keep(common)
+    return tuple(path for path in common if path in taken)
+
+
+def _common_codec(codecs: list[Codec | None]) -> Codec | None:
+    """The codec of frames of several specs; None if they are of different kinds."""
+    if all(codec == codecs[0] for codec in codecs):
+        return codecs[0]
+    alike = [codec for codec in codecs if isinstance(codec, H264)]
+    if len(alike) < len(codecs):
+        return None
+    return H264(crf=None, gop_size=max(codec.gop_size for codec in alike))
+
+
+def _read_encoded(reader: Reader, episode: int, paths: tuple[str, ...]) -> tuple[Episode, dict[str, EncodedColumn]]:
+    """An episode, and the frames of some fields as they are stored."""
+    record, stored = reader.stored_rows(episode)
+    encoded = {
+        path: EncodedColumn(
+            [bytes(packet) for packet in stored[path]],
+            stored[frame_number_of(path)].tolist(),
+            stored[decoded_checksum_of(path)].tolist(),
+        )
+        for path in paths
+    }
+    return Episode.from_columns(decode_columns(reader.spec(record.spec), stored), record.info), encoded
 
 
 def _only_spec(reader: Reader, chosen: list[EpisodeRecord], store: Path) -> StepSpec:

@@ -214,7 +214,10 @@ def test_a_film_that_ends_early_is_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda said: said.update(understudy=2), "has another version"),
+        (lambda said: said.update(understudy=3), "has another version"),
+        (lambda said: said.update(codecs={"nothing": {"name": "h264"}}), "does not fit"),
+        (lambda said: said.update(codecs={"observation/front": {"name": "h265"}}), "does not fit"),
+        (lambda said: said.update(codecs=["observation/front"]), "does not fit"),
         (lambda said: said["columns"].update({"action": "observation.state"}), "does not fit"),
         (lambda said: said["columns"].update({"action": "nothing"}), "does not fit"),
         (lambda said: said["columns"].update({"nothing": "action"}), "does not fit"),

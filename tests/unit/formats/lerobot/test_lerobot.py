@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.formats.lerobot.made import GOLDEN, read, smooth_episode, write
+from tests.unit.formats.lerobot.test_packets import exported, make_store
 
 from understudy.core import ArraySpec, Episode, Spec, StepSpec
 from understudy.core.examples import random_episode, text_spec
@@ -87,3 +88,14 @@ def test_what_has_no_column_is_passed_over(tmp_path: Path, version: str) -> None
     found = asked(version, write(tmp_path / "d", [random_episode(spec, 4, 1)], spec, version=version))
     assert "observation.prompt" in found
     assert not any("jpeg" in key or key == "action" for key in found)
+
+
+def test_frames_that_a_store_had_encoded(tmp_path: Path, version: str) -> None:
+    make_store(tmp_path / "store")
+    assert len(exported(tmp_path / "store", tmp_path / "d", f"?version={version}").kept) == 2
+    found = asked(version, tmp_path / "d")
+    seen = read(tmp_path / "d", rest="ignore", last="step")  # decoded and converted to RGB as lerobot does it
+    for camera in ("front", "wrist", "side", "raw"):
+        wanted = np.concatenate([episode.observation[camera][:-1] for episode in seen])
+        assert np.array_equal(found[f"observation.images.{camera}"], wanted), camera
+    assert np.allclose(found["timestamp"][:23], np.arange(23) / 30)
