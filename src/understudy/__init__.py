@@ -19,6 +19,8 @@ if TYPE_CHECKING:
         EpisodeInfo,
         Jpeg,
         Png,
+        Sensor,
+        Sensors,
         SequenceBatch,
         Source,
         Spec,
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
         StepSpec,
         TransitionBatch,
         UnderstudyError,
+        ages,
+        timed_spec,
     )
     from understudy.envs.registry import open_world
     from understudy.envs.world import World
@@ -61,6 +65,8 @@ _MODULES = {
         "H264",
         "Jpeg",
         "Png",
+        "Sensor",
+        "Sensors",
         "SequenceBatch",
         "Source",
         "Spec",
@@ -68,6 +74,8 @@ _MODULES = {
         "StepSpec",
         "TransitionBatch",
         "UnderstudyError",
+        "ages",
+        "timed_spec",
     ),
     "understudy.envs.registry": ("open_world",),
     "understudy.envs.world": ("World",),
@@ -113,6 +121,8 @@ __all__ = [
     "Prioritized",
     "Reader",
     "Sampler",
+    "Sensor",
+    "Sensors",
     "SequenceBatch",
     "Sequences",
     "Server",
@@ -129,8 +139,10 @@ __all__ = [
     "View",
     "World",
     "Writer",
+    "ages",
     "connect",
     "open_world",
+    "timed_spec",
 ]
 
 

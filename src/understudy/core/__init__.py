@@ -24,8 +24,10 @@ from understudy.core.errors import (
     UnreadableError,
     WireError,
 )
+from understudy.core.sensors import Sensor, SensorReading, Sensors
 from understudy.core.spec import ArraySpec, Spec, text
 from understudy.core.step import NO_VERSION, Source, Step, StepSpec
+from understudy.core.times import SensorCounts, ages, timed_spec
 from understudy.core.tree import AnyTree, Nested, Tree
 
 __all__ = [
@@ -50,6 +52,10 @@ __all__ = [
     "Nested",
     "Png",
     "RefusedError",
+    "Sensor",
+    "SensorCounts",
+    "SensorReading",
+    "Sensors",
     "SequenceBatch",
     "SequenceError",
     "Source",
@@ -70,5 +76,7 @@ __all__ = [
     "UnderstudyError",
     "UnreadableError",
     "WireError",
+    "ages",
     "text",
+    "timed_spec",
 ]

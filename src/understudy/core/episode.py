@@ -20,7 +20,8 @@ Kind: TypeAlias = Literal["demonstration", "practice", "correction"]
 Split: TypeAlias = Literal["train", "eval"]
 
 # Labels that hold facts of the data set an episode was imported from; the export writes them back.
-FPS = "fps"  # steps per second, as text
+FPS = "fps"  # steps per second, as text; known, not measured
+MEASURED_FPS = "measured_fps"  # the mean rate of rows that were made when messages came
 ROBOT_TYPE = "robot_type"  # such as "so101_follower"
 NAMES = "names"  # JSON: {"action": ["shoulder_pan.pos", ...], "observation/state": {"motors": [...]}}
 DATASET_LABELS = (FPS, ROBOT_TYPE, NAMES)

@@ -85,6 +85,11 @@ class Pace:
         self._next_at += self._period_s
 
     @property
+    def num_missed(self) -> int:
+        """Ticks that had passed when the step before them ended."""
+        return self._num_missed
+
+    @property
     def report(self) -> PaceReport:
         p50, p99 = np.percentile(np.array(self._late or [0.0]), (50, 99)).tolist()
         return PaceReport(

@@ -99,6 +99,15 @@ def _print(console: Console, summary: Summary) -> None:
     for number, spec in enumerate(summary.specs):
         fields = ", ".join(f"{path} {leaf}{_codec(leaf)}" for path, leaf in spec.columns.items() if _is_shown(path))
         console.print(f"spec {number + 1}: {fields}", highlight=False)
+    for path, counts in summary.sensors.items():
+        console.print(
+            f"{path}: {counts.received:,} samples, {counts.dropped:,} dropped, {counts.late:,} rows with a late one, "
+            f"{counts.unused:,} in no row; the oldest in a row was {counts.oldest_ms:.1f} ms old",
+            highlight=False,
+        )
+    if summary.num_late_steps:
+        late = f"{summary.num_late_steps:,} steps were late: they took longer than the period of their control rate"
+        console.print(late, highlight=False)
     names = sorted({writer.name for writer in summary.writers})
     shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
     console.print(f"writers: {shown or 'none'}", highlight=False)

@@ -20,7 +20,7 @@ from understudy.replay.write.edit_requests import EditRequest
 # depends on them: an import that adds nothing the second time, the counts of interventions, the tickets of a run.
 RECORDED_LABELS = re.compile(
     r"(origin|origin_digest|fps|robot_type|names|(intervention|takeover)_.*|ticket|iteration|policy_seed|clipped_steps"
-    r"|trajectory|complete|cut|steps_missing_before|salvaged_.*|(trimmed|split|merged)_from)"
+    r"|trajectory|complete|cut|measured_fps|sensors|late_steps|steps_missing_before|salvaged_.*|(trimmed|split|merged)_from)"
 )
 MAX_PAGE = 300
 MAX_VALUES = 100  # of a field, to filter by

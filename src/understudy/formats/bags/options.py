@@ -11,17 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from understudy.core import Source
+from understudy.core import Source, times
 from understudy.formats.format import FormatError
 from understudy.formats.options import one_of
 from understudy.formats.registry import check_options
 
 NAMES = (
     *("fps", "tick", "stamp", "gap_s", "episode", "action", "observation/NAME", "extras/NAME"),
-    *("floats", "task", "source"),
+    *("floats", "task", "source", "samples"),
 )
 NEXT = "next"
-TIME = "extras/time"  # the times of the messages that each row is made of
+TIME = f"extras/{times.TIME}"  # the times of the messages that each row is made of
+SAMPLES, SAMPLES_TIME = f"extras/{times.SAMPLES}", f"extras/{times.SAMPLES_TIME}"  # all messages since the row before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,7 @@ class ReadOptions:
     stamp: str = "log"  # or header: which time of a message counts
     gap_ns: int | None = None  # a longer pause of all topics ends an episode
     episode: Reference | None = None  # each message, or each change of a field, begins an episode
+    samples: tuple[str, ...] = ()  # topics of which all messages are kept, and not only those that rows need
     floats: str = "keep"  # or float32, which float64 numbers are rounded to
     task: str | None = None
     source: Source = Source.HUMAN
@@ -82,6 +84,7 @@ def parse_options(name: str, options: Mapping[str, str]) -> ReadOptions:
         stamp=one_of(name, "stamp", others.get("stamp", "log"), ("log", "header")),
         gap_ns=int(_positive(name, "gap_s", others["gap_s"]) * 10**9) if "gap_s" in others else None,
         episode=_reference(name, "episode", others["episode"]) if "episode" in others else None,
+        samples=tuple(topic for topic in others.get("samples", "").split(",") if topic),
         floats=one_of(name, "floats", others.get("floats", "keep"), ("keep", "float32")),
         task=others.get("task"),
         source=Source[one_of(name, "source", others.get("source", "human"), _SOURCES).upper()],
@@ -109,8 +112,9 @@ def _check_paths(name: str, paths: list[str]) -> None:
     for path in paths:
         if "" in path.split("/"):
             raise FormatError(f"{name}: expected {path.partition('/')[0]}/NAME, got {path!r}; give the field a name")
-        if path == TIME or path.startswith(f"{TIME}/"):
-            raise FormatError(f"{name}: {path!r} is taken by the times of the messages; choose another name")
+        for taken in (TIME, SAMPLES, SAMPLES_TIME):
+            if path == taken or path.startswith(f"{taken}/"):
+                raise FormatError(f"{name}: {path!r} is taken by the times of the messages; choose another name")
         if any(other.startswith(f"{path}/") for other in paths):
             raise FormatError(f"{name}: {path!r} is a field and has fields below; choose another name")
 

@@ -20,12 +20,12 @@ import numpy as np
 
 from understudy.core import NO_VERSION, ArraySpec, Episode, EpisodeInfo, Spec, StepSpec, UnderstudyError
 from understudy.core import tree as trees
-from understudy.core.episode import FPS, NAMES
+from understudy.core.episode import FPS, MEASURED_FPS, NAMES
 from understudy.core.step import Source
 from understudy.formats.bags.bag import Bag, find_topic
 from understudy.formats.bags.decode import Decoder, NotNumbersError, numbers, stamp_ns, walk
 from understudy.formats.bags.fields import TopicField, Value, decoders_of, plan_fields, read_value
-from understudy.formats.bags.options import TIME, ReadOptions
+from understudy.formats.bags.options import SAMPLES, SAMPLES_TIME, TIME, ReadOptions
 from understudy.formats.bags.ticks import (
     Array,
     Event,
@@ -33,6 +33,7 @@ from understudy.formats.bags.ticks import (
     TopicTimes,
     Window,
     rows_of,
+    sample_ranges,
     ticks_at,
     ticks_of,
     windows,
@@ -52,6 +53,7 @@ class BagReader:
         first = open_bag(bags[0])
         self._plan = plan_fields(first, options)
         self._tick = self._tick_topic(first)
+        self._sampled = self._sampled_fields(first)
         try:
             self.spec = self._make_spec()
         except UnderstudyError as error:
@@ -132,12 +134,29 @@ class BagReader:
         cameras = [field.source.topic for field in self._plan.fields if field.is_camera]
         return min(cameras or self._plan.topics, key=lambda name: bag.topics[name].num_messages)
 
+    def _sampled_fields(self, bag: Bag) -> tuple[TopicField, ...]:
+        """The fields of which all messages are kept."""
+        names = [find_topic(bag, name).name for name in self._options.samples]
+        found = tuple(field for field in self._plan.fields if field.source.topic in names)
+        for name in names:
+            fields = [field for field in found if field.source.topic == name]
+            if not fields or any(field.is_camera for field in fields):
+                raise FormatError(
+                    f"{bag.path}: samples={name}: expected a topic of numbers that a field is made of, got "
+                    f"{'a camera' if fields else 'another'}; name a field of it, such as extras/NAME={name}, or leave "
+                    f"it out"
+                )
+        return found
+
     def _make_spec(self) -> StepSpec:
         leaves = {field.path: field.leaf for field in self._plan.fields}
         if self._plan.next_of is not None:
             leaves["action"] = leaves[self._plan.next_of]
         time = ArraySpec(shape=(), dtype="int64")
         leaves |= {f"{TIME}/{path}": time for path in list(leaves)} | {TICK: time}
+        for field in self._sampled:
+            leaves[f"{SAMPLES}/{field.path}"] = dataclasses.replace(field.leaf, shape=(None, *field.leaf.shape))
+            leaves[f"{SAMPLES_TIME}/{field.path}"] = ArraySpec(shape=(None,), dtype="int64")
         parts = {name: Spec(trees.unflatten(trees.below(leaves, name))) for name in ("observation", "action", "extras")}
         return StepSpec(observation=parts["observation"], action=parts["action"], extras=parts["extras"])
 
@@ -152,6 +171,10 @@ class BagReader:
         for path in self.spec.extras.flat:
             if path.startswith("time/") and f"extras/{path}" != TICK:
                 yield Field(external="", internal=f"extras/{path}", how=times)
+        for field in self._sampled:
+            all_since = "all messages since the row before"
+            yield Field(external=str(field.source), internal=f"{SAMPLES}/{field.path}", how=all_since)
+            yield Field(external="", internal=f"{SAMPLES_TIME}/{field.path}", how=f"the times of {all_since}")
         yield Field(external="", internal="reward", how="0: a bag has none")
         yield Field(external="", internal="truncated", how="where the episode ends")
         yield Field(external="", internal="source", how=self._options.source.name.lower())
@@ -175,6 +198,8 @@ class BagReader:
         counts.num_without_steps = sum(len(rows.ticks) < 2 for rows in episodes)
         for name, topic in used.items():
             of_rows = [rows.indices[name] for rows in episodes if len(rows.ticks) > 1]
+            if any(field.source.topic == name for field in self._sampled):
+                of_rows += [np.arange(found[0], found[-2] + 1) for found in of_rows]
             counts.messages[name] = len(topic.times)
             counts.used[name] = len(np.unique(np.concatenate(of_rows))) if of_rows else 0
             counts.late[name] = topic.num_late
@@ -258,21 +283,31 @@ class BagReader:
                 for start, stop in zip(starts.tolist(), [*starts[1:].tolist(), len(found)], strict=True):
                     uses[name].setdefault(int(found[start]), []).append((episode, start, stop))
                     episode.num_missing += 1
+        samples: dict[str, dict[int, list[tuple[_Pending, int, int]]]] = {name: {} for name in schedule.topics}
+        for name in {field.source.topic for field in self._sampled}:
+            for episode in pending:
+                for row, (first, stop) in enumerate(sample_ranges(episode.rows, name)):
+                    for index in range(first, stop):
+                        number = int(schedule.topics[name].numbers[index])
+                        samples[name].setdefault(number, []).append((episode, row, index))
+                        episode.num_missing += 1
         decoders = decoders_of(bag, list(schedule.topics)) if pending else {}
         fields = {name: [f for f in self._plan.fields if f.source.topic == name] for name in schedule.topics}
         seen: Counter[str] = Counter()
         for message in bag.messages(list(schedule.topics)) if pending else ():
             number = seen[message.topic]
             seen[message.topic] += 1
-            needed = uses[message.topic].pop(number, ())
-            if needed:
+            needed, kept = uses[message.topic].pop(number, ()), samples[message.topic].pop(number, ())
+            if needed or kept:
                 decoder = decoders[message.topic]
                 node = decoder.decode(message.data)
                 for topic_field in fields[message.topic]:
                     value = _checked(bag, topic_field, decoder, node)
                     for episode, start, stop in needed:
                         episode.columns[topic_field.path][start:stop] = value
-                for episode, _, _ in needed:
+                    for episode, row, index in kept:
+                        episode.samples.setdefault(topic_field.path, {}).setdefault(row, {})[index] = value
+                for episode, _, _ in (*needed, *kept):
                     episode.num_missing -= 1
             while pending and not pending[0].num_missing:
                 done = pending.popleft()
@@ -298,7 +333,7 @@ class BagReader:
         columns = done.columns
         times = {field.path: schedule.topics[field.source.topic].times for field in self._plan.fields}
         indices = {field.path: done.rows.indices[field.source.topic] for field in self._plan.fields}
-        rows: dict[str, Array] = {}
+        rows: dict[str, Any] = {}
         for path, column in columns.items():
             rows[path] = column if path.partition("/")[0] == "observation" else column[:num]
             rows[f"{TIME}/{path}"] = times[path][indices[path][:num]]
@@ -306,6 +341,8 @@ class BagReader:
             rows["action"] = columns[source][1:].copy()
             rows[f"{TIME}/action"] = times[source][indices[source][1:]]
         rows[TICK] = done.rows.ticks[:num]
+        for field in self._sampled:
+            rows |= _sample_columns(field, schedule.topics[field.source.topic], done)
         parts = {name: trees.unflatten(trees.below(rows, name)) for name in ("observation", "action", "extras")}
         options = self._options
         return Episode(
@@ -326,8 +363,11 @@ class BagReader:
         )
 
     def _labels(self, ticks: Array) -> dict[str, str]:
-        rate = float(self._options.fps or round((len(ticks) - 1) * 1e9 / int(ticks[-1] - ticks[0]), 2))
-        labels = {FPS: f"{rate:g}", STAMP: self._options.stamp}
+        labels = {STAMP: self._options.stamp}
+        if self._options.fps is not None:
+            labels[FPS] = f"{float(self._options.fps):g}"
+        else:
+            labels[MEASURED_FPS] = f"{round((len(ticks) - 1) * 1e9 / int(ticks[-1] - ticks[0]), 2):g}"
         names = {field.path: list(field.names) for field in self._plan.fields if field.names}
         if self._plan.next_of in names:
             names["action"] = names[self._plan.next_of]
@@ -371,6 +411,7 @@ class _Pending:
     def __init__(self, key: str, rows: Rows, fields: Sequence[TopicField]):
         self.key, self.rows, self._fields = key, rows, fields
         self.num_missing = 0
+        self.samples: dict[str, dict[int, dict[int, Array]]] = {}  # by field, row and index of the message
         self._columns: dict[str, Array] = {}
 
     @property
@@ -382,6 +423,17 @@ class _Pending:
                 field.path: np.empty((num, *field.leaf.fixed_shape), field.leaf.dtype) for field in self._fields
             }
         return self._columns
+
+
+def _sample_columns(field: TopicField, topic: TopicTimes, done: _Pending) -> dict[str, Any]:
+    """All values of a field since the row before, and their times, for each step."""
+    values, moments = [], []
+    given = done.samples.get(field.path, {})
+    for row, (first, stop) in enumerate(sample_ranges(done.rows, field.source.topic)):
+        found = [given[row][index] for index in range(first, stop)]
+        values.append(np.array(found, field.leaf.dtype).reshape(len(found), *field.leaf.fixed_shape))
+        moments.append(topic.times[first:stop])
+    return {f"{SAMPLES}/{field.path}": values, f"{SAMPLES_TIME}/{field.path}": moments}
 
 
 def _events(marks: Sequence[tuple[int, Any]]) -> list[Event]:

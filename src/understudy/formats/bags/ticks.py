@@ -105,3 +105,15 @@ def rows_of(topics: Mapping[str, TopicTimes], ticks: Array, window: Window) -> R
         indices={name: found[first:] for name, found in indices.items()},
         num_early=first,
     )
+
+
+def sample_ranges(rows: Rows, topic: str) -> Iterator[tuple[int, int]]:
+    """For each step, the messages of a topic since the row before: the first, and the first behind them.
+
+    The first step has only the message of its row.
+    """
+    found = rows.indices[topic][:-1].tolist()
+    before = found[0] - 1
+    for index in found:
+        yield before + 1, index + 1
+        before = index

@@ -23,7 +23,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from understudy.codecs import EncodedColumn
 from understudy.codecs.nal import split_units
 from understudy.core import H264, Codec, Episode, EpisodeInfo, Source, StepSpec
-from understudy.core.episode import FPS, NAMES, ROBOT_TYPE, flat_names, given_names
+from understudy.core.episode import FPS, MEASURED_FPS, NAMES, ROBOT_TYPE, flat_names, given_names
 from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.lerobot import stats
@@ -64,6 +64,7 @@ class LeRobotWriter:
         version = one_of("lerobot", "version", options.get("version", "3"), ("3", "2.1"))
         video = one_of("lerobot", "video", options.get("video", KEEP), (KEEP, *CODECS, "png"))
         fps = number("lerobot", "fps", options["fps"] if "fps" in options else _frame_rate(infos))
+        self._assumes_fps = "fps" not in options and not any(FPS in info.labels for info in infos)
         if fps > MOST_FPS:
             raise FormatError(f"lerobot: expected fps= a number up to {MOST_FPS}, got {fps}")
         if path.exists():
@@ -126,8 +127,11 @@ class LeRobotWriter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was changed although it should have been kept."""
-        return tuple(
+        """What was changed although it should have been kept, and what was assumed."""
+        assumed = (
+            f"no episode says its rate, so {USUAL_FPS} frames per second are written; give the true one with ?fps="
+        )
+        return (assumed,) * self._assumes_fps + tuple(
             f"{path}: {count:,} frames were encoded again: their GOPs were cut when an episode was trimmed or split"
             for path, count in self._num_again.items()
         )
@@ -259,6 +263,12 @@ def _frame_rate(infos: Sequence[EpisodeInfo]) -> str:
         raise FormatError(
             f"lerobot: the episodes have different frame rates ({', '.join(rates[:5])}), and a dataset has one; choose "
             f"with --where \"json_extract(labels, '$.fps') = '{rates[0]}'\", or give one to all with ?fps="
+        )
+    measured = sorted({info.labels[MEASURED_FPS] for info in infos if MEASURED_FPS in info.labels})
+    if measured and not rates:
+        raise FormatError(
+            f"lerobot: the rate of the episodes was only measured ({', '.join(measured[:5])} rows per second); give "
+            f"the frame rate with ?fps={max(round(float(measured[0])), 1)}"
         )
     if rates and not rates[0].isdigit():
         raise FormatError(f"lerobot: the episodes have {rates[0]} frames per second; give a whole number with ?fps=")

@@ -20,6 +20,7 @@ from understudy.core import EpisodeInfo, Kind, Source, StepSpec, StoreError
 from understudy.core import tree as trees
 from understudy.core.episode import FPS, Column
 from understudy.core.step import NO_VERSION, decoded_checksum_of, frame_number_of
+from understudy.core.times import LATE_STEPS, SENSORS
 from understudy.replay.format.chunk import Chunk, EpisodeState, Part
 from understudy.replay.format.encoded_columns import cut_columns
 from understudy.replay.format.layout import row_bytes_of
@@ -31,6 +32,7 @@ TRIMMED_FROM = "trimmed_from"  # labels of new episodes
 SPLIT_FROM = "split_from"
 MERGED_FROM = "merged_from"
 ORIGIN_LABELS = (TRIMMED_FROM, SPLIT_FROM, MERGED_FROM)
+WHOLE_LABELS = (SENSORS, LATE_STEPS)  # counts over all of an episode, which say nothing of a part
 COMMIT_BYTES = 2**30  # new episodes of together more than this are stored in several commits
 
 
@@ -229,7 +231,7 @@ def _merged(sources: Sequence[_Source]) -> _NewEpisode:
 
 def _info(old: EpisodeInfo, label: str, parts: Sequence[EpisodePart], source: Column) -> EpisodeInfo:
     """The attributes of a new episode, with the label that says what it is made of."""
-    labels = {name: value for name, value in old.labels.items() if name not in ORIGIN_LABELS}
+    labels = {name: value for name, value in old.labels.items() if name not in (*ORIGIN_LABELS, *WHOLE_LABELS)}
     labels[label] = "; ".join(map(str, parts))
     human = np.asarray(source) == Source.HUMAN
     if "intervention_count" in labels:

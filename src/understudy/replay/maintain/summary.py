@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from understudy.core import StepSpec
+from understudy.core import SensorCounts, StepSpec
+from understudy.core.times import LATE_STEPS, SENSORS, counts_of
 from understudy.durable.lock import lock_is_held
+from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.paths import LOCK_FILE, segment_files
 from understudy.replay.format.records import EpisodeTotals, WriterRecord
 from understudy.replay.read.reader import Reader
@@ -29,6 +32,8 @@ class Summary:
     writers: tuple[WriterRecord, ...]
     specs: tuple[StepSpec, ...]
     num_orphans: int  # segment files that the catalog does not list
+    sensors: Mapping[str, SensorCounts]  # by field, over the episodes that are not deleted and have counted
+    num_late_steps: int  # steps of these that took longer than the period of their control rate
 
 
 def summarize(path: str | Path) -> Summary:
@@ -41,6 +46,7 @@ def summarize(path: str | Path) -> Summary:
             num_rows = sum(segment.num_rows for segment in segments)
             known = {segment.id for segment in segments}
             there = segment_files(reader.path)
+            sensors, num_late_steps = _timing(catalog)
             return Summary(
                 path=reader.path,
                 store_id=catalog.store_id,
@@ -55,4 +61,19 @@ def summarize(path: str | Path) -> Summary:
                 writers=tuple(catalog.writers()),
                 specs=tuple(catalog.spec(spec_id) for spec_id in catalog.spec_ids()),
                 num_orphans=sum(int(file.stem) not in known for file in there),
+                sensors=sensors,
+                num_late_steps=num_late_steps,
             )
+
+
+def _timing(catalog: Catalog) -> tuple[dict[str, SensorCounts], int]:
+    """The sums of what the labels of episodes say of dropped and late samples, and of late steps."""
+    sensors: dict[str, SensorCounts] = {}
+    counted = " or ".join(f"json_extract(labels, '$.{label}') is not null" for label in (SENSORS, LATE_STEPS))
+    num_late_steps = 0
+    for record in catalog.episodes(f"deleted is null and ({counted})"):
+        for path, counts in counts_of(record.info.labels).items():
+            sensors[path] = sensors.get(path, SensorCounts()) + counts
+        late = record.info.labels.get(LATE_STEPS, "0")
+        num_late_steps += int(late) if late.isdecimal() else 0
+    return sensors, num_late_steps

@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 
 from understudy.core import NO_VERSION, AnyTree, EpisodeError, EpisodeInfo, Kind, Source, Step, Tree
 from understudy.core.episode import FPS
+from understudy.core.times import LATE_STEPS
 from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import Choice, Takeover
 from understudy.envs.world import World
@@ -86,8 +87,10 @@ def run_episode(
         takeover.wait(lambda: _idle(update_screen, stop))
     info = _begin(writer, reset_info, takeover, kind, world.hz if pace is None else pace.hz)
     num_steps, num_human, total, success = 0, 0, 0.0, False
+    missed_before = 0
     if pace is not None:
         pace.begin()
+        missed_before = pace.num_missed
     try:
         while True:
             choice, version = _choose(observation, act, source, takeover)
@@ -120,6 +123,8 @@ def run_episode(
         writer.cut(observation if num_steps else None)
         raise
     labels = {**labels, **info.labels, **(takeover.summary.labels() if takeover is not None else {})}
+    if pace is not None:
+        labels[LATE_STEPS] = str(pace.num_missed - missed_before)
     if choice.discard:
         writer.cut(observation if num_steps else None, success=False, labels={**labels, DISCARDED: "yes"})
     else:

@@ -61,7 +61,7 @@ def test_undo_of_a_label_brings_back_what_each_had(target: Target) -> None:
     assert {row: episode_queries.one_episode(target, row)["labels"] for row in (1, 2, 6)} == before
 
 
-@pytest.mark.parametrize("name", ["origin", "origin_digest", "intervention_count", "ticket"])
+@pytest.mark.parametrize("name", ["origin", "origin_digest", "intervention_count", "ticket", "merged_from", "sensors"])
 def test_a_label_that_the_software_reads_again_cannot_be_changed(name: str, target: Target, store: Path) -> None:
     with Store.open(store) as opened:
         opened.label([1], {name: "written"})

@@ -132,7 +132,8 @@ def test_a_row_for_each_message_of_a_topic_and_by_default_of_the_slowest_camera(
         ready = ROBOT.of(FRONT)[0].log
         ticks = [one.log for one in ROBOT.of(topic) if one.log >= ready]
         assert episode.extras["time"]["tick"].tolist() == ticks[:-1]
-    assert episode.info.labels["fps"] == "50"
+    assert episode.info.labels["measured_fps"] == "50"
+    assert "fps" not in episode.info.labels  # nobody has said it
     no_camera = write_mcap(tmp_path / "b.mcap", [*ROBOT.of(STATE), *ROBOT.of(LEADER)])
     assert len(only(no_camera, action=LEADER)) == len(ROBOT.of(LEADER)) - 1
 
@@ -179,6 +180,45 @@ def test_messages_that_were_not_used_or_late_are_counted(tmp_path: Path) -> None
     assert f"0 late; the oldest in a row was {oldest / 1e6:.3f} ms old" in notes
     in_order = only(write_mcap(tmp_path / "in_order.mcap", ROBOT.sent), action=LEADER, fps="10")
     assert episode.equals(in_order)
+
+
+@pytest.mark.parametrize("clock", ["log", "header"])
+def test_all_messages_of_a_fast_topic_are_kept_with_their_times(tmp_path: Path, clock: str) -> None:
+    swapped = list(ROBOT.sent)
+    numbers = [index for index, one in enumerate(swapped) if one.topic == STATE]
+    swapped[numbers[50]], swapped[numbers[51]] = swapped[numbers[51]], swapped[numbers[50]]
+    path = write_mcap(tmp_path / "bag.mcap", swapped)
+    source, (episode,) = unpacked(*read(path, action=LEADER, fps="20", stamp=clock, samples=f"{STATE},{LEADER}"))
+    ticks = episode.extras["time"]["tick"].tolist()
+    samples, times = episode.extras["samples"], episode.extras["samples_time"]
+    positions = samples["observation"]["joint_states"]["position"]
+    moments = times["observation"]["joint_states"]["position"]
+    assert ROBOT.latest(STATE, ticks[0], clock).value[0].tolist() == positions[0][0].tolist()
+    for row in range(1, len(episode)):
+        between = [one for one in ROBOT.of(STATE) if ticks[row - 1] < getattr(one, clock) <= ticks[row]]
+        between.sort(key=lambda one: getattr(one, clock))
+        assert len(between) >= 9
+        assert moments[row].tolist() == [getattr(one, clock) for one in between]
+        assert positions[row].tolist() == [one.value[0].tolist() for one in between]
+        assert positions[row][-1].tolist() == episode.observation["joint_states"]["position"][row].tolist()
+    assert times["action"][3].tolist() == [
+        getattr(one, clock) for one in ROBOT.of(LEADER) if ticks[2] < getattr(one, clock) <= ticks[3]
+    ]
+    assert set(samples["observation"]) == {"joint_states"}
+    kept = sum(map(len, positions))
+    (note,) = (note for note in source.notes if note.startswith(f"{STATE}:"))
+    assert f"200 messages, {kept + 1} used" in note  # and that of the last observation
+    assert "samples/observation/joint_states/position" in {
+        field.internal.removeprefix("extras/") for field in source.mapping
+    }
+    assert (
+        main(["import", str(path), str(tmp_path / "s"), "--options", f"action={LEADER}", "fps=20", f"samples={STATE}"])
+        == 0
+    )
+    with Reader(tmp_path / "s") as reader:
+        stored = reader.read(1).extras["samples"]["observation"]["joint_states"]["position"]
+    if clock == "log":
+        assert [one.tolist() for one in stored] == [one.tolist() for one in positions]
 
 
 # --- episodes ---------------------------------------------------------------------------------------------------------
@@ -421,6 +461,10 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         ({"observation__": WRIST}, "give the field a name"),
         ({"observation__a": WRIST, "observation__a__b": FRONT}, "is a field and has fields below"),
         ({"extras__time": "/joint_states:position"}, "is taken by the times"),
+        ({"extras__samples__a": "/joint_states:position"}, "is taken by the times"),
+        ({"samples": WRIST}, "expected a topic of numbers that a field is made of, got a camera"),
+        ({"samples": STATE, "observation__a": WRIST}, "that a field is made of, got another; name a field of it"),
+        ({"samples": "/joint_state"}, "did you mean /joint_states?"),
         ({"observation__a": ""}, "expected observation/a=/topic or /topic:field"),
         ({"source": "me"}, "expected source=policy|human|script|random"),
         ({"fsp": "20"}, "has no option 'fsp'; did you mean 'fps'?"),

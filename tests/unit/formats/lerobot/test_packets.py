@@ -272,3 +272,20 @@ def test_a_server_is_not_asked_to_keep_packets(tmp_path: Path) -> None:
         with pytest.raises(StoreError, match="encodes frames itself, got 'keep'; import into a directory"):
             import_episodes(opened, target, source, codec="keep")
         assert import_episodes(opened, target, source, codec="auto").kept == ()
+
+
+def test_the_rate_is_known_or_given_and_never_measured(tmp_path: Path) -> None:
+    store = make_store(tmp_path / "store", spec_of(), lengths=(3,))
+    with Store.open(store) as opened:
+        opened.label([1], {"fps": None})
+        assert exported(store, tmp_path / "a").notes == (
+            "no episode says its rate, so 10 frames per second are written; give the true one with ?fps=",
+        )
+        assert exported(store, tmp_path / "b", "?fps=25").notes == ()
+        opened.label([1], {"measured_fps": "29.98"})
+    with pytest.raises(
+        FormatError, match=r"was only measured \(29.98 rows per second\); give the frame rate with \?fps=30"
+    ):
+        exported(store, tmp_path / "c")
+    exported(store, tmp_path / "c", "?fps=30")
+    assert json.loads((tmp_path / "c" / "meta" / "info.json").read_text())["fps"] == 30

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from tests.worlds import CountingWorld
 
+from understudy.cli import main
 from understudy.core import NO_VERSION, EpisodeError, Source
 from understudy.envs import IsolatedWorld, WorldFactory
 from understudy.envs.pace import Pace
@@ -190,6 +191,28 @@ def test_a_pace_is_kept(tmp_path: Path) -> None:
     assert pace.report.num_ticks == 5
     with Reader(tmp_path / "store") as reader:
         assert reader.record(1).info.labels["fps"] == "50"  # what an export needs to know
+
+
+def test_late_steps_are_counted_episode_by_episode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pace, counted = Pace(10), []
+
+    def act(_: Any) -> Any:
+        if len(counted) == 1 and pace.num_missed == counted[0]:
+            time.sleep(0.15)  # one step of the second episode is too slow
+        return np.float32([0]), 1
+
+    world = CountingWorld(max_steps=3)
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("actor", world.step_spec)
+        for _ in range(2):
+            run_episode(world, writer, act=act, pace=pace)
+            counted.append(pace.num_missed)
+    assert counted[1] > counted[0]
+    with Reader(tmp_path / "store") as reader:
+        found = [int(record.info.labels["late_steps"]) for record in reader.episodes()]
+    assert found == [counted[0], counted[1] - counted[0]]
+    assert main(["info", str(tmp_path / "store")]) == 0
+    assert f"{counted[1]} steps were late" in " ".join(capsys.readouterr().out.split())
 
 
 # ---- record

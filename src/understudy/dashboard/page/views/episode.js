@@ -9,8 +9,14 @@ import { editEpisodes, offerUndo, toast } from "../toast.js";
 
 const SPEEDS = [2, 5, 10, 20, 50].map((value) => [value, `${value} steps/s`]);
 // Labels that a run or an import writes: their words and units.
-const RECORDED = { origin: "imported from", origin_digest: "digest of the original", intervention_count: "takeovers", intervention_steps: "intervention", takeover_latency_ms: "longest takeover latency", takeover_reasons: "reason of the takeover", policy_seed: "seed of the policy", clipped_steps: "actions beyond their bounds", trimmed_from: "trimmed from", split_from: "split from", merged_from: "merged from", fps: "control rate", robot_type: "robot" };
-const UNITS = { fps: (value) => `${value} steps per second`, intervention_steps: (value) => plural(Number(value), "step"), takeover_latency_ms: (value) => `${value} ms`, clipped_steps: (value) => plural(Number(value), "step"), origin_digest: (value) => value.slice(0, 12) };
+const RECORDED = { origin: "imported from", origin_digest: "digest of the original", intervention_count: "takeovers", intervention_steps: "intervention", takeover_latency_ms: "longest takeover latency", takeover_reasons: "reason of the takeover", policy_seed: "seed of the policy", clipped_steps: "actions beyond their bounds", trimmed_from: "trimmed from", split_from: "split from", merged_from: "merged from", fps: "control rate", measured_fps: "measured rate", robot_type: "robot", sensors: "samples of the sensors", late_steps: "late steps" };
+const UNITS = { fps: (value) => `${value} steps per second`, measured_fps: (value) => `${value} rows per second`, sensors: sampleCounts, late_steps: (value) => plural(Number(value), "step"), intervention_steps: (value) => plural(Number(value), "step"), takeover_latency_ms: (value) => `${value} ms`, clipped_steps: (value) => plural(Number(value), "step"), origin_digest: (value) => value.slice(0, 12) };
+// What the label `sensors` says, for people: "front: 900 samples, 2 dropped, 1 late".
+function sampleCounts(value) {
+  try {
+    return Object.entries(JSON.parse(value)).map(([path, counts]) => `${path.replace("observation/", "")}: ${count(counts.received)} samples, ${count(counts.dropped)} dropped, ${count(counts.late)} late`).join("; ");
+  } catch { return value; }
+}
 const ICONS = { play: "M8 5v14l11-7z", pause: "M7 5h4v14H7zM13 5h4v14h-4z", back: "M16 6v12l-8-6z", next: "M8 6v12l8-6z", first: "M6 6h2v12H6zM18 6v12l-9-6z", last: "M16 6h2v12h-2zM6 6v12l9-6z" };
 
 export async function open(page, { target, rest, info }) {
