@@ -30,7 +30,8 @@ def access_units(packet: bytes) -> list[bytes]:
 def split_units(packet: bytes) -> list[bytes]:
     """The units of a packet, without their start codes."""
     starts = [*_starts(packet), len(packet)]
-    return [packet[at + 3 : stop].rstrip(b"\0") for at, stop in pairwise(starts)]  # no unit ends with a zero
+    units = [packet[at + 3 : stop].rstrip(b"\0") for at, stop in pairwise(starts)]  # no unit ends with a zero
+    return [unit for unit in units if unit]
 
 
 def join_units(units: Sequence[bytes]) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 import xxhash
 from tests.moving_camera import moving_frames, psnr
 
-from understudy.codecs import EncodedFrames, FrameError, decode_frames, encode_frames
+from understudy.codecs import EncodedFrames, FrameError, decode_frames, encode_frames, join_frames
 from understudy.core import H264, Codec, Jpeg, Png
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "frames"
@@ -119,6 +119,11 @@ def test_frames_that_were_stored_before_decode_to_the_same_pixels(name: str) -> 
     shape, wanted = tuple(kept["shape"]), list(range(len(packets)))
     found = decode_frames(codec, shape, np.dtype("uint8"), packets, kept["decoded_checksums"], wanted)
     assert [xxhash.xxh3_64_hexdigest(np.ascontiguousarray(frame).data) for frame in found] == kept["pixels"]
+    for first in range(1, len(packets)):  # the same GOP, cut as `trim` does it
+        cut = [join_frames(codec, packets[: first + 1]), *packets[first + 1 :]]
+        checksums = kept["decoded_checksums"][first:]
+        rest = decode_frames(codec, shape, np.dtype("uint8"), cut, checksums, list(range(len(cut))))
+        assert np.array_equal(rest, found[first:])
 
 
 @pytest.mark.parametrize(("library", "codec"), [("av", "H264"), ("av", "Png"), ("simplejpeg", "Jpeg")])

@@ -101,8 +101,8 @@ class PacketReader:
     def _check(self) -> None:
         context: Any = self._stream.codec_context
         extradata = context.extradata or b""
-        if context.name != "h264":
-            raise PacketsDifferError(f"its video is {context.name}")
+        if context.codec.canonical_name != "h264":
+            raise PacketsDifferError(f"its video is {context.codec.canonical_name}")
         if context.pix_fmt != "yuv420p" or context.color_range not in _RANGES or context.colorspace not in _MATRICES:
             raise PacketsDifferError(f"its colours are {context.pix_fmt} in a range or matrix of their own")
         if context.height % 2 or context.width % 2:

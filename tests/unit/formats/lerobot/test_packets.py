@@ -219,7 +219,7 @@ def test_short_gops_of_others_are_kept(tmp_path: Path, last: str) -> None:
     ("settings", "encoder", "why"),
     [
         ({"g": "5"}, "libx264", "its video has B frames"),
-        ({"g": "2", "crf": "30", "preset": "12"}, "libsvtav1", "its video is libdav1d"),
+        ({"g": "2", "crf": "30", "preset": "12"}, "libsvtav1", "its video is av1"),
         ({"g": "5", "bf": "0", "color_range": "pc"}, "libx264", "its colours are yuv"),
     ],
 )
