@@ -34,6 +34,7 @@ from understudy.core import times
 from understudy.core import tree as trees
 from understudy.core.errors import EpisodeError, SpecError
 from understudy.core.step import StepSpec
+from understudy.core.suggestion import did_you_mean
 from understudy.core.times import SensorCounts
 from understudy.core.tree import Tree
 
@@ -89,7 +90,8 @@ class Sensors:
     def put(self, name: str, value: Any, *, monotonic_ns: int | None = None, wall_ns: int | None = None) -> None:
         """Take a sample, which is copied. Its times are those of its capture; without them, now."""
         if name not in self._streams:
-            raise SpecError(f"{name}: expected one of the sensors {', '.join(self._streams)}, got another; check it")
+            advice = did_you_mean(name, self._streams, "check its name")
+            raise SpecError(f"{name}: expected one of the sensors {', '.join(self._streams)}, got another; {advice}")
         now = time.monotonic_ns()
         captured = now if monotonic_ns is None else monotonic_ns
         if captured > now:

@@ -24,6 +24,7 @@ from understudy.core import tree as trees
 from understudy.core.errors import SpecError
 from understudy.core.spec import ArraySpec, Spec
 from understudy.core.step import StepSpec
+from understudy.core.suggestion import did_you_mean
 from understudy.core.tree import Tree
 
 TIME, MONOTONIC, SAMPLES = "time", "monotonic", "samples"  # below `extras`
@@ -63,7 +64,8 @@ def timed_spec(spec: StepSpec, fields: Collection[str], samples: Collection[str]
     added = {f"{clock}/{TICK}": time for clock in CLOCKS}
     for path in fields:
         if path not in spec.columns:
-            raise SpecError(f"{path}: expected a field of the spec, got none of this name; it has {_names(spec)}")
+            advice = did_you_mean(path, spec.columns, f"it has {_names(spec)}")
+            raise SpecError(f"{path}: expected a field of the spec, got none of this name; {advice}")
         added |= {f"{clock}/{path}": time for clock in CLOCKS}
     for path in samples:
         if path not in fields or spec.columns[path].ragged or spec.columns[path].codec is not None:

@@ -213,6 +213,8 @@ def test_what_is_wrong_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     arm = usual()
     with pytest.raises(SpecError, match="wrist: expected one of the sensors front, joints"):
         arm.put("wrist", frame(0))
+    with pytest.raises(SpecError, match=r"got another; did you mean .?joints"):
+        arm.put("joint", frame(0))
     with pytest.raises(EpisodeError, match="front: has given no sample yet; call wait"):
         arm.read()
     arm.put("front", frame(0), monotonic_ns=1000)
