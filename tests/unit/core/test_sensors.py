@@ -29,6 +29,8 @@ from understudy.core import (
     timed_spec,
 )
 from understudy.core.times import counts_of
+from understudy.dashboard.api.episode_rows import steps_of
+from understudy.dashboard.api.targets import Target
 from understudy.replay import EVERYTHING, Reader, Sampler, Store, summarize, trim
 
 MS = 1_000_000
@@ -175,6 +177,12 @@ def test_times_and_samples_are_stored_and_sampled(
         batch = sampler.sample()
     assert (ages(batch.extras)["observation/front"] == 4 * MS).all()
     assert (ages(batch.extras, "monotonic")["observation/joints"] == 1 * MS).all()
+    target = Target(tmp_path / "store", "s")
+    shown = steps_of(target, 2)["curves"]
+    target.close()
+    assert shown["extras/age of front in ms"] == {"size": 1, "values": [[4.0] * 10]}
+    assert shown["extras/age of joints in ms"] == {"size": 1, "values": [[1.0] * 10]}
+    assert not any("tick" in path for path in shown)  # nobody reads nanoseconds since 1970
     found = summarize(tmp_path / "store").sensors
     assert found["observation/joints"] == SensorCounts(received=200, oldest_ms=1.0)
     # At 30 Hz the camera should have given a frame between the two of each 51 ms.

@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from understudy.core import DamageError, StoreError
+from understudy.core import DamageError, StoreError, ages
+from understudy.core import tree as trees
+from understudy.core.times import MONOTONIC, TIME
 from understudy.dashboard.api.episode_queries import cameras_of
 from understudy.dashboard.api.targets import Target
 from understudy.replay import Reader
@@ -26,6 +28,7 @@ from understudy.replay.read.encoded_rows import read_encoded_rows
 Array = np.ndarray[Any, Any]
 
 CURVE_FIELDS = ("action", "proposal", "extras", "reward", "source", "policy_version", "has_proposal")
+CLOCK_FIELDS = (f"extras/{TIME}/", f"extras/{MONOTONIC}/")  # shown as ages
 MAX_STEPS = 5000  # of an episode, in curves
 MAX_CURVES = 16  # of one field
 MAX_FRAMES = 64  # in one response
@@ -95,9 +98,12 @@ def steps_of(target: Target, episode: int) -> dict[str, Any]:
         found = read_rows(reader, episode, names, 0, num_steps)
     curves: dict[str, Any] = {}
     for path in names:
-        if path.split("/")[0] in ("action", "extras", "reward"):
+        if path.split("/")[0] in ("action", "extras", "reward") and not path.startswith(CLOCK_FIELDS):
             flat = found[path].reshape(num_steps, -1)
             curves[path] = {"size": flat.shape[1], "values": [_numbers(line) for line in flat.T[:MAX_CURVES]]}
+    for path, age_ns in _ages(found).items():
+        name = f"extras/age of {path.removeprefix('observation/')} in ms"
+        curves[name] = {"size": 1, "values": [_numbers(age_ns / 1e6)]}
     has = found["has_proposal"]
     for path in list(curves):
         wanted = path.replace("action", "proposal", 1)
@@ -114,6 +120,12 @@ def steps_of(target: Target, episode: int) -> dict[str, Any]:
         "source": found["source"].tolist(),
         "policy_version": found["policy_version"].tolist(),
     }
+
+
+def _ages(found: dict[str, Array]) -> dict[str, Array]:
+    """How old each field with a time was in each step, by the clock that does not jump if there is one."""
+    extras = trees.unflatten(trees.below(found, "extras"))
+    return ages(extras, MONOTONIC) or ages(extras, TIME)
 
 
 def _numbers(line: Array) -> list[float | None]:

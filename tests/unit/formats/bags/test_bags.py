@@ -464,7 +464,7 @@ def test_what_cannot_be_read_says_why(tmp_path: Path) -> None:
         ({"extras__samples__a": "/joint_states:position"}, "is taken by the times"),
         ({"samples": WRIST}, "expected a topic of numbers that a field is made of, got a camera"),
         ({"samples": STATE, "observation__a": WRIST}, "that a field is made of, got another; name a field of it"),
-        ({"samples": "/joint_state"}, "did you mean /joint_states?"),
+        ({"samples": "/joint_state"}, "did you mean '/joint_states'?"),
         ({"observation__a": ""}, "expected observation/a=/topic or /topic:field"),
         ({"source": "me"}, "expected source=policy|human|script|random"),
         ({"fsp": "20"}, "has no option 'fsp'; did you mean 'fps'?"),
