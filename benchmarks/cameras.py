@@ -3,6 +3,7 @@
     python -m benchmarks.cameras record --seconds 60 --codec h264
     python -m benchmarks.cameras record --seconds 60 --codec h264 --kills 2   # over the network, with a spool
     python -m benchmarks.cameras sample
+    python -m benchmarks.cameras resized      # batches of 128x128 out of 480x640
     python -m benchmarks.cameras codecs
 
 The frames are a textured scene that pans, with sensor noise; `--frames DIR` takes `front.npy`, `side.npy` and
@@ -19,6 +20,8 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +31,8 @@ import tyro
 from understudy.codecs import decode_frames, encode_frames
 from understudy.core import H264, ArraySpec, Jpeg, Png, Spec, Step, StepSpec
 from understudy.core.cameras import CodecName, encode_cameras
-from understudy.replay import EVERYTHING, Reader, Sampler, Store
+from understudy.core.resize import Resize, resize_frame
+from understudy.replay import EVERYTHING, FrameCache, Reader, Sampler, Store
 from understudy.service import connect
 
 CAMERAS = ("front", "side", "wrist")
@@ -36,10 +40,10 @@ HZ = 30
 Array = np.ndarray[Any, Any]
 
 
-def spec_of(codec: CodecName) -> StepSpec:
-    cameras = {name: ArraySpec(shape=(480, 640, 3), dtype="uint8") for name in CAMERAS}
+def spec_of(codec: CodecName, cameras: Sequence[str] = CAMERAS, size: tuple[int, int] = (480, 640)) -> StepSpec:
+    frames = {name: ArraySpec(shape=(*size, 3), dtype="uint8") for name in cameras}
     joints = ArraySpec(shape=(14,), dtype="float32")
-    return encode_cameras(StepSpec(observation=Spec({**cameras, "joints": joints}), action=Spec(joints)), codec)
+    return encode_cameras(StepSpec(observation=Spec({**frames, "joints": joints}), action=Spec(joints)), codec)
 
 
 def frames_of(directory: Path | None, num_frames: int = 60) -> dict[str, Array]:
@@ -219,6 +223,78 @@ def sample(*, steps: int = 600, batch: int = 64, batches: int = 20, frames: Path
         print(f"{codec:5} {median_s * 1e3:8.1f} CPU ms a batch  {frame_ms:6.2f} a frame  {median_s / raw_s:6.2f}x raw")
 
 
+def resized(
+    *, steps: int = 3000, batch: int = 256, batches: int = 40, size: int = 128, frames: Path | None = None
+) -> None:
+    """CPU time of a batch of two small cameras: of a raw store of that size, and of encoded 480x640 with `resize`.
+
+    Args:
+        steps: Length of the stores, in steps.
+        batch: Transitions in a batch.
+        batches: Batches to draw of each store, in turns.
+        size: Height and width of the frames of a batch.
+        frames: Directory with frames to use instead of the made-up scene.
+    """
+    cameras, small = CAMERAS[::2], Resize((size, size))
+    pictures = {name: found for name, found in frames_of(frames).items() if name in cameras}
+    smaller = {name: np.stack([resize_frame(frame, small) for frame in found]) for name, found in pictures.items()}
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
+        path = Path(place)
+        _write_steps(path / "raw", spec_of("raw", cameras, (size, size)), smaller, steps)
+        for codec in ("h264", "jpeg"):
+            _write_steps(path / codec, spec_of(codec, cameras), pictures, steps)
+        options: dict[str, Any] = {"batch_size": batch, "seed": 0}
+        asked: dict[str, Any] = {**options, "resize": small, "frame_cache": FrameCache(num_threads=0)}
+        with ExitStack() as undo:
+            samplers: dict[str, Sampler[Any]] = {
+                "raw": undo.enter_context(Sampler(path / "raw", EVERYTHING, **options))
+            }
+            for codec in ("h264", "jpeg"):
+                spent_s, made = _fill(path / codec, cameras, small, steps)
+                print(f"{codec}, cold: {made / spent_s:.0f} frames a CPU second, {spent_s / made * 1e3:.2f} ms each")
+                samplers[codec] = undo.enter_context(Sampler(path / codec, EVERYTHING, **asked))
+            memory = {}
+            for name, sampler in samplers.items():
+                sampler.follow()
+                memory[name] = sampler.make()
+                for _ in range(10):
+                    sampler.sample(memory[name])
+            spent: dict[str, list[float]] = {name: [] for name in samplers}
+            for _ in range(batches):
+                for name, sampler in samplers.items():
+                    before_s = time.process_time()
+                    sampler.sample(memory[name])
+                    spent[name].append(time.process_time() - before_s)
+    raw_s = float(np.median(spent["raw"]))
+    for name, times in spent.items():
+        median_s = float(np.median(times))
+        print(f"{name:5} warm: {median_s * 1e3:6.1f} CPU ms a batch of {batch}, {median_s / raw_s:.2f}x raw")
+
+
+def _write_steps(path: Path, spec: StepSpec, pictures: dict[str, Array], steps: int) -> None:
+    """One episode of these frames, back and forth."""
+    with Store.open(path) as store:
+        writer = store.writer("arm", spec)
+        writer.begin()
+        for number in range(steps + 1):
+            at = number % (2 * len(next(iter(pictures.values()))))
+            seen: dict[str, Any] = {name: found[min(at, 2 * len(found) - 1 - at)] for name, found in pictures.items()}
+            seen["joints"] = np.zeros(14, np.float32)
+            if number < steps:
+                last = number == steps - 1
+                writer.append(Step(observation=seen, action=np.zeros(14, np.float32), reward=0.0, truncated=last))
+        writer.end(seen)
+
+
+def _fill(path: Path, cameras: Sequence[str], small: Resize, steps: int) -> tuple[float, int]:
+    """Let a sampler fill the cache in the background; the CPU time of the process, and the frames that were made."""
+    before_s = time.process_time()
+    with Sampler(path, EVERYTHING, batch_size=1, resize=small, frame_cache=FrameCache(num_threads=2)) as sampler:
+        sampler.follow()
+        assert sampler.wait_for_frames(600)
+    return time.process_time() - before_s, (steps + 1) * len(cameras)
+
+
 def codecs(*, frames: Path | None = None) -> None:
     """Bytes, CPU time and PSNR of each codec, beside AV1 as LeRobot 0.6 writes it (g 2, crf 30, preset 12).
 
@@ -275,4 +351,4 @@ def _av1(pictures: Array) -> tuple[int, float, float, Array]:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"record": record, "sample": sample, "codecs": codecs})
+    tyro.extras.subcommand_cli_from_dict({"record": record, "sample": sample, "resized": resized, "codecs": codecs})

@@ -24,6 +24,7 @@ from understudy.core.errors import (
     UnreadableError,
     WireError,
 )
+from understudy.core.resize import Resize
 from understudy.core.sensors import Sensor, SensorReading, Sensors
 from understudy.core.spec import ArraySpec, Spec, text
 from understudy.core.step import NO_VERSION, Source, Step, StepSpec
@@ -52,6 +53,7 @@ __all__ = [
     "Nested",
     "Png",
     "RefusedError",
+    "Resize",
     "Sensor",
     "SensorCounts",
     "SensorReading",

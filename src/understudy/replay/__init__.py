@@ -8,6 +8,7 @@ from understudy.replay.maintain.repair import RepairReport, repair
 from understudy.replay.maintain.summary import Summary, summarize
 from understudy.replay.maintain.verify import VerifyReport, verify
 from understudy.replay.read.batch_shapes import Sequences, Transitions
+from understudy.replay.read.derived_frames import FrameCache
 from understudy.replay.read.reader import Changes, Reader
 from understudy.replay.read.view import DEMO, EVERYTHING, ONLINE, Clause, View
 from understudy.replay.sample.batch_source import BatchSource, EmptyError, ViewSampler
@@ -34,6 +35,7 @@ __all__ = [
     "EpisodePart",
     "EpisodeRecord",
     "Fifo",
+    "FrameCache",
     "Mixture",
     "Prefetch",
     "Prioritized",

@@ -11,6 +11,7 @@ LOCK_FILE = "writer.lock"
 SEGMENTS_DIRECTORY = "segments"
 PARAMETERS_DIRECTORY = "parameters"
 INBOX_DIRECTORY = "inbox"
+DERIVED_DIRECTORY = "derived"  # resized frames: a cache, see read/derived_frames.py
 REFUSED_DIRECTORY = "refused"  # in the inbox
 
 

@@ -396,8 +396,8 @@ def digest(data: Buffer) -> int:
     return int(xxhash.xxh3_64_intdigest(cast(bytes, data)))
 
 
-def digests(rows: Array) -> Array:
-    """The checksum of each row of a contiguous array."""
+def digests(rows: Array | Sequence[Array]) -> Array:
+    """The checksum of each row of a contiguous array, or of each of several."""
     return np.fromiter(map(xxhash.xxh3_64_intdigest, rows), np.uint64, len(rows))
 
 

@@ -4,7 +4,8 @@ Small fields are compared with their checksums, block by block, and kept in memo
 camera frame) is read with `preadv` straight into the caller's array: the first time by threads, because it comes from
 the disk; later by the caller, because it is then most likely in the system's memory. It is compared with its checksum
 the first time this process reads it and at every CHECK_EVERY-th read, which costs about 1 % of a batch. Encoded frames
-are read and decoded by the threads, GOP by GOP, and compared with the checksums of their pixels every time.
+are read and decoded by the threads, GOP by GOP, and compared with the checksums of their pixels every time. Frames in
+another size are read from derived files, compared every time, and those that are not there are made by the threads.
 
 | thread | takes from | blocks on | woken by |
 |---|---|---|---|
@@ -14,8 +15,8 @@ are read and decoded by the threads, GOP by GOP, and compared with the checksums
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -23,12 +24,16 @@ import numpy as np
 
 from understudy.codecs import FrameError, decode_frames
 from understudy.core import StepSpec
+from understudy.core.resize import Resize, resize_frame
 from understudy.core.step import decoded_checksum_of, frame_number_of
 from understudy.processes import forks
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.layout import checksum_of, large_fields
+from understudy.replay.format.paths import DERIVED_DIRECTORY
 from understudy.replay.format.segment import digest, from_bytes
+from understudy.replay.read.derived_frames import CacheDirectory, DerivedFrames, FrameCache, WantedFrames
 from understudy.replay.read.reader import Reader
+from understudy.replay.read.resized_field import ResizedField
 from understudy.replay.read.row_blocks import RowBlocks, damage
 
 MAX_RUN = 64  # buffers in one system call
@@ -52,17 +57,26 @@ class Gatherer:
         reader: Reader,
         spec: StepSpec,
         *,
+        sizes: Mapping[str, Resize] | None = None,
+        frame_cache: FrameCache | None = None,
         num_threads: int = 4,
         on_ragged: Callable[[int], None] | None = None,
     ):
-        """`on_ragged` gets the number of bytes of text and ragged values before they are read, and may refuse them."""
+        """`spec` is that of the stored steps; the fields in `sizes` are read in another size.
+
+        `on_ragged` gets the number of bytes of text and ragged values before they are read, and may refuse them.
+        """
         self._reader = reader
         self._on_ragged = on_ragged if any(leaf.ragged for leaf in spec.columns.values()) else None
         self._spec = spec
-        self._large = large_fields(spec)
+        self._sizes = sizes or {}
+        self.resized = _resized_fields(reader, spec, self._sizes, frame_cache or FrameCache())
+        self._large = [path for path in large_fields(spec) if path not in self.resized]
+        self._encoded = [path for path in spec.encoded if path not in self.resized]
+        self._small = spec.columns.keys() - {*self._large, *self._encoded, *self.resized}
         self._num_threads = num_threads
         self._pool = ThreadPoolExecutor(num_threads, "gather")
-        self._blocks = RowBlocks(reader, spec)
+        self._blocks = RowBlocks(reader, spec, counted=self.resized)
         self._num_removed = 0
         forks.register(self)
 
@@ -71,6 +85,8 @@ class Gatherer:
 
     def close(self) -> None:
         self._pool.shutdown()
+        for field in self.resized.values():
+            field.derived.close()
 
     def field(self, path: str, segments: Array, rows: Array) -> Array:
         """One small field of some rows, in a new array."""
@@ -93,30 +109,35 @@ class Gatherer:
         for request in requests:
             if (key := _key(request)) not in places:
                 places[key] = self._blocks.locate(request.segments, request.rows)
-        frames = [_Frames(self._blocks, path, _of(path, requests, places)) for path in self._large]
+        frames = [_Frames(self._blocks, path, checksum_of(path), _of(path, requests, places)) for path in self._large]
+        resized = [
+            _ResizedFrames(self._blocks, field, _of(path, requests, places)) for path, field in self.resized.items()
+        ]
         reads = [
             self._pool.submit(self._read_runs, each, each.fresh_runs[thread :: self._num_threads])
-            for each in frames
+            for each in (*frames, *resized)
             for thread in range(min(self._num_threads, len(each.fresh_runs)))
         ]
         reads += [
             self._pool.submit(self._read_gop, gop)
-            for path in self._spec.encoded
+            for path in self._encoded
             for gop in self._gops(path, _of(path, requests, places))
         ]
         try:  # while the disk reads the large fields
             if self._on_ragged is not None:
                 self._on_ragged(self._num_ragged_bytes(requests, places))
             for request in requests:
-                if request.path not in self._large and request.path not in self._spec.encoded:
+                if request.path in self._small:
                     self._copy_small(request, places[_key(request)])
-            for each in frames:
+            for each in (*frames, *resized):
                 self._read_runs(each, each.known_runs)
         finally:
             wait(reads)
-        for future in reads:
-            future.result()
-        for each in frames:
+        _raise_errors(reads)
+        made = [self._pool.submit(self._make_frames, *missing) for each in resized for missing in each.missing()]
+        wait(made)
+        _raise_errors(made)
+        for each in (*frames, *resized):
             each.finish()
 
     def _num_ragged_bytes(self, requests: list[ReadRequest], places: dict[tuple[int, int], Array]) -> int:
@@ -135,10 +156,14 @@ class Gatherer:
             for number, entry in enumerate(taken.view(np.uint32).tolist()):
                 out[number] = self._ragged(path, int(segments[number]), entry)
         else:
-            out[...] = taken.view(out.dtype).reshape(out.shape)
+            values = taken.view(out.dtype).reshape(len(out), *self._spec.columns[path].fixed_shape)
+            out[...] = [resize_frame(value, self._sizes[path]) for value in values] if path in self._sizes else values
 
     def _read_runs(self, frames: _Frames, runs: Array) -> None:
         """Read straight into the arrays, and compare those that are due."""
+        if isinstance(frames, _ResizedFrames):
+            frames.field.derived.read_runs(runs, frames.wanted)
+            return
         edges = [0, *(np.flatnonzero(np.diff(runs[:, 0])) + 1).tolist(), len(runs)]
         for first, last in pairwise(edges):
             if first == last:
@@ -194,6 +219,14 @@ class Gatherer:
         for out, frame in zip(gop.outs, frames, strict=True):
             out[...] = frame
 
+    def _make_frames(self, frames: _ResizedFrames, first_row: int, numbers: list[int]) -> None:
+        """Make the wanted frames of one GOP."""
+        rows = frames.rows[numbers]
+        segment = self._reader.segment(int(frames.segments[numbers[0]]))
+        made = frames.field.make(segment, first_row, int(rows.max()))
+        for number, row in zip(numbers, rows.tolist(), strict=True):
+            frames.outs[number][...] = made[row - first_row]
+
     def _ragged(self, path: str, segment_id: int, entry: list[int]) -> str | Array:
         segment = self._reader.segment(segment_id)
         value = segment.read_heap(entry)
@@ -221,7 +254,14 @@ class _Frames:
     last number of its values (the last not included), and whether one of them is due to be compared.
     """
 
-    def __init__(self, blocks: RowBlocks, path: str, requests: list[tuple[ReadRequest, Array]]):
+    def __init__(
+        self,
+        blocks: RowBlocks,
+        path: str,
+        checksum_column: str,
+        requests: list[tuple[ReadRequest, Array]],
+        rows_per_file: int = 2**32,
+    ):
         self.path = path
         self._copies: list[tuple[Array, Array]] = []  # read into the second, because the first is not contiguous
         outs: list[Array] = []
@@ -234,15 +274,15 @@ class _Frames:
         segments = _joined(request.segments for request, _ in requests)
         rows = _joined(request.rows for request, _ in requests)
         order = np.argsort((segments << 32) + rows)
-        segments, self.rows = segments[order], rows[order]
+        self.segments, self.rows = segments[order], rows[order]
         self.outs = [outs[number] for number in order.tolist()]
         self._places = _joined(found for _, found in requests)[order]
         self._num_reads = blocks.num_reads[path]  # by place
         self._counts = self._num_reads[self._places]
         self.due = self._counts % CHECK_EVERY == 0
-        self.checksums = blocks.take(checksum_of(path), self._places).view(np.uint64).reshape(-1) if outs else self.rows
+        self.checksums = blocks.take(checksum_column, self._places).view(np.uint64).reshape(-1) if outs else self.rows
         fresh = self._counts == 0
-        runs = _runs(segments, self.rows, fresh, self.due)
+        runs = _runs(self.segments, self.rows, fresh, self.due, rows_per_file)
         is_fresh = fresh[runs[:, 2]]
         self.fresh_runs = runs[is_fresh]  # of values that are new to this process
         self.known_runs = runs[~is_fresh]
@@ -254,14 +294,58 @@ class _Frames:
         self._num_reads[self._places] = self._counts % CHECK_EVERY + 1
 
 
+class _ResizedFrames(_Frames):
+    """The values of a resized field that a call of `read` asks for; `checksums` are those of the stored frames."""
+
+    def __init__(self, blocks: RowBlocks, field: ResizedField, requests: list[tuple[ReadRequest, Array]]):
+        super().__init__(blocks, field.path, field.source_checksum, requests, field.derived.rows_per_file)
+        self.field = field
+        self._blocks = blocks
+        self.wanted = WantedFrames(self.outs, self.checksums)
+
+    def missing(self) -> Iterator[tuple[_ResizedFrames, int, list[int]]]:
+        """What the derived files did not have: the first row of each GOP, and the numbers of its values."""
+        numbers = self.wanted.missing()
+        if not len(numbers):
+            return
+        first_rows = self.rows[numbers]
+        if self.field.gop_size > 1:
+            of_gop = self._blocks.take(frame_number_of(self.path), self._places[numbers]).reshape(-1)
+            first_rows = first_rows - of_gop
+        new_gop = (np.diff(self.segments[numbers]) != 0) | (np.diff(first_rows) != 0)
+        for part in np.split(np.arange(len(numbers)), np.flatnonzero(new_gop) + 1):
+            yield self, int(first_rows[part[0]]), numbers[part].tolist()
+
+
+def _resized_fields(
+    reader: Reader, spec: StepSpec, sizes: Mapping[str, Resize], cache: FrameCache
+) -> dict[str, ResizedField]:
+    """The fields that are kept in another size; a small one is resized for each batch."""
+    directory = CacheDirectory(cache.directory or reader.path / DERIVED_DIRECTORY, cache.max_bytes if sizes else 0)
+    large = large_fields(spec)
+    fields = {}
+    for path, resize in sizes.items():
+        leaf = spec.columns[path]
+        if leaf.codec is not None or path in large:
+            derived = DerivedFrames(directory, reader.catalog.store_id, path, leaf, resize)
+            fields[path] = ResizedField(path, leaf, resize, derived)
+    return fields
+
+
+def _raise_errors(tasks: list[Future[None]]) -> None:
+    for task in tasks:
+        task.result()
+
+
 def _joined(arrays: Iterable[Array]) -> Array:
     return np.concatenate([np.zeros(0, np.int64), *arrays])
 
 
-def _runs(segments: Array, rows: Array, fresh: Array, due: Array) -> Array:
+def _runs(segments: Array, rows: Array, fresh: Array, due: Array, rows_per_file: int) -> Array:
     """The runs among values in the order of the files; those of new values have no others in them."""
-    breaks = np.ones(len(rows), bool)
-    breaks[1:] = (segments[1:] != segments[:-1]) | (rows[1:] != rows[:-1] + 1) | (fresh[1:] != fresh[:-1])
+    breaks = rows % rows_per_file == 0
+    breaks[:1] = True
+    breaks[1:] |= (segments[1:] != segments[:-1]) | (rows[1:] != rows[:-1] + 1) | (fresh[1:] != fresh[:-1])
     starts = np.flatnonzero(breaks)
     lengths = np.diff(np.append(starts, len(rows)))
     if lengths.max(initial=0) > MAX_RUN:

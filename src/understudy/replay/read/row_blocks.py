@@ -31,8 +31,8 @@ NOWHERE = -1
 class RowBlocks:
     """Small fields of rows of one spec, by segment and row. Not for several threads at once."""
 
-    def __init__(self, reader: Reader, spec: StepSpec, *, max_bytes: int | None = None):
-        """For each large field, the number of reads of each row is kept here too."""
+    def __init__(self, reader: Reader, spec: StepSpec, *, counted: Iterable[str] = (), max_bytes: int | None = None):
+        """For each large field and those in `counted`, the number of reads of each row is kept here too."""
         self._reader = reader
         large = large_fields(spec)
         self._names = (*(path for path in spec.stored_columns if path not in large), *map(checksum_of, large))
@@ -52,7 +52,7 @@ class RowBlocks:
         # by slot and row
         self._good = np.zeros(0, bool)
         self._columns: dict[str, Array] = {}  # [rows, row_bytes] uint8
-        self.num_reads: dict[str, Array] = {path: np.zeros(0, np.uint8) for path in large}
+        self.num_reads: dict[str, Array] = {path: np.zeros(0, np.uint8) for path in (*large, *counted)}
 
     @property
     def num_bytes(self) -> int:

@@ -21,13 +21,16 @@ import numpy as np
 
 from understudy.core import DamageError, StepSpec, StoreError
 from understudy.core.closeable import Closeable
+from understudy.core.resize import ResizeOption, resized_spec, sizes_by_field
 from understudy.processes import forks
 from understudy.replay.read.batch_shapes import Transitions
+from understudy.replay.read.derived_frames import FrameCache
 from understudy.replay.read.gather import Gatherer
 from understudy.replay.read.reader import Reader
 from understudy.replay.read.step_index import StepIndex
 from understudy.replay.read.view import View, ViewIndex
 from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError, part_of
+from understudy.replay.sample.cache_filler import CacheFiller
 from understudy.replay.sample.selectors import Drawn, Selector, Uniform
 
 Array = np.ndarray[Any, Any]
@@ -64,6 +67,8 @@ class Sampler(Closeable, Generic[Batch]):
         shape: BatchShape[Batch] | None = None,
         selector: Selector | None = None,
         spec: int | StepSpec | None = None,
+        resize: ResizeOption | None = None,
+        frame_cache: FrameCache | None = None,
         rank: int = 0,
         world_size: int = 1,
         num_threads: int = 4,
@@ -71,6 +76,9 @@ class Sampler(Closeable, Generic[Batch]):
     ):
         """`store` is a reader that the caller closes, or a directory for a reader that `close` closes.
 
+        `resize` asks for another size of all cameras of the observation, (height, width), or of some by name; a Resize
+        may also crop. The spec of the sampler is then that of its batches. `frame_cache` says where and how many
+        resized frames are kept.
         `on_ragged` is called with the bytes of text and ragged values of a batch before they are read, and may raise.
         """
         if batch_size < 1:
@@ -88,12 +96,17 @@ class Sampler(Closeable, Generic[Batch]):
         self.last_record: BatchRecord | None = None
         self.num_lost = 0  # a store on this machine is whole, or it is an error
         self.unreachable: Mapping[str, str] = {}
-        self.known_spec: StepSpec | None = spec if isinstance(spec, StepSpec) else None
+        self.known_spec: StepSpec | None = None  # of the batches
+        if isinstance(spec, StepSpec):
+            self.known_spec = resized_spec(spec, sizes_by_field(spec, resize))
         self._wanted_spec = spec
+        self._resize = resize
+        self._frame_cache = frame_cache or FrameCache()
         self._num_threads = num_threads
         self._on_ragged = on_ragged
         self._index: ViewIndex | None = None  # None until the store knows the spec
         self._gather: Gatherer | None = None
+        self._filler: CacheFiller | None = None
         self._reader = store if isinstance(store, Reader) else Reader(store)
         self._owns_reader = store is not self._reader
         self.step_index = StepIndex(self._reader)
@@ -104,6 +117,8 @@ class Sampler(Closeable, Generic[Batch]):
             raise
 
     def close(self) -> None:
+        if self._filler is not None:
+            self._filler.close()
         if self._gather is not None:
             self._gather.close()
         if self._owns_reader:
@@ -113,11 +128,21 @@ class Sampler(Closeable, Generic[Batch]):
         """Make the index, unless the store is empty: then it does not know the spec yet."""
         number = _spec_number(self._reader, self._wanted_spec)
         if number is not None:
-            self.known_spec = self._reader.spec(number)
+            stored = self._reader.spec(number)
+            sizes = sizes_by_field(stored, self._resize)
+            self.known_spec = resized_spec(stored, sizes)
             self._index = ViewIndex(self.step_index, self.view, spec=number, lookahead=self.shape.lookahead)
             self._gather = Gatherer(
-                self._reader, self.known_spec, num_threads=self._num_threads, on_ragged=self._on_ragged
+                self._reader,
+                stored,
+                sizes=sizes,
+                frame_cache=self._frame_cache,
+                num_threads=self._num_threads,
+                on_ragged=self._on_ragged,
             )
+            if self._gather.resized and self._frame_cache.fill_threads:
+                fields = tuple(self._gather.resized.values())
+                self._filler = CacheFiller(self._index, fields, self._frame_cache.fill_threads)
 
     # ---- what there is
 
@@ -151,7 +176,16 @@ class Sampler(Closeable, Generic[Batch]):
                 self.step_index.follow(until)
                 self._index.follow()
                 self._gather.forget_removed()
+                if self._filler is not None:
+                    self._filler.add_new_rows()
             return len(self)
+
+    def wait_for_frames(self, timeout_s: float) -> bool:
+        """Wait until the resized frames of what is known since the last `follow` are in the cache, or were given up.
+
+        False if that takes longer, or another process is filling the cache, or it is full.
+        """
+        return self._filler is None or self._filler.wait(timeout_s)
 
     def __len__(self) -> int:
         return 0 if self._index is None else self.selector.available(self._index)

@@ -22,6 +22,7 @@ import xxhash
 
 from understudy.core import RefusedError, StepSpec, UnavailableError
 from understudy.core.closeable import Closeable
+from understudy.core.resize import ResizeOption
 from understudy.core.tree import Tree
 from understudy.replay.read.view import View
 from understudy.replay.sample.batch_source import Batch, BatchShape
@@ -195,6 +196,7 @@ class Remote(Closeable):
         shape: BatchShape[Batch] | None = None,
         selector: Selector | None = None,
         spec: int | StepSpec | None = None,
+        resize: ResizeOption | None = None,
         rank: int = 0,
         world_size: int = 1,
         depth: int = 2,
@@ -212,6 +214,7 @@ class Remote(Closeable):
             shape=shape,
             selector=selector,
             spec=spec,
+            resize=resize,
             rank=rank,
             world_size=world_size,
             depth=depth,
@@ -226,6 +229,7 @@ class Remote(Closeable):
         shape: BatchShape[Batch] | None = None,
         selector: Callable[[], Selector] = Uniform,
         spec: int | StepSpec | None = None,
+        resize: ResizeOption | None = None,
         max_wait_s: float = 60.0,
     ) -> ShardedSampler[Batch]:
         """A sampler over all servers; each contributes in proportion to its number of steps.
@@ -241,6 +245,7 @@ class Remote(Closeable):
             shape=shape,
             selector=selector,
             spec=spec,
+            resize=resize,
             max_wait_s=max_wait_s,
         )
 

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any, Generic, TypeVar, cast
 
-from understudy.core import StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
+from understudy.core import RefusedError, StepSpec, StoreError, UnavailableError, UnderstudyError, WireError
 from understudy.core.closeable import Closeable
+from understudy.core.resize import ResizeOption, resized_spec, sizes_by_field
 from understudy.processes import forks
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.view import View
@@ -28,7 +29,14 @@ from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError,
 from understudy.replay.sample.sampler import EMPTY_STORE, BatchRecord, other_spec
 from understudy.replay.sample.selectors import Selector, Uniform
 from understudy.service.client.connection import Connection
-from understudy.service.wire.batches import MAX_MESSAGE_BYTES, fill_batch, selector_to_json, shape_to_json, view_to_json
+from understudy.service.wire.batches import (
+    MAX_MESSAGE_BYTES,
+    fill_batch,
+    resize_to_json,
+    selector_to_json,
+    shape_to_json,
+    view_to_json,
+)
 from understudy.service.wire.message import Assembly
 from understudy.service.wire.protocol import SAMPLE, VERSION, check_version, from_json, to_json
 
@@ -42,7 +50,7 @@ class RemoteSampler(Closeable, Generic[Batch]):
     """Batches of one view, one shape and one spec, from one server. Not for several threads at once.
 
     `depth` batches are requested ahead; with 0, `sample` takes any `size`, as a Mixture needs it. If `spec` is a
-    StepSpec, a server whose store holds another one is refused.
+    StepSpec, a server whose store holds another one is refused. With `resize`, the server resizes and keeps the frames.
     """
 
     def __init__(
@@ -55,6 +63,7 @@ class RemoteSampler(Closeable, Generic[Batch]):
         shape: BatchShape[Batch] | None = None,
         selector: Selector | None = None,
         spec: int | StepSpec | None = None,
+        resize: ResizeOption | None = None,
         rank: int = 0,
         world_size: int = 1,
         depth: int = 2,
@@ -71,7 +80,9 @@ class RemoteSampler(Closeable, Generic[Batch]):
         self.last_record: BatchRecord | None = None
         self.last_state: dict[str, Any] | None = None  # as the server told it last
         self.store_id: str | None = None  # of the store that is drawn from; another one is refused
-        self.known_spec: StepSpec | None = spec if isinstance(spec, StepSpec) else None
+        self.known_spec: StepSpec | None = None  # of the batches
+        if isinstance(spec, StepSpec):
+            self.known_spec = resized_spec(spec, sizes_by_field(spec, resize))
         self.num_lost = 0  # see ShardedSampler, which can do without a server
         self.unreachable: Mapping[str, str] = {}
         self._connection = connection
@@ -86,6 +97,9 @@ class RemoteSampler(Closeable, Generic[Batch]):
             "rank": rank,
             "world_size": world_size,
         }
+        self._resize = resize
+        if resize is not None:
+            self._hello["resize"] = resize_to_json(resize)
         self._wanted_spec = spec
         self._depth = depth
         self._timeout_s = timeout_s
@@ -170,6 +184,7 @@ class RemoteSampler(Closeable, Generic[Batch]):
             batch_size=size,
             shape=self.shape,
             spec=self._wanted_spec,
+            resize=self._resize,
             depth=0,
             timeout_s=self._timeout_s,
         ) as other:
@@ -239,6 +254,11 @@ class RemoteSampler(Closeable, Generic[Batch]):
             self._stream = _Stream(self._connection, {**self._hello, "state": self.last_state, **known})
             hello_reply, _ = self._stream.take(self._timeout_s)
             check_version(hello_reply, other="server")
+            if hello_reply.get("resize") != self._hello.get("resize"):
+                raise RefusedError(
+                    "resize: the server does not resize frames; update it with `pip install --upgrade "
+                    "understudy-robotics`"
+                )
             self._update(hello_reply)
             for size, part in self._requested:
                 self._stream.request(size, part)

@@ -22,6 +22,7 @@ import numpy as np
 
 from understudy.core import StepSpec, StoreError, UnavailableError
 from understudy.core.closeable import Closeable
+from understudy.core.resize import ResizeOption, resized_spec, sizes_by_field
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.read.view import View
 from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError
@@ -62,6 +63,7 @@ class ShardedSampler(Closeable, Generic[Batch]):
         shape: BatchShape[Batch] | None = None,
         selector: Callable[[], Selector] = Uniform,
         spec: int | StepSpec | None = None,
+        resize: ResizeOption | None = None,
         lost: Collection[str] = (),
         on_wait: Callable[[str], None] = lambda text: None,
         max_wait_s: float = math.inf,
@@ -75,7 +77,7 @@ class ShardedSampler(Closeable, Generic[Batch]):
         self.seed = seed
         self.world_size = 1
         self.num_draws = 0
-        self._spec = spec if isinstance(spec, StepSpec) else None
+        self._spec = resized_spec(spec, sizes_by_field(spec, resize)) if isinstance(spec, StepSpec) else None
         self._remote = remote
         self._served = frozenset(remote.names)
         self._declared_lost = frozenset(lost)
@@ -86,7 +88,8 @@ class ShardedSampler(Closeable, Generic[Batch]):
         try:
             for name, path in (dict.fromkeys(remote.names) if stores is None else stores).items():
                 shard_seed = _seed_of(seed, name) if self._shards else seed
-                options: dict[str, Any] = {"batch_size": batch_size, "seed": shard_seed, "shape": shape, "spec": spec}
+                options: dict[str, Any] = {"batch_size": batch_size, "seed": shard_seed, "shape": shape}
+                options |= {"spec": spec, "resize": resize}
                 if path is not None:
                     self._shards[name] = _LocalShard(Sampler(path, view, selector=selector(), **options))
                 else:

@@ -21,6 +21,7 @@ from understudy.service.wire.batches import (
     MAX_BATCH_BYTES,
     encode_batch,
     num_bytes_of,
+    resize_from_json,
     selector_from_json,
     shape_from_json,
     view_from_json,
@@ -53,7 +54,9 @@ class SampleStream:
             "shape": shape_from_json(hello.get("shape")),
             "selector": selector_from_json(hello.get("selector")),
             "spec": spec,
+            "resize": resize_from_json(hello.get("resize")),
         }
+        self._resize = hello.get("resize")
         self._sampling = threading.Lock()
         self._closed = False
         self._batch: Any = None
@@ -122,6 +125,7 @@ class SampleStream:
             "state": sampler.state(),
             "store": sampler.store_id,
             "record": None,
+            **({} if self._resize is None else {"resize": self._resize}),
         }
 
     def answer(self, message: bytes) -> list[bytes]:

@@ -14,6 +14,7 @@ import numpy as np
 
 from understudy.core import SequenceBatch, Source, StoreError, TransitionBatch, WireError
 from understudy.core import tree as trees
+from understudy.core.resize import Resize, ResizeOption, as_resize
 from understudy.core.spec import ArraySpec
 from understudy.core.step import StepSpec
 from understudy.replay.format.conditions import check_condition
@@ -111,6 +112,26 @@ def selector_from_json(value: Any) -> Selector:
     except (TypeError, KeyError, ValueError) as error:
         raise WireError(f"selector: not a selector ({type(error).__name__}: {str(error)[:100]})") from None
     return found
+
+
+def resize_to_json(option: ResizeOption | None) -> dict[str, Any] | None:
+    if option is None:
+        return None
+    if isinstance(option, Mapping):
+        return {"fields": {name: as_resize(value).to_json() for name, value in option.items()}}
+    return {"all": as_resize(option).to_json()}
+
+
+def resize_from_json(value: Any) -> ResizeOption | None:
+    """The size that a client asks for; whether the store's cameras have it to give is found by the sampler."""
+    try:
+        if value is None:
+            return None
+        if "all" in value:
+            return Resize.from_json(value["all"])
+        return {str(name): Resize.from_json(each) for name, each in value["fields"].items()}
+    except (TypeError, KeyError, AttributeError) as error:
+        raise WireError(f"resize: not a size ({type(error).__name__}: {str(error)[:100]})") from None
 
 
 # ---- a batch as a message

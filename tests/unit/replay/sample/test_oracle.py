@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.unit.replay.sample.worlds import World
+from tests.unit.replay.sample.worlds import SIZES, World
 
 from understudy.replay import Reader
 from understudy.replay.read.batch_shapes import Transitions
@@ -38,9 +38,16 @@ def sample_a_world(path: Path, seed: int, num_batches: int) -> int:
     world.live(300)
     with Reader(path) as reader:
         samplers = [
-            Sampler(reader, view, batch_size=64, seed=seed, shape=Transitions(num_steps=num_steps, discount=0.9))
+            Sampler(
+                reader,
+                view,
+                batch_size=64,
+                seed=seed,
+                shape=Transitions(num_steps=num_steps, discount=0.9),
+                resize=SIZES if resized else None,
+            )
             for view in (DEMO, ONLINE, EVERYTHING)
-            for num_steps in (1, 3)
+            for num_steps, resized in ((1, seed % 2 == 0), (3, seed % 2 == 1))
         ]
         for _ in range(8):
             world.live(60)
@@ -62,7 +69,9 @@ def sample_a_world(path: Path, seed: int, num_batches: int) -> int:
                     batch = sampler.sample()
                     total += len(batch)
                     assert {(int(e), int(i)) for e, i in zip(batch.episode, batch.index, strict=True)} <= truth
-                    world.check(batch, sampler.shape.num_steps, 0.9)  # type: ignore[attr-defined]
+                    num_steps: int = sampler.shape.num_steps  # type: ignore[attr-defined]
+                    sizes = SIZES if (num_steps == 3) == (seed % 2 == 1) else None
+                    world.check(batch, num_steps, 0.9, sizes)
         for sampler in samplers:
             sampler.close()
     world.close()

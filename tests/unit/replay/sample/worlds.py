@@ -1,13 +1,15 @@
 """Random stores whose every row says which row it is, and the truth about them in plain Python."""
 
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from understudy.core import H264, ArraySpec, EpisodeInfo, Png, Source, Spec, Step, StepSpec
+from understudy.core import H264, ArraySpec, EpisodeInfo, Png, Resize, Source, Spec, Step, StepSpec
+from understudy.core.resize import resize_frame
 from understudy.replay import Store, compact
 from understudy.replay.write.writer import Writer
 
@@ -24,6 +26,7 @@ SPEC = StepSpec(
 )
 
 
+SIZES = {"camera": Resize((9, 10), crop=(0, 0, 18, 20)), "depth": Resize((4, 10)), "video": Resize((8, 4))}
 LOSS = 3  # of grey levels, by H.264; neighbouring frames differ by 7
 
 
@@ -201,14 +204,19 @@ class World:
                     found.add((episode.id, index))
         return found
 
-    def check(self, batch: Any, num_steps: int, discount: float) -> None:
-        """Every field of a batch of transitions against what was written."""
+    def check(self, batch: Any, num_steps: int, discount: float, sizes: Mapping[str, Resize] | None = None) -> None:
+        """Every field of a batch of transitions against what was written, in these sizes."""
+
+        def seen(uid: int, index: int) -> dict[str, Any]:
+            found = observation_of(uid, index)
+            return found | {name: resize_frame(found[name], size) for name, size in (sizes or {}).items()}
+
         by_id = {episode.id: episode for episode in self.episodes.values()}
         for b in range(len(batch)):
             episode, index = by_id[int(batch.episode[b])], int(batch.index[b])
             steps = min(num_steps, episode.num_transitions - index)
             assert batch.num_steps[b] == steps
-            here, there = observation_of(episode.uid, index), observation_of(episode.uid, index + steps)
+            here, there = seen(episode.uid, index), seen(episode.uid, index + steps)
             for name in ("camera", "id", "depth"):
                 assert np.array_equal(batch.observation[name][b], here[name]), (episode, index, name)
                 assert np.array_equal(batch.next_observation[name][b], there[name]), (episode, index, name)
