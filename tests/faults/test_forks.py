@@ -318,3 +318,13 @@ def test_garbage_of_grpc_is_not_collected_in_a_child(tmp_path: Path) -> None:
 def append_all(writer: Any, steps: list[Step]) -> None:
     for step in steps:
         writer.append(step)
+
+
+def test_a_sampler_that_resizes_goes_on_in_a_child_while_its_cache_is_filled(tmp_path: Path) -> None:
+    path = fill(tmp_path / "store", spec=robot_spec())
+    with Sampler(path, EVERYTHING, batch_size=8, seed=1, resize=(32, 32)) as sampler:
+        sampler.follow()  # from here on, threads fill
+        child = in_child(lambda: digests(sampler))
+        assert child == digests(sampler)
+        assert sampler.wait_for_frames(60)
+        assert in_child(lambda: digests(sampler)) == digests(sampler)

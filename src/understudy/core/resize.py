@@ -9,10 +9,10 @@ sums exactly.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 
@@ -91,9 +91,9 @@ def sizes_by_field(spec: StepSpec, option: ResizeOption | None) -> dict[str, Res
     }
 
 
-def as_resize(value: tuple[int, int] | Resize) -> Resize:
+def as_resize(value: Sequence[int] | Resize) -> Resize:
     """The value that a size stands for."""
-    return value if isinstance(value, Resize) else Resize(tuple(value))
+    return value if isinstance(value, Resize) else Resize(cast("tuple[int, int]", tuple(value)))
 
 
 def resized_spec(spec: StepSpec, sizes: Mapping[str, Resize]) -> StepSpec:
@@ -130,11 +130,9 @@ def resize_frame(frame: Array, resize: Resize) -> Array:
         np.matmul(
             (down @ part).reshape(-1, len(across)), across, out=sums[first : first + step].reshape(-1, across.shape[1])
         )
-    exact = sums.astype(np.int64 if dtype == "float64" else np.int32)
-    exact *= 2
-    exact += whole
-    exact //= 2 * whole
-    return exact.astype(frame.dtype).reshape(*resize.size, *frame.shape[2:])
+    exact: Array = sums.astype(np.int64 if dtype == "float64" else np.int32)
+    means: Array = (2 * exact + whole) // (2 * whole)
+    return means.astype(frame.dtype).reshape(*resize.size, *frame.shape[2:])
 
 
 def _shares(size: int, new: int) -> Array:

@@ -18,6 +18,8 @@ class EncoderConfig:
 
     inputs: tuple[str, ...] | None = None
     """Paths of the observation's fields that the network sees. None takes all fields."""
+    image_size: tuple[int, int] | None = None
+    """Height and width that cameras are resized to, in batches and when acting. None takes them as they are."""
     kind: Literal["small", "resnet10", "pretrained"] = "small"
     """The image encoder: small (strided 3x3 convolutions), resnet10 (ResNet-10 with GroupNorm, as in HIL-SERL), or
     pretrained (a vision encoder of transformers from a local directory)."""
@@ -64,7 +66,12 @@ class EncoderConfig:
     def from_json(value: Mapping[str, Any]) -> EncoderConfig:
         """The config that `asdict` was taken of; fields that are missing have their defaults."""
         inputs = value["inputs"]
-        lists = {"inputs": None if inputs is None else tuple(inputs), "filters": tuple(value["filters"])}
+        size = value.get("image_size")
+        lists = {
+            "inputs": None if inputs is None else tuple(inputs),
+            "image_size": None if size is None else tuple(size),
+            "filters": tuple(value["filters"]),
+        }
         return EncoderConfig(**{**value, **lists})
 
 

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.core import ArraySpec, Spec, SpecError, Tree
+from understudy.core import ArraySpec, Resize, Spec, SpecError, Tree
 from understudy.core import tree as trees
+from understudy.core.cameras import is_frame
+from understudy.core.resize import resize_frame
 from understudy.core.spec import describe
 from understudy.core.suggestion import did_you_mean
 from understudy.policies.protocol import PolicyError
@@ -24,8 +26,13 @@ if TYPE_CHECKING:
 class Inputs:
     """The chosen leaves of an observation Spec: cameras (uint8 [H, W, C]) and state (all other numbers, flattened)."""
 
-    def __init__(self, observation: Spec, chosen: tuple[str, ...] | None = None):
-        """`chosen` are paths in the observation; None takes every leaf."""
+    def __init__(
+        self,
+        observation: Spec,
+        chosen: tuple[str, ...] | None = None,
+        image_size: tuple[int, int] | None = None,
+    ):
+        """`chosen` are paths in the observation; None takes every leaf. Cameras are resized to `image_size`."""
         found = observation.flat
         for path in chosen or ():
             if path not in found:
@@ -42,6 +49,21 @@ class Inputs:
         self.cameras = tuple(path for path, leaf in self.leaves.items() if is_camera(leaf))
         self.states = tuple(path for path in self.leaves if path not in self.cameras)
         self.spec = Spec(trees.unflatten(self.leaves))
+        self.resize = None if image_size is None else Resize(image_size)
+        self.camera_shapes = {path: self.leaves[path].fixed_shape for path in self.cameras}  # as the network sees them
+        if self.resize is not None:
+            if not self.cameras:
+                raise PolicyError(f"image_size: has no effect, the network sees no camera ({', '.join(self.leaves)})")
+            for path, shape in self.camera_shapes.items():
+                self.resize.check(_named(path), shape)
+                self.camera_shapes[path] = (*self.resize.size, *shape[2:])
+
+    @cached_property
+    def batch_resize(self) -> dict[str, Resize] | None:
+        """The size of cameras that a sampler is to be asked for; None if they come as they are."""
+        if self.resize is None:
+            return None
+        return {_named(path): self.resize for path in self.cameras if is_frame(self.leaves[path])}
 
     @cached_property
     def state_size(self) -> int:
@@ -55,7 +77,8 @@ class Inputs:
     def tensors(self, observation: Tree, device: torch.device, *, single: bool = False) -> dict[str, torch.Tensor]:
         """The chosen leaves of a batch on the device: cameras uint8 [B, H, W, C], state float32 [B, n].
 
-        The memory of arrays that are writable and of the right dtype is shared, not copied.
+        The memory of arrays that are writable and of the right dtype is shared, not copied. Cameras that are not of
+        the network's size yet are resized, with the same result as in a batch of a sampler that resizes.
         """
         flat = trees.flatten(observation)
         found: dict[str, torch.Tensor] = {}
@@ -64,11 +87,14 @@ class Inputs:
             array = np.asarray(_leaf(flat, path))
             if single:
                 array = array[None]
-            if array.shape[1:] != leaf.shape or array.ndim == 0 or num_rows not in (None, len(array)):
+            shape = self.camera_shapes.get(path, leaf.shape)
+            if self.resize is not None and path in self.cameras and array.shape[1:] == leaf.shape != shape:
+                array = np.stack([resize_frame(frame, self.resize) for frame in array])
+            if array.shape[1:] != shape or array.ndim == 0 or num_rows not in (None, len(array)):
                 rows = "" if single else "B, "
-                shape = f"[{rows}{', '.join(map(str, leaf.shape))}]"
+                wanted = f"[{rows}{', '.join(map(str, leaf.shape))}]"
                 raise SpecError(
-                    f"{_named(path)}: expected {leaf.dtype} {shape}, got {describe(flat[path])}; stack it anew"
+                    f"{_named(path)}: expected {leaf.dtype} {wanted}, got {describe(flat[path])}; stack it anew"
                 )
             num_rows = len(array)
             if path in self.cameras:

@@ -40,6 +40,7 @@ def fresh(config: ActorConfig, spec: StepSpec = STATE, seed: int = 0) -> ActorPo
         {"encoder": EncoderConfig(filters=(4, 4), latent=6)},
         {"encoder": EncoderConfig(filters=(4, 8), latent=7)},
         {"encoder": EncoderConfig(filters=(4, 8), latent=6, inputs=("front", "state"))},
+        {"encoder": EncoderConfig(filters=(4, 8), latent=6, image_size=(8, 6))},
     ],
     ids=str,
 )

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from understudy.core import ArraySpec, Spec, SpecError, text
+from understudy.core import ArraySpec, Resize, Spec, SpecError, text
+from understudy.core.resize import resize_frame
 from understudy.policies import Inputs, PolicyError
 
 CPU = torch.device("cpu")
@@ -101,3 +102,25 @@ def test_fields_that_cannot_be_seen_are_refused() -> None:
         Inputs(SPEC, ("poze",))
     with pytest.raises(PolicyError, match="expected at least one field"):
         Inputs(SPEC, ())
+
+
+def test_cameras_are_seen_in_another_size_whether_a_batch_has_it_already_or_not() -> None:
+    inputs = Inputs(SPEC, image_size=(4, 2))
+    assert inputs.camera_shapes == {"images/front": (4, 2, 3)}
+    assert inputs.batch_resize == {"observation/images/front": Resize((4, 2))}
+    assert inputs.spec == SPEC  # a policy is made for the world's cameras
+    whole = observation()
+    whole["images"]["front"][:] = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3))
+    small = observation()
+    small["images"]["front"] = np.stack([resize_frame(frame, Resize((4, 2))) for frame in whole["images"]["front"]])
+    found = [inputs.tensors(given, CPU)["images/front"] for given in (whole, small)]
+    assert found[0].shape == (2, 4, 2, 3)
+    assert torch.equal(*found)
+    assert Inputs(SPEC).batch_resize is None
+
+
+def test_a_size_without_an_effect_or_a_sense_is_refused() -> None:
+    with pytest.raises(PolicyError, match="image_size: has no effect, the network sees no camera"):
+        Inputs(SPEC, ("pose",), (4, 4))
+    with pytest.raises(SpecError, match="observation/images/front: expected 1x1 to 8x8 pixels, got 16x16"):
+        Inputs(SPEC, image_size=(16, 16))

@@ -23,9 +23,9 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig, observation: Spec, stats: Stats, device: torch.device):
         super().__init__()
         self.config = config
-        self.inputs = Inputs(observation, config.inputs)
+        self.inputs = Inputs(observation, config.inputs, config.image_size)
         self.size = self.inputs.state_size + config.latent * len(self.inputs.cameras)
-        shapes = {path: self.inputs.leaves[path].fixed_shape for path in self.inputs.cameras}
+        shapes = self.inputs.camera_shapes
         self.images = new_image_encoder(config, shapes, device) if shapes else None
         self.register_buffer("_mean", torch.zeros(self.inputs.state_size), persistent=False)
         self.register_buffer("_scale", torch.ones(self.inputs.state_size), persistent=False)

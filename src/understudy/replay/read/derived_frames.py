@@ -54,10 +54,10 @@ class FrameCache:
     """Where resized frames are kept, and how many of them.
 
     `directory` is by default `derived` in the store's directory. `max_bytes` is for all files in it, of all sizes and
-    samplers; each process that fills it may exceed that by 16 MiB. With 0 there is no cache. When it is full, files that
-    nobody has used for ten minutes make room. Nothing is added while less than a tenth of the disk, or 16 GiB if that is
-    less, is free. `num_threads` fill it in the background (0: none); by default one less
-    than there are cores, and at most 4.
+    samplers; each process that fills it may exceed that by 16 MiB. With 0 there is no cache. When it is full, files
+    that nobody has used for ten minutes make room. Nothing is added while less than a tenth of the disk is free, or
+    16 GiB if that is less. `num_threads` fill it in the background (0: none); by default one less than there are cores,
+    and at most 4.
     """
 
     directory: Path | None = None

@@ -124,15 +124,18 @@ def _open(
     newest = newest_checkpoint(run.checkpoints)
     saved = None if newest is None else read_checkpoint(newest)
     rewind(run.metrics, 0 if saved is None else int(saved.facts["metrics"]))
+    encoder = config.cloning.actor.encoder
+    inputs = Inputs(spec.observation, encoder.inputs, encoder.image_size)
     reader = undo.enter_context(Reader(store))
-    sampler: Sampler[TransitionBatch] = Sampler(reader, DEMO, batch_size=config.batch_size, seed=config.seed, spec=spec)
+    sampler: Sampler[TransitionBatch] = Sampler(
+        reader, DEMO, batch_size=config.batch_size, seed=config.seed, spec=spec, resize=inputs.batch_resize
+    )
     undo.callback(sampler.close)
     if saved is not None:
         sampler.restore(saved.facts["demos"])
     elif not sampler.follow():
         raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
     check_device(config.device)
-    inputs = Inputs(spec.observation, config.cloning.actor.encoder.inputs)
     note(str(use_threads(config.threads, large=bool(inputs.cameras))))
     if saved is not None:
         cloning = Cloning(config.cloning, spec, Stats.none(inputs), seed=config.seed, device=config.device)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from understudy.core import StepSpec, TransitionBatch
+from understudy.core.resize import ResizeOption
 from understudy.replay import DEMO, ONLINE, Mixture, Sampler, Transitions, View
 from understudy.replay.sample.batch_source import ViewSampler
 
@@ -42,6 +43,7 @@ def open_demo_online_mixture(
     online_weight: int,
     seed: int,
     shape: Transitions,
+    resize: ResizeOption | None = None,
     on_wait: Callable[[str], None] | None = None,
 ) -> Mixture[TransitionBatch]:
     """Experience is in `store`, demonstrations in `demos`, or in `store` too. While the steps of a view are only on
@@ -51,6 +53,7 @@ def open_demo_online_mixture(
     with ExitStack() as undo:
         for view, where, view_seed in zip((DEMO, ONLINE), (demos or store, store), seeds, strict=True):
             options: dict[str, Any] = {"batch_size": batch_size, "seed": view_seed, "shape": shape, "spec": spec}
+            options["resize"] = resize
             if isinstance(where, Path):
                 samplers[view.name] = Sampler(where, view, **options)
             else:

@@ -160,12 +160,14 @@ class RLPDConfig:
             online_weight=self.online_weight,
             seed=self.seed,
             shape=Transitions(num_steps=self.n_step, discount=self.sac.discount),
+            resize=self.inputs(spec).batch_resize,
             on_wait=on_wait,
         )
 
     def inputs(self, spec: StepSpec) -> Inputs:
         """The parts of an observation that the policy sees."""
-        return Inputs(spec.observation, self.sac.actor.encoder.inputs)
+        encoder = self.sac.actor.encoder
+        return Inputs(spec.observation, encoder.inputs, encoder.image_size)
 
     def use_threads(self, spec: StepSpec) -> Threads:
         """Make torch use the threads that the config asks for, or those that pay for its network."""

@@ -327,14 +327,14 @@ from pathlib import Path
 from understudy.core import Resize
 from understudy.replay import EVERYTHING, FrameCache, Sampler
 sizes = {"camera": Resize((6, 8)), "depth": Resize((3, 2)), "thumb": Resize((4, 4), crop=(0, 2, 8, 8))}
-derived = Path(sys.argv[1]) / "derived"
+store, cache = Path(sys.argv[1]), FrameCache(num_threads=2)
 print("ready", flush=True)
 while True:
-    with Sampler(Path(sys.argv[1]), EVERYTHING, batch_size=32, resize=sizes, frame_cache=FrameCache(num_threads=2)) as s:
-        s.follow()
-        s.sample()
-        s.wait_for_frames(1)
-    for file in list(derived.glob("*.frames")):
+    with Sampler(store, EVERYTHING, batch_size=32, resize=sizes, frame_cache=cache) as sampler:
+        sampler.follow()
+        sampler.sample()
+        sampler.wait_for_frames(1)
+    for file in list((store / "derived").glob("*.frames")):
         file.unlink(missing_ok=True)
 """
 

@@ -10,7 +10,7 @@ import pytest
 from tests.waiting import wait_for
 from tests.writing import write_episode
 
-from understudy.core import RefusedError, Source, StepSpec, StoreError, UnavailableError, WireError
+from understudy.core import RefusedError, Resize, Source, SpecError, StepSpec, StoreError, UnavailableError, WireError
 from understudy.core import tree as trees
 from understudy.core.examples import nested_spec, random_episode, robot_spec, small_spec, text_spec
 from understudy.replay import (
@@ -32,6 +32,7 @@ from understudy.replay import (
     View,
 )
 from understudy.service import Remote, RemoteSampler, Server, ServerConfig, connect
+from understudy.service.server.sample_stream import SampleStream
 from understudy.service.wire.batches import view_from_json, view_to_json
 from understudy.service.wire.protocol import SAMPLE, from_json, to_json
 
@@ -356,3 +357,35 @@ def test_a_request_that_makes_no_sense_is_refused(store: Store, remote: Remote) 
         next(stream)
         with pytest.raises(WireError):
             next(stream)
+
+
+def test_a_server_resizes_frames_as_a_sampler_beside_the_store_does(store: Store, remote: Remote) -> None:
+    fill(store, robot_spec(20))
+    for resize in ((8, 8), {"wrist_1": Resize((4, 6), crop=(2, 2, 8, 12))}):
+        with (
+            Sampler(store.path, EVERYTHING, batch_size=8, seed=3, resize=resize) as here,
+            remote.sampler(EVERYTHING, batch_size=8, seed=3, resize=resize, spec=robot_spec(20)) as there,
+            remote.sharded_sampler(EVERYTHING, batch_size=8, seed=3, resize=resize) as all_of_them,
+        ):
+            here.follow()
+            batch = here.sample()
+            assert batch.observation["wrist_1"].shape[1:3] != (20, 20)
+            assert there.spec == here.spec
+            assert_same(there.sample(), batch)
+            assert_same(all_of_them.sample(), batch)
+            assert_same(there.peek(4), here.peek(4))
+    with remote.sampler(EVERYTHING, batch_size=8, resize=(32, 32)) as there, pytest.raises(SpecError, match="smaller"):
+        there.sample()
+
+
+def test_an_older_server_that_does_not_resize_is_refused(
+    store: Store, remote: Remote, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(store, robot_spec(20))
+    status = SampleStream._status
+    monkeypatch.setattr(SampleStream, "_status", lambda self: {**status(self), "resize": None})
+    with (
+        remote.sampler(EVERYTHING, batch_size=8, resize=(8, 8)) as there,
+        pytest.raises(RefusedError, match="the server does not resize frames; update it"),
+    ):
+        there.sample()

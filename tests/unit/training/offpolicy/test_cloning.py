@@ -13,7 +13,7 @@ import torch
 from understudy.algorithms import CloningConfig
 from understudy.cli import main
 from understudy.core import StoreError
-from understudy.policies import ActorConfig
+from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig
 from understudy.training.offpolicy.cloning import CloningRunConfig, run_cloning
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig
@@ -91,3 +91,17 @@ def test_a_device_that_is_not_there_is_said(demos: list[str], tmp_path: Path) ->
 def test_without_demonstrations_it_says_how_to_record_them(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="nowhere"):
         lines(tmp_path / "run", replace(BASE, demos=str(tmp_path / "nowhere")))
+
+
+def test_a_policy_of_small_images_is_trained_from_large_ones_and_acts_on_them(tmp_path: Path) -> None:
+    env = "toy:touch_purple"
+    assert main(["record", str(tmp_path / "demos"), "--env", env, "--successes", "1"]) == 0
+    cloning = CloningConfig(
+        actor=ActorConfig(hidden=(8, 8), encoder=EncoderConfig(filters=(4,), latent=4, image_size=(16, 16)))
+    )
+    config = replace(BASE, env=env, demos=str(tmp_path / "demos"), updates=2, batch_size=4, cloning=cloning)
+    found = lines(tmp_path / "run", config)
+    assert found[-1]["episodes"] == 1
+    policy = ActorPolicy.load(tmp_path / "run" / "policy.safetensors")
+    assert policy.actor.encoder.inputs.camera_shapes["front"] == (16, 16, 3)
+    assert policy.spec.observation.flat["front"].shape > (16, 16, 3)

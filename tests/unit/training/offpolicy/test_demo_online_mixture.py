@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.writing import write_episode
 
 from understudy.core import Source, StoreError, TransitionBatch
-from understudy.core.examples import random_tree, robot_spec, small_spec
+from understudy.core import tree as trees
+from understudy.core.examples import random_episode, random_tree, robot_spec, small_spec
 from understudy.core.step import Step
+from understudy.policies import ActorConfig, EncoderConfig
 from understudy.replay import Mixture, Store, Transitions
 from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_online_mixture
+from understudy.training.offpolicy.rlpd import RLPDConfig, small_sac
 
 SPEC = small_spec()
 
@@ -163,3 +168,17 @@ def test_shares_that_are_no_whole_numbers_are_exact_over_a_group_of_batches(tmp_
         assert sum(num_demo[:16]) == sum(num_demo[16:]) == 16 * 7 // 2
         assert mixture.num_drawn == {"demo": 112, "online": 112}
         mixture.close()
+
+
+def test_a_run_gets_its_cameras_in_the_size_of_its_network(tmp_path: Path) -> None:
+    spec = robot_spec(16)
+    with Store.open(tmp_path / "s") as store:
+        write_episode(store.writer("w", spec), random_episode(spec, 6, 0), kind="demonstration")
+    actor = ActorConfig(encoder=EncoderConfig(image_size=(8, 4)))
+    config = RLPDConfig(batch_size=4, sac=replace(small_sac(), actor=actor))
+    with config.open_mixture(tmp_path / "s", spec) as mixture:
+        mixture.follow()
+        seen = dict(trees.leaves(mixture.sample().observation))
+    cameras = config.inputs(spec).cameras
+    assert cameras
+    assert all(seen[path].shape[1:3] == (8, 4) for path in cameras)
