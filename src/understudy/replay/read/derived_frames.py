@@ -12,6 +12,7 @@ with the same rights. Nothing else reads them; deleting them is always safe.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import re
@@ -39,12 +40,13 @@ from understudy.replay.format.segment import digests
 logger = logging.getLogger(__name__)
 
 FORMAT = "understudy-derived-1"
+LOCK_FILE = "filling.lock"
 FILE_BYTES = 256 * 2**20  # of a full file
 HEADER_BYTES = 16  # of each frame: the checksum of its source, and its own
 RESERVED_BYTES = 16 * 2**20  # that a process may write between two looks at the size of the cache
 IN_USE_S = 600.0  # a file that was read or written since then is not removed to make room
 TOUCH_S = 60.0  # between two notes that a file is in use
-RETRY_S = 10.0  # after which a full cache is looked at again
+RETRY_S = 10.0  # after which a cache that was full, or could not be written to, is tried again
 FREE_SHARE, FREE_BYTES = 10, 16 * 2**30  # one part in so many of the disk, or so many bytes, are left free
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9]{8,}-[0-9]{4,}\.frames")
 
@@ -85,30 +87,42 @@ class CacheDirectory:
         self._max_bytes = max_bytes
         self._left = 0  # bytes that may be written before the next look
         self._full_until = 0.0
-        if max_bytes:
-            try:
-                path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                self._refuse(error)
+        self._warned = False
 
     @property
     def is_full(self) -> bool:
         """Whether frames cannot be kept at the moment."""
-        return self._max_bytes == 0 or time.monotonic() < self._full_until
+        return not self.is_used or time.monotonic() < self._full_until
 
-    def write(self, path: Path, buffers: Sequence[Any], offset: int) -> None:
+    def write(self, name: str, buffers: Sequence[Any], offset: int) -> None:
         """Write to one of the files; nothing if there is no room."""
-        num_bytes = sum(memoryview(buffer).nbytes for buffer in buffers)
-        if self.is_full or not self._has_room(num_bytes):
+        if self.is_full:
             return
         try:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
-            try:
-                os.pwritev(fd, buffers, offset)  # what is missing after a short write is not there for a reader
-            finally:
-                os.close(fd)
+            self.path.mkdir(exist_ok=True)  # somebody may have deleted all of it
+            if self._has_room(sum(memoryview(buffer).nbytes for buffer in buffers)):
+                fd = os.open(self.path / name, os.O_WRONLY | os.O_CREAT, 0o644)
+                try:
+                    os.pwritev(fd, buffers, offset)  # what is missing after a short write is not there for a reader
+                finally:
+                    os.close(fd)
         except OSError as error:
             self._refuse(error)
+
+    def lock_to_fill(self) -> int | None:
+        """A descriptor to be closed when this process fills no more; None if another process fills."""
+        try:
+            self.path.mkdir(exist_ok=True)
+            fd = os.open(self.path / LOCK_FILE, os.O_WRONLY | os.O_CREAT, 0o644)
+        except OSError as error:
+            self._refuse(error)
+            return None
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            return None
+        return fd
 
     def _has_room(self, num_bytes: int) -> bool:
         if num_bytes > self._left:
@@ -141,9 +155,11 @@ class CacheDirectory:
         return surplus <= 0
 
     def _refuse(self, error: OSError) -> None:
-        """Keep nothing from here on, because the directory cannot be written to; frames are made for each batch."""
-        logger.warning("%s: resized frames are not kept here, and made again for each batch: %s", self.path, error)
-        self._max_bytes = 0
+        """Keep nothing for a while, because the directory cannot be written to; frames are made for each batch."""
+        self._full_until = time.monotonic() + RETRY_S
+        if not self._warned:
+            self._warned = True
+            logger.warning("%s: resized frames are not kept here, and made again for each batch: %s", self.path, error)
 
 
 class WantedFrames:
@@ -168,7 +184,7 @@ class DerivedFrames:
 
     def __init__(self, directory: CacheDirectory, store_id: str, path: str, leaf: ArraySpec, resize: Resize):
         what = {"format": FORMAT, "store": store_id, "field": path, "spec": leaf.to_json(), **resize.to_json()}
-        self._name = xxhash.xxh3_64_hexdigest(canonical_json(what).encode())
+        self._key = xxhash.xxh3_64_hexdigest(canonical_json(what).encode())
         self.directory = directory
         self.shape = (*resize.size, *leaf.fixed_shape[2:])
         self._row_bytes = HEADER_BYTES + int(np.prod(self.shape)) * leaf.numpy_dtype.itemsize
@@ -207,7 +223,7 @@ class DerivedFrames:
             count = min(len(frames), self.rows_per_file - within)
             headers = np.stack([np.array(sources[:count], np.uint64), digests(frames[:count])], axis=1)
             buffers = [part for pair in zip(headers, frames[:count], strict=True) for part in pair]
-            self.directory.write(self._path(segment, number), buffers, within * self._row_bytes)
+            self.directory.write(self._name_of(segment, number), buffers, within * self._row_bytes)
             known = self._files.get((segment, number))
             if known is not None and not known.identity.is_in_place():  # read from the new file from here on
                 self._forget((segment, number))
@@ -226,8 +242,8 @@ class DerivedFrames:
         found: Array = (headers[:, 0] == sources) & (headers[:, 1] != 0)
         return found
 
-    def _path(self, segment: int, number: int) -> Path:
-        return self.directory.path / f"{self._name}-{segment:08d}-{number:04d}.frames"
+    def _name_of(self, segment: int, number: int) -> str:
+        return f"{self._key}-{segment:08d}-{number:04d}.frames"
 
     def _open(self, segment: int, number: int, now: float) -> OpenFile | None:
         """The file of these rows, if there is one. Several threads may call it at once."""
@@ -240,7 +256,7 @@ class DerivedFrames:
         if not self.directory.is_used:
             return None
         try:
-            fresh = _ReadFile(self._path(segment, number), now)
+            fresh = _ReadFile(self.directory.path / self._name_of(segment, number), now)
         except OSError:
             return None
         known = self._files.setdefault(key, fresh)

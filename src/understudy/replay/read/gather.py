@@ -321,7 +321,7 @@ def _resized_fields(
     reader: Reader, spec: StepSpec, sizes: Mapping[str, Resize], cache: FrameCache
 ) -> dict[str, ResizedField]:
     """The fields that are kept in another size; a small one is resized for each batch."""
-    directory = CacheDirectory(cache.directory or reader.path / DERIVED_DIRECTORY, cache.max_bytes if sizes else 0)
+    directory = CacheDirectory(cache.directory or reader.path / DERIVED_DIRECTORY, cache.max_bytes)
     large = large_fields(spec)
     fields = {}
     for path, resize in sizes.items():

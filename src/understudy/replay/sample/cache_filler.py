@@ -12,7 +12,6 @@ its segment was removed, is left out here: a batch that needs it says why.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import threading
 from collections import deque
@@ -150,17 +149,8 @@ class CacheFiller:
     def _lock(self) -> bool:
         """Whether this process is the one that fills."""
         if self._lock_fd is None:
-            try:
-                fd = os.open(self._directory.path / "filling.lock", os.O_RDWR | os.O_CREAT, 0o644)
-            except OSError:  # nothing can be written here
-                return False
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                os.close(fd)
-                return False
-            self._lock_fd = fd
-        return True
+            self._lock_fd = self._directory.lock_to_fill()
+        return self._lock_fd is not None
 
     def _unlock(self) -> None:
         if self._lock_fd is not None:
