@@ -15,7 +15,7 @@ from rich.console import Console
 from understudy.cli.console import with_remote
 from understudy.durable.open_files import raise_limit
 from understudy.processes.stop import stop_on_signals
-from understudy.replay import Budget, Retention, Store
+from understudy.replay import Budget, FrameCache, Retention, Store
 from understudy.training.runs.health import HEALTH, Health
 from understudy.web.access import is_loopback
 from understudy.web.tokens import read_token
@@ -34,6 +34,7 @@ def command(
     metrics_port: int | None = None,
     max_message_mb: int = 64,
     max_batch_memory_mb: int = 4096,
+    frame_cache_mb: int = 32768,
     compact_every_min: float | None = None,
     max_practice_steps: int | None = None,
     max_correction_steps: int | None = None,
@@ -55,6 +56,7 @@ def command(
         metrics_port: TCP port of Prometheus metrics, at http://127.0.0.1:PORT/metrics; by default none.
         max_message_mb: Size of the largest accepted message in MiB.
         max_batch_memory_mb: Memory in MiB for all batches that are made or sent at once; a client beyond it waits.
+        frame_cache_mb: Disk space in MiB for frames in sizes that clients ask for; 0 resizes them for each batch.
         compact_every_min: Minutes between two compactions, which delete what is over a maximum below and free the disk
             space of all deleted episodes; by default only `understudy compact --server` does that.
         max_practice_steps: Number of the newest steps of practice to keep at each compaction; by default all.
@@ -77,6 +79,7 @@ def command(
         tls_key=tls_key,
         max_message_bytes=max_message_mb * 2**20,
         max_batch_memory_bytes=max_batch_memory_mb * 2**20,
+        frame_cache=FrameCache(max_bytes=frame_cache_mb * 2**20),
         compact_every_s=None if compact_every_min is None else compact_every_min * 60,
         retention=Retention(
             practice=Budget(max_steps=max_practice_steps),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import re
 import shutil
@@ -186,8 +187,8 @@ class DerivedFrames:
         what = {"format": FORMAT, "store": store_id, "field": path, "spec": leaf.to_json(), **resize.to_json()}
         self._key = xxhash.xxh3_64_hexdigest(canonical_json(what).encode())
         self.directory = directory
-        self.shape = (*resize.size, *leaf.fixed_shape[2:])
-        self._row_bytes = HEADER_BYTES + int(np.prod(self.shape)) * leaf.numpy_dtype.itemsize
+        shape = (*resize.size, *leaf.fixed_shape[2:])
+        self._row_bytes = HEADER_BYTES + math.prod(shape) * leaf.numpy_dtype.itemsize
         self.rows_per_file = max(FILE_BYTES // self._row_bytes, 1)
         self._files: dict[tuple[int, int], _ReadFile] = {}  # by segment and number
 

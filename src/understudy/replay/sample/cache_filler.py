@@ -143,6 +143,10 @@ class CacheFiller:
         missing = ~field.derived.has(segment.layout.segment_id, first, sources)
         for start, end in pairwise([*np.flatnonzero(numbers == 0).tolist(), stop - first]):
             if missing[start:end].any() and not self._closed:
+                if self._directory.is_full:  # later, if there is room
+                    with self._changed:
+                        self._rows.appendleft(rows._replace(first=first + start))
+                    return
                 with suppress(UnderstudyError):  # damage costs one GOP
                     field.make(segment, first + start, first + end - 1)
 

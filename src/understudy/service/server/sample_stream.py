@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from understudy.core import StoreError, UnavailableError, WireError
+from understudy.replay import FrameCache
 from understudy.replay.sample.sampler import Sampler
 from understudy.service.server.batch_memory import BatchMemory
 from understudy.service.wire.batches import (
@@ -40,7 +41,7 @@ class SampleStream:
     A client that disconnects cancels its stream but not the thread that samples for it, so `close` waits for that.
     """
 
-    def __init__(self, store: Path, hello: dict[str, Any], memory: BatchMemory):
+    def __init__(self, store: Path, hello: dict[str, Any], memory: BatchMemory, frame_cache: FrameCache | None = None):
         check_version(hello, other="client")
         options: dict[str, Any] = {name: hello.get(name) for name in ("batch_size", "seed", "rank", "world_size")}
         for name, number in options.items():
@@ -63,7 +64,7 @@ class SampleStream:
         self._memory = memory
         self._batch_bytes = 0  # taken for `_batch`
         self._taken: deque[list[int]] = deque()  # for each answer that is not sent yet
-        self._sampler: Sampler[Any] = Sampler(store, **options, on_ragged=self._take_ragged)
+        self._sampler: Sampler[Any] = Sampler(store, **options, frame_cache=frame_cache, on_ragged=self._take_ragged)
         try:
             self._start(hello.get("store"), hello.get("state"))
         except BaseException:

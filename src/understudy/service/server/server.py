@@ -38,7 +38,7 @@ from understudy.core import (
 )
 from understudy.durable.open_files import max_open_files
 from understudy.processes import forks
-from understudy.replay import Reader, Retention, Store
+from understudy.replay import FrameCache, Reader, Retention, Store
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.layout import row_bytes_of
 from understudy.replay.read.view import count_views
@@ -96,6 +96,7 @@ class ServerConfig:
     max_parameters_bytes: int = 4 * 2**30
     publish_timeout_s: float = 30.0  # without a further piece, after which a publication is ended
     max_batch_memory_bytes: int = 4 * 2**30  # of all batches that are made or sent at once
+    frame_cache: FrameCache = field(default_factory=FrameCache)  # of frames that clients ask for in another size
     max_streams: int = 4096
     max_connections: int | None = None  # None: a quarter of the files that the process may have open (ulimit -n)
     handshake_timeout_s: float = 10.0  # a connection that has not said hello in HTTP/2 by then is closed
@@ -407,7 +408,11 @@ class Server:
 
     async def _sample(self, requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> None:
         stream = await self._in_read_thread(
-            SampleStream, self.store.path, from_json(await _first(requests)), self._batch_memory
+            SampleStream,
+            self.store.path,
+            from_json(await _first(requests)),
+            self._batch_memory,
+            self.config.frame_cache,
         )
         try:
             with self.metrics.stream("sample"):

@@ -18,7 +18,7 @@ from tests.writing import write_episode
 from understudy.cli import main
 from understudy.core import RefusedError
 from understudy.core.examples import random_episode, small_spec
-from understudy.replay import Reader, Store
+from understudy.replay import EVERYTHING, Reader, Store
 from understudy.service import connect
 
 CODE = "import sys; from understudy.cli import main; sys.exit(main())"
@@ -83,6 +83,20 @@ def test_max_message_mb_is_told_to_writers(tmp_path: Path) -> None:
             writer.append(step)
         with pytest.raises(RefusedError, match="the server takes 1048576; lower commit_steps, or raise --max-message"):
             writer.wait_delivered(20)
+
+
+def test_frame_cache_mb_of_0_keeps_no_resized_frames(tmp_path: Path) -> None:
+    from understudy.core.examples import robot_spec
+
+    with Store.open(tmp_path / "store") as store:
+        write_episode(store.writer("arm", robot_spec(20)), random_episode(robot_spec(20), 10, 1))
+    with (
+        serving(str(tmp_path / "store"), "--frame-cache-mb", "0") as (address, _),
+        connect(address) as remote,
+        remote.sampler(EVERYTHING, batch_size=4, resize=(8, 8)) as sampler,
+    ):
+        assert sampler.sample().observation["wrist_1"].shape == (4, 8, 8, 3)
+    assert not (tmp_path / "store" / "derived").exists()
 
 
 def test_writers_of_a_store_that_is_replaced_go_on_with_the_new_one(tmp_path: Path) -> None:

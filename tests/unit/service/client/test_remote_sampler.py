@@ -374,6 +374,7 @@ def test_a_server_resizes_frames_as_a_sampler_beside_the_store_does(store: Store
             assert_same(there.sample(), batch)
             assert_same(all_of_them.sample(), batch)
             assert_same(there.peek(4), here.peek(4))
+    assert list((store.path / "derived").glob("*.frames"))  # the server keeps them, too
     with remote.sampler(EVERYTHING, batch_size=8, resize=(32, 32)) as there, pytest.raises(SpecError, match="smaller"):
         there.sample()
 

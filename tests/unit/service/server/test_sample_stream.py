@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.writing import write_episode
 
-from understudy.core import ArraySpec, Spec, Step, StepSpec, StoreError, UnavailableError, WireError, text
-from understudy.core.examples import random_episode, small_spec
+from understudy.core import ArraySpec, Spec, SpecError, Step, StepSpec, StoreError, UnavailableError, WireError, text
+from understudy.core.examples import random_episode, robot_spec, small_spec
 from understudy.replay import EVERYTHING, Store
 from understudy.replay.read.batch_shapes import Transitions
 from understudy.replay.sample.selectors import Uniform
@@ -113,3 +113,27 @@ def test_a_batch_that_has_no_room_is_refused_for_now(store: Store) -> None:
     stream.answer(to_json({"size": 8}))
     stream.close()
     assert stream._memory.num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "value", [5, "all", {}, {"all": 5}, {"all": {"size": 5, "crop": None}}, {"fields": 5}, {"fields": {"a": {}}}]
+)
+def test_a_size_that_is_none_is_refused(store: Store, value: Any) -> None:
+    with pytest.raises(WireError, match="resize: not a size"):
+        stream_of(store, resize=value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"all": {"size": [5], "crop": None}},
+        {"all": {"size": ["5", "5"], "crop": None}},
+        {"all": {"size": [10**9, 10**9], "crop": None}},
+        {"all": {"size": [2, 2], "crop": [0, 0, -4, 4]}},
+        {"fields": {"nowhere": {"size": [2, 2], "crop": None}}},
+    ],
+)
+def test_a_size_that_no_camera_has_to_give_is_refused(store: Store, value: Any) -> None:
+    write_episode(store.writer("w", robot_spec(16)), random_episode(robot_spec(16), 3, 0))
+    with pytest.raises(SpecError, match="resize: "):
+        stream_of(store, resize=value)
