@@ -1,4 +1,4 @@
-"""The contract of a BlockPolicy, over every one there is: the small VLA, OpenVLA, and a policy in a subprocess."""
+"""The contract of a BlockPolicy, over every one there is: the small VLA, OpenVLA, flow, and one in a subprocess."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("transformers")
 
 from tests.contracts import block_policy as contract
+from tests.unit.policies.flow import test_policy as flow
 from tests.unit.policies.openvla import make_checkpoint as checkpoint
 from tests.unit.policies.openvla import test_policy as openvla
 from tests.unit.policies.subprocess import test_policy as subprocess
@@ -65,6 +66,13 @@ NAMES += ["subprocess: plain", "subprocess: value head"]
 def test_every_block_policy_keeps_the_contract(name: str, directory: Path) -> None:
     with opened(name, directory) as case:
         contract.check_all(*case)
+
+
+@pytest.mark.parametrize("case", flow.CASES)
+def test_a_flow_policy_keeps_the_contract(case: str) -> None:
+    policy = flow.policy_of(replace(flow.TINY, **flow.CASES[case]))
+    seen, said = flow.observations(5), flow.told(5)
+    contract.check_all(policy, seen, said, flow.SPEC.action, "press the red door", density=True)
 
 
 @pytest.mark.parametrize("case", ["parallel", "two cameras, proprioception, value", "causal"])

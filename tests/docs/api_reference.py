@@ -48,6 +48,7 @@ MODULES = {
     "understudy.training.onpolicy.sft": ("SFTConfig", "run_sft"),
     "understudy.training.onpolicy.config": ("OnPolicyConfig", "default_config"),
     "understudy.training.onpolicy.onpolicy_run": ("OnPolicyRun",),
+    "understudy.policies.flow": ("FlowConfig", "FlowPolicy"),
     "understudy.policies.vla": ("VLAConfig", "VLAPolicy"),
 }
 MAX_DEFAULT = 40  # characters of a default value

@@ -35,13 +35,17 @@ class StateParts:
     """Everything that an algorithm's next update depends on, except the number of updates."""
 
     kind: str
-    config: Any  # a dataclass of plain values
+    config: Any  # a dataclass of plain values, or a dict of JSON
     spec: StepSpec | Spec
     stats: Stats
     generator: torch.Generator
     modules: Mapping[str, nn.Module]
     optimizers: Mapping[str, Optimizer]
     encoder_digest: str | None = None  # of frozen weights that are not among the modules' own
+
+    @property
+    def config_json(self) -> dict[str, Any]:
+        return dict(self.config) if isinstance(self.config, Mapping) else asdict(self.config)
 
     def tensors(self) -> dict[str, Tensor]:
         """By key; they share memory with the modules and optimizers."""
@@ -80,7 +84,7 @@ class Resumable(abc.ABC):
 def _save(parts: StateParts, num_updates: int) -> State:
     return {
         "kind": parts.kind,
-        "config": canonical_json(asdict(parts.config)),
+        "config": canonical_json(parts.config_json),
         "spec": canonical_json(parts.spec.to_json()),
         "device": parts.generator.device.type,
         "encoder_digest": parts.encoder_digest or "",
@@ -98,7 +102,7 @@ def _restore(parts: StateParts, state: Mapping[str, Any]) -> tuple[Stats, int]:
         raise AlgorithmError(
             f"kind: expected a state of {parts.kind!r}, got {state.get('kind')!r}; restore it with that algorithm"
         )
-    _refuse_other("config", _item(state, "config"), canonical_json(asdict(parts.config)))
+    _refuse_other("config", _item(state, "config"), canonical_json(parts.config_json))
     _refuse_other("spec", _item(state, "spec"), canonical_json(parts.spec.to_json()))
     device = parts.generator.device.type
     if _item(state, "device") != device:

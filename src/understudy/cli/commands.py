@@ -58,6 +58,7 @@ INIT: dict[str, Command] = {
     "toy": _command("training.init:toy", "Make a run of the recipe toy: RLPD on a toy task."),
     "toy-vla": _command("training.init:toy-vla", "Make a run of fine-tuning a very small VLA on a toy task."),
     "toy-vla-grpo": _command("training.init:toy-vla-grpo", "Make a run of GRPO that goes on from toy-vla."),
+    "toy-flow": _command("training.init:toy-flow", "Make a run of fine-tuning a small flow policy on a toy task."),
     "metaworld-state": _command("training.init:metaworld-state", "Make a run of RLPD on Metaworld from its state."),
     "metaworld-camera": _command("training.init:metaworld-camera", "Make a run of RLPD on Metaworld from a camera."),
     "libero-vla": _command("training.init:libero-vla", "Make a run of fine-tuning a VLA on LIBERO."),

@@ -11,6 +11,7 @@ from understudy.core import StepSpec
 from understudy.policies import policy_file
 from understudy.policies.actor import KIND as ACTOR
 from understudy.policies.protocol import PolicyError
+from understudy.policies.registry import policy_class
 
 if TYPE_CHECKING:
     from understudy.policies.openvla import OpenVLAConfig
@@ -24,19 +25,28 @@ def is_actor(path: Path) -> bool:
 def load_block_policy(
     path: str | Path, spec: StepSpec, *, openvla: OpenVLAConfig | None = None, device: str | torch.device = "cpu"
 ) -> Any:
-    """A small VLA (one safetensors file), or a checkpoint of OpenVLA (a directory, read as `openvla` says)."""
+    """A policy of a registered kind (one safetensors file), or a checkpoint of OpenVLA (a directory, read as `openvla`
+    says), for a world with this Spec."""
     path = Path(path)
     try:
         if path.is_dir():
             from understudy.policies.openvla import OpenVLAPolicy  # only now: it needs transformers
 
             return OpenVLAPolicy.load(path, spec, openvla, device=device)
-        if path.exists() and is_actor(path):
-            raise PolicyError(f"{path}: this policy takes no instructions; give one that `understudy sft` made")
-        from understudy.policies.vla import VLAPolicy  # it needs transformers, too
-
-        return VLAPolicy.load(path, spec, device=device)
+        return load_policy_file(path, spec, device=device)
     except ModuleNotFoundError as error:
         raise PolicyError(
             f"{error.name} is not installed, and this policy needs it; run `pip install 'understudy-robotics[vla]'`"
         ) from None
+
+
+def load_policy_file(path: Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> Any:
+    """A policy of a registered kind. Given the Spec of a world, refuse a policy that was trained for another."""
+    kind = policy_file.kind_of(path)
+    if kind == ACTOR:
+        raise PolicyError(f"{path}: this policy takes no instructions; give one that `understudy sft` made")
+    try:
+        found = policy_class(kind)
+    except PolicyError as error:
+        raise PolicyError(f"{path}: {error}") from error
+    return found.load(path, spec, device=device)

@@ -139,16 +139,20 @@ def load_weights(
     network: nn.Module, weights: Mapping[str, torch.Tensor], description: Mapping[str, Any] | None = None
 ) -> None:
     """Fill a network with the weights of a file; refuse those of another network or another frozen encoder."""
-    digest = getattr(network.encoder, "digest", None)
-    saved = digest if description is None else description.get("encoder_digest")
-    if saved != digest:
-        raise PolicyError(
-            f"encoder/pretrained: the policy was trained with a frozen encoder of digest {saved}, this directory has "
-            f"{digest}; copy the same checkpoint to this path"
-        )
+    if description is not None:
+        check_digest(getattr(network.encoder, "digest", None), description.get("encoder_digest"))
     own = network.state_dict()
     check_weights(weights, named_weights(network))
     network.load_state_dict({key: weights[_name_in_file(network, key)] for key in own})
+
+
+def check_digest(found: str | None, saved: str | None) -> None:
+    """Refuse another frozen encoder than the one that a policy was trained with."""
+    if saved != found:
+        raise PolicyError(
+            f"encoder/pretrained: the policy was trained with a frozen encoder of digest {saved}, this directory has "
+            f"{found}; copy the same checkpoint to this path"
+        )
 
 
 def _name_in_file(network: nn.Module, key: str) -> str:

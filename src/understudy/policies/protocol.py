@@ -68,7 +68,7 @@ class Sampling:
     """How a choice is drawn from a network's logits. A choice must be evaluated with the Sampling it was drawn with."""
 
     temperature: float = 1.0
-    """Logits are divided by this number, without unit."""
+    """Logits are divided by this number, without unit; a flow policy multiplies the noise that it draws by it."""
     greedy: bool = False
     """Whether the most likely value is taken and nothing is drawn. Log-probs are still those of the temperature."""
 
@@ -82,7 +82,7 @@ class BlockPolicy(Protocol):
 
     Row i of a batch is drawn with `rngs[i]` and nothing else, and its bits do not depend on the other rows or on their
     number: batching requests changes no episode. D is the number of log-probs of an action: one for each of its
-    numbers where they are tokens, else 1.
+    numbers where they are tokens, one for each denoising step that adds noise, else 1.
     """
 
     @property

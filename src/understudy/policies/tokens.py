@@ -38,6 +38,11 @@ class TokenPolicy:
     def has_value(self) -> bool:
         return bool(self.config.value_head)
 
+    @property
+    def why_no_policy_gradient(self) -> str | None:
+        """Its log-probs depend on its weights."""
+        return None
+
     def _recorded(self, replay: Mapping[str, Any], num: int) -> Tensor:
         """The tokens int64 [num, H, D] that `act` has recorded."""
         if TOKENS not in replay:

@@ -13,7 +13,16 @@ from understudy.core import UnderstudyError
 from understudy.core.suggestion import did_you_mean
 
 FOLDER = Path(__file__).parent
-NAMES = ("toy", "toy-vla", "toy-vla-grpo", "metaworld-state", "metaworld-camera", "libero-vla", "your-robot")
+NAMES = (
+    "toy",
+    "toy-vla",
+    "toy-vla-grpo",
+    "toy-flow",
+    "metaworld-state",
+    "metaworld-camera",
+    "libero-vla",
+    "your-robot",
+)
 CONFIGS = {  # the kinds of runs, as `understudy train` names them
     "rlpd": ("understudy.training.offpolicy.rlpd", "RLPDConfig"),
     "clone": ("understudy.training.offpolicy.cloning", "CloningRunConfig"),

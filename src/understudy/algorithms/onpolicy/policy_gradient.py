@@ -204,6 +204,11 @@ class PolicyGradient:
         )
         sums["entropy"] = ppo.total(ppo.counting(entropy, weight))
         if config.entropy_coeff:
+            if log_prob.requires_grad and not entropy.requires_grad:
+                raise AlgorithmError(
+                    "entropy_coeff: the entropy of this policy does not depend on its weights, so that a bonus for it "
+                    "has no effect; leave it out"
+                )
             loss = loss - config.entropy_coeff * ppo.weighted_sum(entropy, weight)
         if self.needs_value:
             if evaluated.value is None or given.returns is None or given.old_value is None:

@@ -1,13 +1,12 @@
-"""SFT: supervised fine-tuning of a VLA that decides on blocks of action tokens, from demonstrations.
+"""SFT: supervised fine-tuning of a policy that decides on blocks of actions, from demonstrations.
 
-A demonstrated number lies between two bins. Its target is a normal distribution over the bins around it, so that the
-network learns that neighbouring bins are close: ten demonstrations of a task are too few to learn exact bins.
+The loss is the policy's own (`ImitationPolicy`): here are its optimizer, its schedule and its state.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
@@ -22,35 +21,15 @@ from understudy.algorithms.sft.config import SFTUpdateConfig
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, SpecError, Tree
 from understudy.core import tree as trees
+from understudy.policies.imitation import ImitationPolicy
 from understudy.policies.inputs import to_tensor
 from understudy.policies.stats import Stats
-from understudy.policies.vla import VLAConfig, VLAPolicy
-from understudy.policies.vla.bins import to_position
-from understudy.policies.vla.model import image
 
 KIND = "sft"
+LOSS_OPTIONS = ("sigma",)  # of SFTUpdateConfig, that only some policies' losses have
 
 
 # ---- pure functions
-
-
-def soft_targets(position: Tensor, num_bins: int, sigma: float) -> Tensor:
-    """[..., K]: a normal around each position [...] from 0 to K - 1, cut at the ends; sigma 0 is the nearest bin."""
-    if sigma == 0:
-        return torch.nn.functional.one_hot(position.round().long(), num_bins).to(position.dtype)
-    distance = torch.arange(num_bins, device=position.device, dtype=position.dtype) - position[..., None]
-    return torch.softmax(-0.5 * (distance / sigma).square(), dim=-1)
-
-
-def soft_cross_entropy(logits: Tensor, targets: Tensor, weight: Tensor) -> Tensor:
-    """Of logits with targets, both [B, H, A, K]: the mean over all numbers of the actions that weigh [B, H]."""
-    each = -(targets * torch.log_softmax(logits, dim=-1)).sum(dim=-1).mean(dim=-1)
-    return weighted_mean(each, weight)
-
-
-def weighted_mean(each: Tensor, weight: Tensor) -> Tensor:
-    """Mean of numbers [B, H] with weights [B, H]; 0 if all weights are 0."""
-    return (weight * each).sum() / weight.sum().clamp(min=1e-6)
 
 
 def cosine(number: int, *, total: int, warmup: int, min_ratio: float) -> float:
@@ -64,30 +43,26 @@ def cosine(number: int, *, total: int, warmup: int, min_ratio: float) -> float:
 # ---- the algorithm
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """Everything that must be equal between a saved state and the run that resumes it."""
-
-    update: SFTUpdateConfig
-    vla: VLAConfig
-    words: tuple[str, ...]
-    total_updates: int
-
-
 class SFT(Resumable):
     """An update rule over blocks. It trains the given policy in place."""
 
-    def __init__(self, config: SFTUpdateConfig, policy: VLAPolicy, *, total_updates: int, seed: int):
+    def __init__(self, config: SFTUpdateConfig, policy: ImitationPolicy, *, total_updates: int, seed: int):
         """The learning rate falls over `total_updates`."""
         if total_updates < 1:
             raise AlgorithmError(f"total_updates: expected a number from 1, got {total_updates}")
+        _check(config, policy)
         self.config = config
         self.total_updates = total_updates
         self.num_updates = 0
         self.device = policy.device
         self._policy = policy
-        policy.model.checkpoint_gradients(config.checkpoint_gradients)
-        self._named = {name.replace(".", "/"): weight for name, weight in policy.model.named_parameters()}
+        model: Any = policy.model
+        if hasattr(model, "checkpoint_gradients"):
+            model.checkpoint_gradients(config.checkpoint_gradients)
+        self._loss_options = {name: getattr(config, name) for name in policy.imitation_options}
+        self._named = {
+            name.replace(".", "/"): weight for name, weight in policy.model.named_parameters() if weight.requires_grad
+        }
         matrices = [weight for weight in self._named.values() if weight.ndim > 1]
         others = [weight for weight in self._named.values() if weight.ndim <= 1]
         groups: list[dict[str, Any]] = [{"params": matrices}, {"params": others, "weight_decay": 0.0}]
@@ -99,20 +74,17 @@ class SFT(Resumable):
         """One step towards the batch's actions."""
         policy, config = self._policy, self.config
         tensors = policy.tensors(batch.observation, batch.instruction)
-        cameras = [image(camera) for camera in policy.inputs.cameras]
-        tensors = shifted(tensors, cameras, config.shift_pixels, self._generator)
+        tensors = shifted(tensors, policy.image_names, config.shift_pixels, self._generator)
         unit, weight = self._demonstrated(batch)
-        num_bins = policy.config.num_bins
-        position = to_position(unit, num_bins)
-        logits, _ = policy.model(tensors)
-        loss = soft_cross_entropy(logits, soft_targets(position, num_bins, config.sigma), weight)
+        found = policy.imitation_loss(tensors, unit, weight, generator=self._generator, **self._loss_options)
+        reported = found.report() if report else {}
         scale = cosine(
             self.num_updates, total=self.total_updates, warmup=config.warmup_updates, min_ratio=config.min_lr_ratio
         )
         for group in self._adam.param_groups:
             group["lr"] = config.learning_rate * scale
         self._adam.zero_grad()
-        torch.autograd.backward(loss)
+        torch.autograd.backward(found.loss)
         most = math.inf if config.clip_norm is None else config.clip_norm
         trained = [weight for weight in self._named.values() if weight.grad is not None]  # not the value head
         gradient = torch.nn.utils.clip_grad_norm_(trained, most)
@@ -120,22 +92,12 @@ class SFT(Resumable):
         self.num_updates += 1
         if not report:
             return {}
-        away = (logits.detach().argmax(dim=-1) - position).abs()
-        log_probs = torch.log_softmax(logits.detach(), dim=-1)
-        entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
         return {
-            **numbers(
-                {
-                    "loss": loss,
-                    "gradient": gradient,
-                    "error": weighted_mean(away.mean(dim=-1), weight) * (2.0 / (num_bins - 1)),
-                    "entropy": weighted_mean(entropy.mean(dim=-1), weight),
-                }
-            ),
+            **numbers({"loss": found.loss, "gradient": gradient, **reported}),
             "learning_rate": config.learning_rate * scale,
         }
 
-    def policy(self, *, version: int = NO_VERSION) -> VLAPolicy:
+    def policy(self, *, version: int = NO_VERSION) -> ImitationPolicy:
         """The policy as it is now; later updates do not change it."""
         return self._policy.with_parameters(self._policy.parameters(), version=version)
 
@@ -161,16 +123,17 @@ class SFT(Resumable):
     # ---- state
 
     def _set_stats(self, stats: Stats) -> None:
-        policy = self._policy
-        self._policy = VLAPolicy(
-            policy.config, policy.spec, policy.words, stats, policy.model, version=policy.version, device=policy.device
-        )
+        self._policy = self._policy.with_stats(stats)
 
     def _state_parts(self) -> StateParts:
         policy = self._policy
-        settings = _Settings(
-            update=self.config, vla=policy.config, words=policy.words.known, total_updates=self.total_updates
-        )
+        description = policy.description()
+        settings = {  # everything that must be equal between a saved state and the run that resumes it
+            "update": asdict(self.config),
+            "total_updates": self.total_updates,
+            str(description["kind"]): description["config"],
+            **({"words": description["words"]} if "words" in description else {}),
+        }
         return StateParts(
             kind=KIND,
             config=settings,
@@ -179,4 +142,25 @@ class SFT(Resumable):
             generator=self._generator,
             modules={"policy": policy.model},
             optimizers={"policy": self._adam},
+            encoder_digest=description.get("encoder_digest"),
         )
+
+
+def _check(config: SFTUpdateConfig, policy: ImitationPolicy) -> None:
+    """Refuse a policy that cannot imitate, and options that would have no effect on this one."""
+    if not hasattr(policy, "imitation_loss"):
+        raise AlgorithmError(
+            f"policy: expected one that can imitate, got {type(policy).__name__}, which has no imitation_loss; "
+            f"see ImitationPolicy"
+        )
+    default = {field.name: field.default for field in fields(config)}
+    without = [name for name in LOSS_OPTIONS if name not in policy.imitation_options]
+    if not policy.image_names:
+        without.append("shift_pixels")
+    if not hasattr(policy.model, "checkpoint_gradients"):
+        without.append("checkpoint_gradients")
+    for name in without:
+        if getattr(config, name) != default[name]:
+            raise AlgorithmError(
+                f"sft.{name}: has no effect on this {type(policy).__name__}; leave it out, or train another policy"
+            )

@@ -1,4 +1,4 @@
-"""`understudy sft`: supervised fine-tuning of a VLA on demonstrations, of one task or many."""
+"""`understudy sft`: supervised fine-tuning of a policy on demonstrations, of one task or many."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def command(
     *,
     config_file: ConfigFile = None,
 ) -> int:
-    """Fine-tune a vision-language-action policy on demonstrations (supervised fine-tuning).
+    """Train a vision-language-action policy or a flow policy on demonstrations (supervised fine-tuning).
 
     Args:
         run: Directory of the new run. Demonstrations are in its store (`understudy record RUN/store`), or in --demos.
@@ -36,7 +36,8 @@ def command(
         config_file: YAML file with options, or a run to take them from; options in the command line go first.
     """
     with needs_extra("vla"):
-        import understudy.policies.vla.model  # noqa: F401 (needs transformers: missing, it is named before a run is made)
+        if config.network == "vla" and config.policy is None:  # if transformers is missing, no run is made
+            import understudy.policies.vla.model  # noqa: F401
         from understudy.training.onpolicy.sft import KIND
         from understudy.training.runs.run import Run
 

@@ -7,6 +7,7 @@ the same directory. A trained one is published like any other weights.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import inspect
 import json
@@ -57,6 +58,15 @@ class PretrainedEncoder(ImageEncoder):
         mean, std = _normalization(directory)
         self.register_buffer("_mean", torch.tensor(mean).view(-1, 1, 1), persistent=False)
         self.register_buffer("_std", torch.tensor(std).view(-1, 1, 1), persistent=False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PretrainedEncoder:
+        """A frozen backbone is shared by all copies."""
+        if self.frozen:
+            memo[id(self._shared[0])] = self._shared[0]
+        copied = PretrainedEncoder.__new__(PretrainedEncoder)
+        memo[id(self)] = copied
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def forward(self, images: Sequence[Tensor]) -> list[Tensor]:
         features = []

@@ -11,11 +11,10 @@ from understudy.policies.vla.config import VLAConfig
 if TYPE_CHECKING:
     from understudy.policies.vla.model import VLAModel
     from understudy.policies.vla.policy import VLAPolicy
-    from understudy.policies.vla.words import Words
 
-__all__ = ["VLAConfig", "VLAModel", "VLAPolicy", "Words"]
+__all__ = ["VLAConfig", "VLAModel", "VLAPolicy"]
 
-_MODULES = {"VLAModel": "model", "VLAPolicy": "policy", "Words": "words"}
+_MODULES = {"VLAModel": "model", "VLAPolicy": "policy"}
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisi
 
 from understudy.policies.protocol import PolicyError
 from understudy.policies.vla.config import VLAConfig
-from understudy.policies.vla.words import PADDING
+from understudy.policies.words import PADDING
 
 WORDS, PROPRIO = "words", "proprio"
 INIT_STD = 0.02

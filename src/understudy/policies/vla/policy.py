@@ -20,6 +20,7 @@ from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import policy_file
 from understudy.policies.actions import Actions
+from understudy.policies.imitation import ImitationLoss, weighted_mean
 from understudy.policies.inputs import Inputs, is_camera, to_tensor
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
 from understudy.policies.stats import Stats
@@ -27,7 +28,8 @@ from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
 from understudy.policies.vla import bins
 from understudy.policies.vla.config import MAX_CAMERAS, VLAConfig
 from understudy.policies.vla.model import PROPRIO, WORDS, Tensors, VLAModel, image
-from understudy.policies.vla.words import Words
+from understudy.policies.vla.soft_targets import soft_cross_entropy, soft_targets
+from understudy.policies.words import Words
 
 KIND = "vla"
 
@@ -36,6 +38,8 @@ Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
 class VLAPolicy(TokenPolicy):
     """A policy with its model. A learner may train the model in place, and then raises `version`."""
+
+    imitation_options: tuple[str, ...] = ("sigma",)
 
     def __init__(
         self,
@@ -161,6 +165,40 @@ class VLAPolicy(TokenPolicy):
         if num != len(instructions):
             raise SpecError(f"instructions: expected {num}, one for each observation, got {len(instructions)}")
         return tensors
+
+    # ---- imitation
+
+    @property
+    def image_names(self) -> tuple[str, ...]:
+        return tuple(image(camera) for camera in self.inputs.cameras)
+
+    def imitation_loss(
+        self, tensors: Tensors, action: Tensor, weight: Tensor, *, generator: torch.Generator, sigma: float
+    ) -> ImitationLoss:
+        """Cross-entropy with a normal of `sigma` bins around each demonstrated number; nothing is drawn."""
+        del generator
+        num_bins = self.config.num_bins
+        position = bins.to_position(action, num_bins)
+        logits, _ = self.model(tensors)
+        loss = soft_cross_entropy(logits, soft_targets(position, num_bins, sigma), weight)
+
+        def report() -> dict[str, Tensor]:
+            found = logits.detach()
+            away = (found.argmax(dim=-1) - position).abs()
+            log_probs = torch.log_softmax(found, dim=-1)
+            entropy = -(log_probs.exp() * log_probs).sum(dim=-1)
+            return {
+                "error": weighted_mean(away.mean(dim=-1), weight) * (2.0 / (num_bins - 1)),
+                "entropy": weighted_mean(entropy.mean(dim=-1), weight),
+            }
+
+        return ImitationLoss(loss=loss, report=report)
+
+    def with_stats(self, stats: Stats) -> VLAPolicy:
+        """The policy with other statistics of its inputs. It has the same model."""
+        return VLAPolicy(
+            self.config, self.spec, self.words, stats, self.model, version=self.version, device=self.device
+        )
 
     # ---- publishing, saving and loading
 

@@ -142,6 +142,8 @@ class OnPolicyConfig:
     """Number of environment steps after which an episode is truncated; None keeps the task's own limit."""
     clip_actions: bool = False
     """Clip actions to their bounds instead of refusing a policy that exceeds them."""
+    noise_level: float | None = None
+    """Noise of the denoising steps of a flow policy (Flow-SDE), from 0 to 1; None keeps that of the policy file."""
     sampling: Sampling = field(default_factory=Sampling)
     plan: PlanConfig = field(default_factory=PlanConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)

@@ -1,6 +1,6 @@
 """Policy files of an on-policy run: loads the policy that is trained, and saves the newest one in the run.
 
-policy.safetensors   a small VLA, complete; an adapter is merged in
+policy.safetensors   a small VLA or a flow policy, complete; an adapter is merged in
 policy/              a complete OpenVLA checkpoint, written at the end of the run
 adapter/             the LoRA adapter, in peft's files
 policies/            the same of earlier iterations, each in a directory of its own, if the config asks for them
@@ -37,8 +37,15 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
     if path.is_dir():
         openvla = replace(openvla, value_head=openvla.value_head or needs_value)
     elif openvla != type(openvla)():
-        raise ConfigError(f"openvla: {path} is a small VLA, to which these options do not apply; leave them out")
+        raise ConfigError(f"openvla: {path} is no OpenVLA checkpoint, so these options do not apply; leave them out")
     loaded = load_block_policy(path, spec, openvla=openvla, device=config.device)
+    if config.noise_level is not None:
+        if not hasattr(loaded, "with_noise_level"):
+            raise ConfigError(f"noise_level: {path} is no flow policy, so it would have no effect; leave it out")
+        loaded = loaded.with_noise_level(config.noise_level)
+    why_not = loaded.why_no_policy_gradient
+    if why_not is not None:
+        raise ConfigError(why_not)
     if needs_value and not loaded.has_value:
         loaded = loaded.with_value_head(seed=config.seed)
     policy: TrainablePolicy = loaded
@@ -98,7 +105,7 @@ def keep_policy(
 def _write(
     policy: TrainablePolicy, directory: Path, weights: Mapping[str, Array], *, adapted: bool, whole: bool
 ) -> None:
-    """Write the adapter, the file of a small VLA and, if `whole`, the checkpoint of an OpenVLA."""
+    """Write the adapter, the file of a small policy and, if `whole`, the checkpoint of an OpenVLA."""
     import torch
 
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
@@ -108,7 +115,7 @@ def _write(
 
         save_adapter(policy.model, directory / ADAPTER, tensors)
         merged = merged_state(policy.model, tensors)
-    if hasattr(policy, "description"):  # a small VLA: one file
+    if hasattr(policy, "description"):  # a small policy: one file
         policy.save(Run(directory).policy, {name: tensor.numpy() for name, tensor in merged.items()})
     elif whole:
         new = directory / f".{WHOLE}.new"

@@ -1,4 +1,4 @@
-"""A run of supervised fine-tuning: a VLA imitates the demonstrations of a store, of any number of tasks at once.
+"""A run of supervised fine-tuning: a policy imitates the demonstrations of a store, of any number of tasks at once.
 
 A resumed run ends with the same bits as one that was not killed: a checkpoint holds the algorithm's whole state, the
 commit of the store that batches are sampled from, and the number of the next batch.
@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from understudy.algorithms.sft import Blocks, SFTUpdateConfig
 from understudy.core import SequenceBatch, StepSpec, StoreError
 from understudy.core import tree as trees
 from understudy.envs.registry import open_world
-from understudy.policies import Stats
+from understudy.policies import Inputs, Stats
+from understudy.policies.flow import FlowConfig
 from understudy.policies.vla import VLAConfig
 from understudy.processes.stop import StopRequest
 from understudy.replay import DEMO, Reader, Sampler, Sequences
@@ -39,7 +40,6 @@ from understudy.training.runs.threads import check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch
     from understudy.algorithms.sft import SFT
-    from understudy.policies.vla import VLAPolicy
 
 KIND = "sft"
 STATS_STEPS = 1024  # demonstrated steps, from which inputs are normalized
@@ -54,7 +54,9 @@ class SFTConfig:
     demos: str | None = None
     """Directory of a store with demonstrations of one task or many; None uses the run's own store."""
     policy: str | None = None
-    """File of a VLA to fine-tune; None makes a new one."""
+    """File of a policy to fine-tune, of any kind that can imitate; None makes a new one."""
+    network: Literal["vla", "flow"] = "vla"
+    """Kind of the new policy: vla chooses among bins (options --vla), flow makes actions of noise (options --flow)."""
     updates: int = 300
     """Number of updates of the whole run."""
     batch_size: int = 64
@@ -75,6 +77,7 @@ class SFTConfig:
     """Whether the policy is evaluated at the end of the run."""
     evaluation: TaskEvaluationConfig = field(default_factory=lambda: TaskEvaluationConfig(sampling="sampled"))
     vla: VLAConfig = field(default_factory=VLAConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
     sft: SFTUpdateConfig = field(default_factory=SFTUpdateConfig)
 
     def __post_init__(self) -> None:
@@ -82,8 +85,16 @@ class SFTConfig:
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a number from 1, got {getattr(self, name)}")
         check_threads(self.threads)
-        if self.policy is not None and self.vla != VLAConfig():
-            raise ConfigError("vla: the given policy has its own network; leave these options out")
+        for name, default in (("network", "vla"), ("vla", VLAConfig()), ("flow", FlowConfig())):
+            if getattr(self, name) == default:
+                continue
+            if self.policy is not None:
+                raise ConfigError(f"{name}: the given policy has its own network; leave these options out")
+            if name not in ("network", self.network):
+                raise ConfigError(
+                    f"{name}: has no effect with network {self.network!r}; leave these options out, or set network to "
+                    f"{name!r}"
+                )
 
 
 def run_sft(
@@ -93,7 +104,7 @@ def run_sft(
     note: Callable[[str], None] = lambda text: None,
     progress: Callable[[int, int], None] = lambda done, total: None,
     stop: StopRequest | None = None,
-) -> tuple[VLAPolicy, TaskEvaluationResult | None]:
+) -> tuple[Any, TaskEvaluationResult | None]:
     """Imitate, from the newest checkpoint if there is one; the policy, metrics and evaluation go to the run.
 
     `say` gets what it is doing now, and `note` what the user should know later too. `progress` gets the number of
@@ -113,7 +124,7 @@ def run_sft(
         loop = ImitationLoop(run, config, sft, demos, log=log, health=health, stop=stop, facts=facts)
         with loop.saving_when_stopped():
             loop.run_updates(say, progress, doing="imitating")
-            policy = sft.policy(version=sft.num_updates)
+            policy: Any = sft.policy(version=sft.num_updates)
             policy.save(run.policy)
             if not config.evaluate:
                 return policy, None
@@ -126,7 +137,7 @@ def run_sft(
 
 
 def _evaluate(
-    run: Run, config: SFTConfig, policy: VLAPolicy, health: Health, stop: StopRequest
+    run: Run, config: SFTConfig, policy: Any, health: Health, stop: StopRequest
 ) -> tuple[TaskEvaluationResult, Fingerprint]:
     """Evaluate the policy on held-out starts of all tasks of the world; a run that is stopped evaluates again."""
 
@@ -189,7 +200,7 @@ class Demonstrations:
             found = self._reader.record(episode).info.instruction
             if found is None:
                 raise StoreError(
-                    f"{self._reader.path}: episode {episode} has no instruction, and a VLA needs one; delete the "
+                    f"{self._reader.path}: episode {episode} has no instruction, and the policy needs one; delete the "
                     f"episode, or record it with one"
                 )
             self._instructions[episode] = found
@@ -208,17 +219,17 @@ class Demonstrations:
 def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple[SFT, Demonstrations]:
     """The algorithm and its data, new or restored from the newest checkpoint."""
     from understudy.algorithms.sft import SFT
-    from understudy.policies.vla import VLAPolicy
+    from understudy.policies.load import load_policy_file
 
     newest = newest_checkpoint(run.checkpoints)
     saved = None if newest is None else read_checkpoint(newest)
     rewind(run.metrics, 0 if saved is None else int(saved.facts["metrics"]))
-    policy: VLAPolicy | None = None
+    policy: Any = None
     if saved is not None:
         policy = _saved_policy(saved, config.device)
     elif config.policy is not None:
-        policy = VLAPolicy.load(config.policy, device=config.device)
-    block_steps = config.vla.block_steps if policy is None else policy.block_steps
+        policy = load_policy_file(Path(config.policy), device=config.device)
+    block_steps = _network(config).block_steps if policy is None else policy.block_steps
     demos = Demonstrations(reader, block_steps=block_steps, batch_size=config.batch_size, seed=config.seed)
     undo.callback(demos.close)
     if saved is not None:
@@ -235,26 +246,33 @@ def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple
     return sft, demos
 
 
-def _saved_policy(saved: Checkpoint, device: str) -> VLAPolicy:
+def _saved_policy(saved: Checkpoint, device: str) -> Any:
     """The policy of a checkpoint."""
-    from understudy.policies.vla import VLAPolicy
+    from understudy.policies.registry import policy_class
 
     weights = {
         name.replace("modules/policy/", "weights/", 1): value
         for name, value in saved.state.items()
         if name.startswith(("modules/policy/", "stats/"))
     }
-    return VLAPolicy.of(trees.unflatten(weights), saved.facts["policy"], device=device)
+    description = saved.facts["policy"]
+    return policy_class(description["kind"]).of(trees.unflatten(weights), description, device=device)
 
 
-def _new_policy(config: SFTConfig, demos: Demonstrations) -> VLAPolicy:
-    """An untrained VLA with the words of all instructions, normalized with the demonstrations."""
-    from understudy.policies.vla import VLAPolicy
+def _new_policy(config: SFTConfig, demos: Demonstrations) -> Any:
+    """An untrained policy with the words of all instructions, normalized with the demonstrations."""
+    from understudy.policies.registry import policy_class
 
     with open_world(config.env) as world:
         spec, tasks = world.step_spec, world.suite.tasks
     instructions = [task.instruction for task in tasks] + demos.instructions()
-    policy = VLAPolicy.new(config.vla, spec, instructions, seed=config.seed, device=config.device)
+    made = policy_class(config.network)
+    policy = made.new(_network(config), spec, instructions, seed=config.seed, device=config.device)
     policy.check_world(demos.spec)
-    stats = Stats.of_data(policy.inputs, [demos.sample(STATS_STEPS).observation])
-    return VLAPolicy(policy.config, policy.spec, policy.words, stats, policy.model, device=config.device)
+    inputs: Inputs = policy.inputs
+    return policy.with_stats(Stats.of_data(inputs, [demos.sample(STATS_STEPS).observation]))
+
+
+def _network(config: SFTConfig) -> VLAConfig | FlowConfig:
+    """The options of the new policy."""
+    return config.flow if config.network == "flow" else config.vla

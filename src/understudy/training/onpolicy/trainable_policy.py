@@ -24,6 +24,11 @@ class TrainablePolicy(BlockPolicy, Protocol):
     forward: Callable[..., Any]  # the model, or what wraps it
     device: torch.device
 
+    @property
+    def why_no_policy_gradient(self) -> str | None:
+        """Why its log-probs cannot be learned from, as a sentence; None if they can."""
+        ...
+
     def num_tokens(self, instruction: str) -> int:
         """Number of tokens of one row in a forward pass."""
         ...

@@ -274,3 +274,16 @@ def test_it_learns_what_succeeds(estimator: str) -> None:
             optimizer.step()
     assert np.mean(scores[:3]) < 0.6
     assert np.mean(scores[-3:]) > 0.95
+
+
+def test_a_bonus_for_an_entropy_that_no_weight_changes_is_refused() -> None:
+    algorithm, batch = of(adv_estimator="grpo", entropy_coeff=0.1), blocks()
+    prepared = algorithm.prepare(batch)
+    part = whole(algorithm, prepared)
+    found = Network()(batch, part.rows)
+    fixed = replace(found, entropy=torch.ones_like(found.entropy))
+    with pytest.raises(
+        AlgorithmError, match="entropy_coeff: the entropy of this policy does not depend on its weights"
+    ):
+        algorithm.loss(fixed, loss_inputs(prepared, part))
+    algorithm.loss(found, loss_inputs(prepared, part))

@@ -19,10 +19,12 @@ from tests.unit.policies.vla.test_policy import GREEDY, SPEC, TINY, act, observa
 
 from understudy.algorithms import AlgorithmError
 from understudy.algorithms.sft import SFT, Blocks, SFTUpdateConfig
-from understudy.algorithms.sft.sft import cosine, soft_cross_entropy, soft_targets, weighted_mean
+from understudy.algorithms.sft.sft import cosine
 from understudy.core import SpecError
 from understudy.core import tree as trees
 from understudy.policies import Stats
+from understudy.policies.imitation import weighted_mean
+from understudy.policies.vla.soft_targets import soft_cross_entropy, soft_targets
 
 BASE = SFTUpdateConfig(warmup_updates=2)
 

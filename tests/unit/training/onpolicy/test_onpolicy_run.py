@@ -485,5 +485,5 @@ def test_adapters_that_make_no_sense(change: dict[str, Any], said: str, policy: 
 
 
 def test_options_of_openvla_are_refused_where_they_do_nothing(tmp_path: Path, policy: Path) -> None:
-    with pytest.raises(UnderstudyError, match=r"openvla: .* is a small VLA, to which these options do not apply"):
+    with pytest.raises(UnderstudyError, match=r"openvla: .* is no OpenVLA checkpoint, so these options do not apply"):
         train(tmp_path / "run", make_config(policy, openvla={"mirror": True}))

@@ -108,7 +108,7 @@ def test_an_episode_without_an_instruction_is_named(tmp_path: Path) -> None:
         writer.begin(EpisodeInfo(task="touch_purple", kind="demonstration", success=True))
         writer.append(Step(observation=observation, action=np.zeros(4, np.float32), reward=1.0, terminated=True))
         writer.end(observation)
-    with pytest.raises(StoreError, match="episode 1 has no instruction, and a VLA needs one"):
+    with pytest.raises(StoreError, match="episode 1 has no instruction, and the policy needs one"):
         lines(tmp_path / "run", replace(BASE, demos=str(tmp_path / "store")))
 
 

@@ -1,0 +1,58 @@
+"""FlowConfig: the options of a small flow policy. Importing it does not import torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from understudy.policies.config import EncoderConfig
+from understudy.policies.protocol import PolicyError
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowConfig:
+    """The network of a small flow policy, by default about 0.6M parameters besides those of the image encoder."""
+
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
+    block_steps: int = 5
+    """Number of actions decided at once."""
+    hidden: int = 256
+    """Width of the network that gives the velocity."""
+    layers: int = 4
+    """Number of its residual blocks."""
+    word_size: int = 32
+    """Number of features of a word; an instruction is the mean of its words."""
+    max_words: int = 16
+    """Largest number of words of an instruction."""
+    num_inference_steps: int = 5
+    """Number of Euler steps from noise to a block of actions."""
+    noise_level: float = 0.0
+    """Noise of each Euler step of a sampled block, relative to that of Flow-SDE; 0 takes the steps without noise. GRPO,
+    RLOO, REINFORCE++ and PPO need more than 0."""
+    value_head: bool = False
+    """Whether the model has a value head, which PPO needs."""
+    act_rows: int = 8
+    """Number of rows of every forward pass in `act`. Fewer rows are padded, so that results do not depend on them."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "block_steps",
+            "hidden",
+            "layers",
+            "word_size",
+            "max_words",
+            "num_inference_steps",
+            "act_rows",
+        ):
+            if getattr(self, name) < 1:
+                raise PolicyError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        if not 0 <= self.noise_level <= 1:
+            raise PolicyError(f"noise_level: expected a number from 0 to 1, got {self.noise_level}; pi_RL uses 0.5")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> FlowConfig:
+        return FlowConfig(**{**value, "encoder": EncoderConfig.from_json(value["encoder"])})

@@ -1,0 +1,374 @@
+"""FlowPolicy: a small flow-matching policy as a BlockPolicy.
+
+A sampled block is a chain: noise, and what each Euler step made of it, up to the block of actions. The chain is what
+`act` records and what `evaluate` gives the log-probs of, one for each step of each action. Without `noise_level` the
+steps have no noise of their own: the noise that the chain begins with decides the block, and the one log-prob of an
+action is that of this noise, which does not depend on the weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tree
+from understudy.core import tree as trees
+from understudy.policies import policy_file
+from understudy.policies.actions import Actions
+from understudy.policies.flow import flow_matching
+from understudy.policies.flow.config import FlowConfig
+from understudy.policies.flow.model import FEATURES, NOISY, TIME, WORDS, FlowModel, Tensors, observed
+from understudy.policies.imitation import ImitationLoss, weighted_mean
+from understudy.policies.inputs import Inputs, to_tensor
+from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.stats import Stats
+from understudy.policies.words import Words
+
+KIND = "flow"
+CHAIN = "chain"
+
+Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None, Tensor]]
+
+
+class FlowPolicy:
+    """A policy with its model. A learner may train the model in place, and then raises `version`."""
+
+    imitation_options: tuple[str, ...] = ()
+
+    def __init__(
+        self, config: FlowConfig, spec: StepSpec, words: Words, model: FlowModel, *, version: int = NO_VERSION
+    ):
+        """The statistics and the device are those of the model."""
+        self.config = config
+        self.version = version
+        self.words = words
+        self.actions = Actions(spec.action)
+        self.model = model
+        self.inputs: Inputs = model.encoder.inputs
+        self.device: torch.device = model.periods.device
+        self.spec = StepSpec(observation=self.inputs.spec, action=spec.action)  # its inputs and outputs
+        self.forward: Forward = model  # a learner puts its wrapper of the model (DDP) here
+
+    @staticmethod
+    def new(
+        config: FlowConfig,
+        spec: StepSpec,
+        instructions: Sequence[str],
+        stats: Stats | None = None,
+        *,
+        seed: int,
+        device: str | torch.device = "cpu",
+    ) -> FlowPolicy:
+        """A policy that knows only the words of these instructions; without statistics, numbers stay as they are."""
+        words = Words.of(instructions, max_words=config.max_words)
+        stats = stats or Stats.none(Inputs(spec.observation, config.encoder.inputs))
+        model = FlowModel(config, spec, stats, num_words=len(words), device=torch.device("cpu"))
+        model.init_parameters(torch.Generator().manual_seed(seed))  # on the CPU: the same weights for every device
+        policy = FlowPolicy(config, spec, words, model)
+        if torch.device(device).type == "cpu":
+            return policy
+        return FlowPolicy.of(policy.parameters(), policy.description(), device=device)
+
+    # ---- a block policy
+
+    @property
+    def stats(self) -> Stats:
+        return self.model.encoder.stats
+
+    @property
+    def block_steps(self) -> int:
+        return self.config.block_steps
+
+    @property
+    def log_prob_size(self) -> int:
+        return self.config.num_inference_steps if self.config.noise_level else 1
+
+    @property
+    def replay_spec(self) -> Spec:
+        shape = (self.config.num_inference_steps + 1, self.block_steps, self.actions.size)
+        return Spec({CHAIN: ArraySpec(shape=shape, dtype="float32")})
+
+    @property
+    def has_value(self) -> bool:
+        return self.config.value_head
+
+    @property
+    def why_no_policy_gradient(self) -> str | None:
+        """Without noise in the steps the log-probs do not depend on the weights."""
+        if self.config.noise_level:
+            return None
+        return (
+            "noise_level: this flow policy has 0, so that its log-probs do not depend on its weights and there is "
+            "nothing to learn from; set --noise-level to more than 0, such as 0.5"
+        )
+
+    def act(
+        self,
+        observation: Tree,
+        instructions: Sequence[str],
+        *,
+        rngs: Sequence[np.random.Generator],
+        sampling: Sampling,
+        noise: Array | None = None,
+    ) -> Acted:
+        """Choose; `noise` [B, H, A] is what the chains begin with, else it is drawn, or 0 if greedy.
+
+        Each row's generator gives H x A normal numbers unless `noise` is given, and then as many for each step with
+        noise; none if greedy. Every number that is drawn is multiplied by the temperature.
+        """
+        num, steps = len(instructions), self.config.num_inference_steps
+        if num < 1:
+            raise PolicyError("instructions: expected at least one, got none; give one for each observation")
+        if len(rngs) != num:
+            raise PolicyError(f"rngs: expected {num} generators, one for each instruction, got {len(rngs)}")
+        shape = (self.block_steps, self.actions.size)
+        is_noisy = self.config.noise_level > 0 and not sampling.greedy
+        start = np.zeros((num, *shape), np.float32) if noise is None else _given_noise(noise, (num, *shape))
+        noises = np.zeros((num, steps, *shape), np.float32)
+        scale = np.float32(sampling.temperature)
+        for row, rng in enumerate(rngs):
+            if noise is None and not sampling.greedy:
+                start[row] = scale * rng.standard_normal(shape, np.float32)
+            if is_noisy:
+                noises[row] = scale * rng.standard_normal((steps, *shape), np.float32)
+        tensors = self.tensors(observation, instructions)
+        begun, added = to_tensor(start, self.device), to_tensor(noises, self.device) if is_noisy else None
+        found = [self._act(tensors, begun, added, rows, sampling) for rows in _batches(num, self.config.act_rows)]
+        parts = [list(part) for part in zip(*found, strict=True)]
+        chain, log_prob = (np.concatenate(part)[:num] for part in parts[:2])
+        return Acted(
+            action=self.actions.from_unit(chain[:, -1]),
+            replay={CHAIN: chain},
+            log_prob=log_prob,
+            value=np.concatenate(parts[2])[:num] if self.has_value else None,
+            version=self.version,
+        )
+
+    @torch.inference_mode()
+    def _act(
+        self, tensors: Tensors, start: Tensor, noises: Tensor | None, rows: Tensor, sampling: Sampling
+    ) -> tuple[Any, Any, Any]:
+        """Chains, log-probs and values of `act_rows` rows."""
+        rows = rows.to(self.device)
+        part = {name: tensor[rows] for name, tensor in tensors.items()}
+        added = None if noises is None else noises[rows]
+        chain, velocities, value = self._run(part, start[rows], added, self.forward)
+        log_prob = self._log_probs(chain, velocities, sampling)
+        return chain.cpu().numpy(), log_prob.cpu().numpy(), None if value is None else value.cpu().numpy()
+
+    def _run(
+        self, tensors: Tensors, start: Tensor, noises: Tensor | None, forward: Forward
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Chains [B, K+1, H, A] from `start`, their velocities [B, K, H, A], and values; `noises` are [B, K, H, A]."""
+        steps = self.config.num_inference_steps
+        stds = flow_matching.noise_stds(steps, self.config.noise_level)
+        chain, velocities = [start], []
+        given: dict[str, Tensor] = dict(tensors)
+        first_value: Tensor | None = None
+        for number, time in enumerate(flow_matching.times(steps)):
+            x = chain[-1]
+            given |= {NOISY: x.flatten(1), TIME: torch.full((len(x),), time, device=x.device)}
+            velocity, value, features = forward(given)
+            if number == 0:
+                first_value, given = value, {FEATURES: features}
+            velocities.append(velocity.view(x.shape))
+            if noises is None:
+                chain.append(x + velocities[-1] / steps)
+            else:
+                mean = flow_matching.step_mean(x, velocities[-1], steps, time, stds[number])
+                chain.append(mean + stds[number] * noises[:, number])
+        return torch.stack(chain, dim=1), torch.stack(velocities, dim=1), first_value
+
+    def evaluate(
+        self,
+        observation: Tree,
+        instructions: Sequence[str],
+        replay: Mapping[str, Any],
+        *,
+        sampling: Sampling,
+        module: Forward | None = None,
+    ) -> Evaluated:
+        """Recompute earlier choices; `module` replaces the own model, such as one that is wrapped in DDP."""
+        chain = self._recorded(replay, len(instructions))
+        steps = self.config.num_inference_steps
+        given = self.tensors(observation, instructions)
+        given[NOISY] = chain[:, :-1].flatten(0, 1).flatten(1)  # all steps in one pass
+        given[TIME] = torch.tensor(flow_matching.times(steps), device=self.device).repeat(len(chain))
+        velocity, value, _ = (module or self.forward)(given)
+        log_prob = self._log_probs(chain, velocity.view(chain[:, 1:].shape), sampling)
+        return Evaluated(log_prob=log_prob, entropy=self._entropies(log_prob, sampling), value=value)
+
+    def _log_probs(self, chain: Tensor, velocities: Tensor, sampling: Sampling) -> Tensor:
+        """Of chains, as [B, H, D]."""
+        if self.config.noise_level:
+            return flow_matching.step_log_probs(chain, velocities, self.config.noise_level, sampling.temperature)
+        return flow_matching.noise_log_probs(chain[:, 0], sampling.temperature)[..., None]
+
+    def _entropies(self, log_prob: Tensor, sampling: Sampling) -> Tensor:
+        """Constants [B, H, D], since the noise is of a fixed size."""
+        level, steps = self.config.noise_level, self.config.num_inference_steps
+        stds = flow_matching.noise_stds(steps, level) if level else [1.0]
+        each = [flow_matching.entropy(self.actions.size, std * sampling.temperature) for std in stds]
+        return torch.tensor(each, device=self.device).expand(log_prob.shape)
+
+    def num_tokens(self, instruction: str) -> int:
+        """Of one row in a forward pass: its steps."""
+        del instruction
+        return self.config.num_inference_steps
+
+    def tensors(self, observation: Tree, instructions: Sequence[str]) -> dict[str, Tensor]:
+        """The model's inputs for a batch of observations, without noisy blocks and times."""
+        found = self.inputs.tensors(observation, self.device)
+        num = len(next(iter(found.values())))
+        if num != len(instructions):
+            raise SpecError(f"instructions: expected {num}, one for each observation, got {len(instructions)}")
+        seen = {observed(path): tensor for path, tensor in found.items()}
+        return {**seen, WORDS: to_tensor(self.words.encode(instructions), self.device)}
+
+    def _recorded(self, replay: Mapping[str, Any], num: int) -> Tensor:
+        """The chains float32 [num, K+1, H, A] that `act` has recorded."""
+        wanted = [num, *self.replay_spec.flat[CHAIN].fixed_shape]
+        found = np.asarray(replay[CHAIN], np.float32) if CHAIN in replay else None
+        if found is None or list(found.shape) != wanted:
+            got = ", ".join(replay) or "nothing" if found is None else list(found.shape)
+            raise PolicyError(
+                f"replay/{CHAIN}: expected {wanted}, got {got}; store what act() recorded, of the same rows"
+            )
+        return to_tensor(found, self.device)
+
+    # ---- imitation
+
+    @property
+    def image_names(self) -> tuple[str, ...]:
+        return tuple(observed(camera) for camera in self.inputs.cameras)
+
+    def imitation_loss(
+        self, tensors: Tensors, action: Tensor, weight: Tensor, *, generator: torch.Generator
+    ) -> ImitationLoss:
+        """Flow matching: new noise for each block, and a time that is uniform from 0 to 1."""
+        noise = torch.randn(action.shape, generator=generator, device=self.device)
+        time = torch.rand(len(action), generator=generator, device=self.device)
+        noisy = flow_matching.interpolated(noise, action, time)
+        velocity, _, _ = self.model({**tensors, NOISY: noisy.flatten(1), TIME: time})
+        errors = flow_matching.squared_errors(velocity.view(action.shape), noise, action)
+
+        def report() -> dict[str, Tensor]:
+            with torch.no_grad():
+                chain, _, _ = self._run(tensors, torch.zeros_like(action), None, self.model)
+                away = (chain[:, -1].clamp(-1.0, 1.0) - action).abs().mean(dim=-1)
+            return {"error": weighted_mean(away, weight)}
+
+        return ImitationLoss(loss=weighted_mean(errors, weight), report=report)
+
+    def with_stats(self, stats: Stats) -> FlowPolicy:
+        """The policy with other statistics of its inputs; they are put into the model, which it shares with this."""
+        self.model.encoder.set_stats(stats)
+        return FlowPolicy(self.config, self.spec, self.words, self.model, version=self.version)
+
+    # ---- publishing, saving and loading
+
+    def parameters(self, weights: Mapping[str, Array] | None = None) -> Tree:
+        """All arrays, as they are published and saved: a nested dict of float32, in memory of its own.
+
+        `weights` are the model's, by its own names, where it holds only a part of each of them itself (FSDP).
+        """
+        if weights is None:
+            weights = {name: weight.detach().cpu().numpy() for name, weight in self.model.state_dict().items()}
+        flat = {f"weights/{name.replace('.', '/')}": np.array(weight) for name, weight in weights.items()}
+        return trees.unflatten({**flat, **{name: np.array(array) for name, array in self.stats.flat().items()}})
+
+    def description(self) -> dict[str, Any]:
+        """Plain JSON that, with `parameters`, is the whole policy; of a frozen encoder it has the digest."""
+        digest = self.model.encoder.digest
+        return {
+            "kind": KIND,
+            "version": self.version,
+            "config": self.config.to_json(),
+            "words": list(self.words.known),
+            "observation": self.spec.observation.to_json(),
+            "action": self.spec.action.to_json(),
+            **({} if digest is None else {"encoder_digest": digest}),
+        }
+
+    def with_parameters(self, parameters: Tree, *, version: int) -> FlowPolicy:
+        """The policy with newer arrays of the same shapes; this one stays as it is."""
+        weights, stats = policy_file.unpack(parameters)
+        model = copy.deepcopy(self.model)
+        _fill(model, weights)
+        model.encoder.set_stats(stats)
+        return FlowPolicy(self.config, self.spec, self.words, model, version=version)
+
+    def with_value_head(self, *, seed: int) -> FlowPolicy:
+        """The policy with a value head, new if it has none; the rest of it is a copy."""
+        if self.has_value:
+            return self.with_parameters(self.parameters(), version=self.version)
+        config = replace(self.config, value_head=True)
+        made = FlowPolicy.new(config, self.spec, self.words.known, self.stats, seed=seed, device=self.device).model
+        made.load_state_dict(self.model.state_dict(), strict=False)  # all but the head
+        return FlowPolicy(config, self.spec, self.words, made, version=self.version)
+
+    def with_noise_level(self, noise_level: float) -> FlowPolicy:
+        """The policy with another noise in its steps. It has the same model."""
+        config = replace(self.config, noise_level=noise_level)
+        return FlowPolicy(config, self.spec, self.words, self.model, version=self.version)
+
+    @staticmethod
+    def of(parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu") -> FlowPolicy:
+        """The policy that `parameters` and `description` were taken of."""
+        spec = StepSpec(
+            observation=Spec.from_json(description["observation"]), action=Spec.from_json(description["action"])
+        )
+        config = FlowConfig.from_json(description["config"])
+        words = Words(description["words"], max_words=config.max_words)
+        weights, stats = policy_file.unpack(parameters)
+        model = FlowModel(config, spec, stats, num_words=len(words), device=torch.device(device))
+        policy_file.check_digest(model.encoder.digest, description.get("encoder_digest"))
+        _fill(model, weights)
+        return FlowPolicy(config, spec, words, model, version=int(description["version"]))
+
+    def save(self, path: str | Path, weights: Mapping[str, Array] | None = None) -> None:
+        """Write one safetensors file; a crash leaves the old file or the new one. `weights`: see `parameters`."""
+        policy_file.write(path, self.description(), self.parameters(weights))
+
+    @staticmethod
+    def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> FlowPolicy:
+        """Read a file. Given the Spec of a world, refuse a policy that was trained for another."""
+        return policy_file.load(
+            path,
+            KIND,
+            lambda parameters, description: FlowPolicy.of(parameters, description, device=device),
+            lambda policy: None if spec is None else policy.check_world(spec),
+        )
+
+    def check_world(self, spec: StepSpec) -> None:
+        """Refuse a world that this policy cannot act in."""
+        policy_file.check_world(self.spec, spec)
+
+
+def _fill(model: FlowModel, weights: Mapping[str, Tensor]) -> None:
+    """Load weights into a model; refuse those of another."""
+    own = model.state_dict()
+    policy_file.check_weights(weights, {name.replace(".", "/"): weight for name, weight in own.items()})
+    model.load_state_dict({name: weights[name.replace(".", "/")] for name in own})
+
+
+def _given_noise(noise: Array, shape: tuple[int, ...]) -> Array:
+    found = np.array(noise, np.float32)
+    if found.shape != shape or not np.isfinite(found).all():
+        raise PolicyError(
+            f"noise: expected finite numbers {list(shape)}, a row for each instruction, got {list(found.shape)}; "
+            f"give one number for each of each action of a block"
+        )
+    return found
+
+
+def _batches(num: int, size: int) -> list[Tensor]:
+    """Row numbers in batches of one size, padded with the last row."""
+    return [torch.arange(first, first + size).clamp(max=num - 1) for first in range(0, num, size)]
