@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections import Counter
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.sides import SidesWorld
 from tests.unit.training.onpolicy import ranked
 from tests.unit.training.onpolicy.making import save_policy
 
 from understudy.core import tree as trees
-from understudy.policies.vla import VLAPolicy
+from understudy.policies.flow import FlowConfig, FlowPolicy
+from understudy.policies.load import load_policy_file
 from understudy.replay import Reader
 from understudy.training.distributed.launch import launch_function
 from understudy.training.runs.metrics import read_metrics
@@ -35,7 +38,7 @@ def train(place: Path, num_ranks: int, tasks: list[int], parallel: str = "ddp", 
 
 
 def flat_weights(path: Path) -> dict[str, np.ndarray]:
-    return trees.flatten(VLAPolicy.load(path / "policy.safetensors").parameters())
+    return trees.flatten(load_policy_file(path / "policy.safetensors").parameters())
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
@@ -62,7 +65,7 @@ def outcomes(path: Path) -> list[tuple[int, str, bool]]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the ranks and their workers import tests
+    monkeypatch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)  # the ranks and their workers import tests
     save_policy(tmp_path / "policy.safetensors")
     return tmp_path
 
@@ -80,6 +83,19 @@ def test_any_number_of_ranks_comes_to_the_weights_of_one(place: Path, tasks: lis
             assert_same_weights(*(place / f"{number}-{n}" / "policies" / "iteration-000002" for n in (1, size)))
             assert_groups_are_whole(place / f"{number}-{size}")
             assert_all_ranks_work(place / f"{number}-{size}", size)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_ranks_come_to_the_same_flow_policy(place: Path, parallel: str) -> None:
+    world = SidesWorld(tasks=2)
+    config = FlowConfig(block_steps=3, hidden=16, layers=2, num_inference_steps=3, noise_level=0.5)
+    instructions = [task.instruction for task in world.suite.tasks]
+    FlowPolicy.new(config, world.step_spec, instructions, seed=0).save(place / "policy.safetensors")
+    for size in (1, 2, 3):
+        train(place, size, [2], parallel)
+    assert_same(place / "2-1", place / "2-2")
+    assert_same(place / "2-1", place / "2-3")
 
 
 def assert_groups_are_whole(path: Path) -> None:

@@ -59,6 +59,7 @@ INIT: dict[str, Command] = {
     "toy-vla": _command("training.init:toy-vla", "Make a run of fine-tuning a very small VLA on a toy task."),
     "toy-vla-grpo": _command("training.init:toy-vla-grpo", "Make a run of GRPO that goes on from toy-vla."),
     "toy-flow": _command("training.init:toy-flow", "Make a run of fine-tuning a small flow policy on a toy task."),
+    "toy-flow-grpo": _command("training.init:toy-flow-grpo", "Make a run of GRPO that goes on from toy-flow."),
     "metaworld-state": _command("training.init:metaworld-state", "Make a run of RLPD on Metaworld from its state."),
     "metaworld-camera": _command("training.init:metaworld-camera", "Make a run of RLPD on Metaworld from a camera."),
     "libero-vla": _command("training.init:libero-vla", "Make a run of fine-tuning a VLA on LIBERO."),

@@ -8,11 +8,11 @@ Other packages add theirs by an entry point, whose name is the kind and whose va
 
 from __future__ import annotations
 
-import difflib
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from understudy.core.suggestion import did_you_mean
 from understudy.policies.protocol import PolicyError
 
 GROUP = "understudy.policies"
@@ -31,8 +31,7 @@ def policy_class(kind: str) -> Any:
         return getattr(import_module(module), name)
     registered = _registered()
     if kind not in registered:
-        near = difflib.get_close_matches(kind, kinds(), 1)
-        advice = f"did you mean {near[0]!r}?" if near else f"install the package that made it (entry points {GROUP!r})"
+        advice = did_you_mean(kind, kinds(), f"install the package that made it (entry points {GROUP!r})")
         raise PolicyError(f"kind: expected a policy of kind {', '.join(kinds())}, got {kind!r}; {advice}")
     point = registered[kind]
     try:

@@ -18,6 +18,7 @@ NAMES = (
     "toy-vla",
     "toy-vla-grpo",
     "toy-flow",
+    "toy-flow-grpo",
     "metaworld-state",
     "metaworld-camera",
     "libero-vla",

@@ -24,7 +24,7 @@ from understudy.policies.load import load_policy_file
 from understudy.policies.vla import VLAConfig
 from understudy.replay import Reader
 from understudy.training.onpolicy.config import OnPolicyConfig, TaskEvaluationConfig
-from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
 from understudy.training.onpolicy.policy_files import load_policy
 from understudy.training.onpolicy.sft import KIND, SFTConfig, run_sft
 from understudy.training.runs.config import ConfigError
@@ -212,6 +212,23 @@ def test_noise_in_the_steps_of_a_vla_is_refused(tmp_path: Path) -> None:
     policy = save_policy(tmp_path / "policy.safetensors")
     with pytest.raises(ConfigError, match=r"noise_level: .*policy.safetensors is no flow policy, so it would have no"):
         load_policy(make_config(policy, noise_level=0.5), policy, SidesWorld().step_spec, adapted=False)
+
+
+@pytest.mark.nightly  # test_onpolicy_run.py resumes a run of the small VLA in every run
+def test_a_run_on_chains_that_is_broken_off_goes_on_to_the_same_bits(tmp_path: Path, untaught: Path) -> None:
+    config = make_config(untaught, iterations=3, noise_level=0.5, evaluation={"episodes": 2})
+    whole = train(tmp_path / "whole", config)
+
+    def stop(news: OnPolicyProgress) -> None:
+        if news.iteration == 2 and news.episodes == 5:
+            raise KeyboardInterrupt
+
+    run = Run.create(tmp_path / "broken", "grpo", config)
+    with pytest.raises(KeyboardInterrupt), OnPolicyRun(run, stop) as broken:
+        broken.run()
+    with OnPolicyRun(Run(run.path)) as resumed:
+        resumed.run()
+    assert resumed.directory.policy.read_bytes() == whole.directory.policy.read_bytes()
 
 
 @pytest.mark.nightly  # a learning run
