@@ -77,7 +77,8 @@ class SequenceBatch:
 class BlockBatch:
     """N decisions of a policy that gives blocks of H actions: E whole episodes, one after another.
 
-    D is the number of log-probs of an action: one for each of its numbers where they are tokens, else 1.
+    D is the number of log-probs of an action: one for each of its numbers where they are tokens, one
+    for each denoising step of a flow policy, else 1.
     """
 
     observation: Tree  # [N, ...]: what each decision was made on

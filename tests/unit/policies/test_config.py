@@ -19,6 +19,7 @@ FILES = [
     "policies/config.py",
     "policies/gripper.py",
     "policies/openvla/config.py",
+    "policies/flow/config.py",
     "policies/vla/config.py",
 ]
 
@@ -29,6 +30,7 @@ def test_no_config_imports_torch() -> None:
         "from understudy.policies import ActorConfig, EncoderConfig, ClassifierConfig, Gripper, LoraConfig, Sampling",
         "from understudy.algorithms import SACConfig, CloningConfig, ClassifierTrainingConfig, AlgorithmError",
         "from understudy.algorithms.sft import SFTUpdateConfig",
+        "from understudy.policies.flow import FlowConfig",
         "from understudy.policies.vla import VLAConfig",
         "from understudy.policies.openvla import OpenVLAConfig",
     ]

@@ -45,6 +45,14 @@ class Slow(FlowPolicy):
         return self
 
 
+class Fixed:
+    """A policy that is not trained."""
+
+    @staticmethod
+    def load(path, spec=None, *, device="cpu"):
+        return Fixed()
+
+
 class Nothing:
     pass
 '''

@@ -43,6 +43,10 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
         if not hasattr(loaded, "with_noise_level"):
             raise ConfigError(f"noise_level: {path} is no flow policy, so it would have no effect; leave it out")
         loaded = loaded.with_noise_level(config.noise_level)
+    if not hasattr(loaded, "why_no_policy_gradient"):
+        raise ConfigError(
+            f"policy: {path} is a {type(loaded).__name__}, which can act and not be trained here; see TrainablePolicy"
+        )
     why_not = loaded.why_no_policy_gradient
     if why_not is not None:
         raise ConfigError(why_not)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -257,6 +259,12 @@ def test_what_was_not_recorded_is_named() -> None:
         policy.act(observations(4), told(4), rngs=[], sampling=SAMPLED)
     with pytest.raises(SpecError, match="instructions: expected 4, one for each observation, got 3"):
         policy.act(observations(4), told(3), rngs=[np.random.default_rng(0)] * 3, sampling=SAMPLED)
+
+
+def test_it_needs_no_transformers() -> None:
+    modules = ("policies.flow.policy", "policies.load", "algorithms.sft.sft", "training.onpolicy.sft")
+    code = "; ".join(f"import understudy.{module}" for module in modules)
+    subprocess.run([sys.executable, "-c", f"{code}; import sys; assert 'transformers' not in sys.modules"], check=True)
 
 
 # ---- the file and other weights

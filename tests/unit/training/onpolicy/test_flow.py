@@ -207,6 +207,17 @@ def test_what_a_policy_gradient_cannot_learn_from_is_said(level: float | None, s
         load_policy(make_config(untaught, noise_level=level), untaught, SidesWorld().step_spec, adapted=False)
 
 
+def test_a_registered_policy_that_can_only_act_is_refused(
+    tmp_path: Path, untaught: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_package(tmp_path, monkeypatch, "fixed_policies", fixed="fixed_policies:Fixed")
+    made = FlowPolicy.load(untaught)
+    path = tmp_path / "fixed.safetensors"
+    policy_file.write(path, {**made.description(), "kind": "fixed"}, made.parameters())
+    with pytest.raises(ConfigError, match=r"policy: .*fixed.safetensors is a Fixed, which can act and not be trained"):
+        load_policy(make_config(path), path, SidesWorld().step_spec, adapted=False)
+
+
 def test_noise_in_the_steps_of_a_vla_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     policy = save_policy(tmp_path / "policy.safetensors")
