@@ -13,7 +13,7 @@ import torch
 from tests.unit.algorithms.blocks import FULL, LENGTHS, SEES, D, H, K, N, Network, blocks, learned, of, reference, whole
 
 from understudy.algorithms import AlgorithmError
-from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, loss_inputs
+from understudy.algorithms.onpolicy.policy_gradient import MiniBatch, PolicyGradient, loss_inputs
 from understudy.core import BlockBatch
 
 # ---- the whole loss
@@ -279,8 +279,9 @@ def test_it_learns_what_succeeds(estimator: str) -> None:
 def test_a_bonus_for_an_entropy_that_no_weight_changes_is_refused() -> None:
     algorithm, batch = of(adv_estimator="grpo", entropy_coeff=0.1), blocks()
     prepared = algorithm.prepare(batch)
-    part = whole(algorithm, prepared)
-    found = Network()(batch, part.rows)
+    rows = np.arange(N)
+    part = MiniBatch(rows=rows, weight=batch.executed.astype(np.float32), value_weight=np.ones(N, np.float32))
+    found = Network()(batch, rows)
     fixed = replace(found, entropy=torch.ones_like(found.entropy))
     with pytest.raises(
         AlgorithmError, match="entropy_coeff: the entropy of this policy does not depend on its weights"
