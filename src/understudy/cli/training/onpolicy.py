@@ -88,7 +88,7 @@ def _start(
 
     config = replace(config, policy=str(Path(config.policy).resolve()))  # ranks may have another working directory
     if "RANK" in os.environ:  # torchrun has started this process
-        with join() as ranks:
+        with join(device=config.device) as ranks:
             run = Run.create(path, kind, config) if ranks.first else Run(path)
             ranks.barrier("the run is created")
             return _run_rank(run, ranks)
@@ -123,7 +123,7 @@ def run_until_finished(run: Run, num_ranks: int, cluster: str | None, cluster_co
 
     if "RANK" not in os.environ and num_ranks > 1:
         return launch(num_ranks, ["-m", "understudy", "resume", str(run.path)], stop_s=STOP_S)
-    with join() as ranks:
+    with join(device=run.config(OnPolicyConfig).device) as ranks:
         return _run_rank(run, ranks)
 
 
@@ -137,7 +137,7 @@ def _run_rank(run: Run, ranks: Ranks) -> int:
             iteration_progress(console) as progress,
             OnPolicyRun(run, progress, ranks, stop=stop) as local,
         ):
-            for text in [str(local.threads), *local.restored]:
+            for text in [str(local.threads), str(local.device), *local.restored]:
                 console.print(text, soft_wrap=True)
             local.run()
     except Stopped as stopped:

@@ -70,7 +70,7 @@ def run_until_finished(run: Run, cluster: str | None, cluster_config: ClusterCon
             run_rlpd(run, cluster_config, address=cluster, on_update=progress, on_messages=show_restored)
         else:
             with stop_on_signals() as stop, LocalRun(run, progress, stop=stop) as local:
-                show_restored([str(local.threads), *local.restored])
+                show_restored([str(local.threads), str(local.device), *local.restored])
                 local.run()
     score = last_success_rate(run.metrics)
     console.print(f"{score} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)

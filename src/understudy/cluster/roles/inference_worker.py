@@ -26,6 +26,7 @@ from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.single_process import SingleProcess
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.policy_files import load_policy
+from understudy.training.runs.device import choose_device
 from understudy.training.runs.stack_dump import dump_stacks
 
 Array = np.ndarray[Any, Any]
@@ -45,6 +46,7 @@ class PolicyCopy:
     """A copy of the policy, which acts in the precision that it is trained in."""
 
     def __init__(self, config: OnPolicyConfig, path: Path, spec: StepSpec, *, device: str):
+        device = choose_device(device).name
         self._policy = load_policy(replace(config, device=device), path, spec, adapted=True)
         self._policy.forward = SingleProcess(
             self._policy.model, Ranks(0, 1, device=device), config.engine.precision

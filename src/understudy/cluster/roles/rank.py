@@ -171,10 +171,14 @@ class RankProcess(RoleProcess):
         run = Run(self._job.run)
         if self._first:
             run.wait_unlocked(LOCK_TIMEOUT_S)
-        with join() as ranks, OnPolicyRun(run, self._progressed, ranks, self._open_backend, self.stop) as training:
+        device = run.config(OnPolicyConfig).device
+        with (
+            join(device=device) as ranks,
+            OnPolicyRun(run, self._progressed, ranks, self._open_backend, self.stop) as training,
+        ):
             self.health = training.health
             if self._first:
-                self.say(training.restored)
+                self.say([str(training.device), *training.restored])
             training.run()
 
     def _open_backend(self, run: Run, config: OnPolicyConfig, ranks: Ranks) -> RankBackend:

@@ -208,7 +208,8 @@ class Engine:
             raise RanksError(
                 "offload_optimizer: the device is the cpu, so the state is in host memory already; leave it off"
             )
-        if not config.offload_parameters:
+        held = [*module.parameters(), *module.buffers()]
+        if not config.offload_parameters and any(value.device != ranks.device for value in held):
             module.to(ranks.device)
         if ranks.size > 1:
             with torch.no_grad(), ranks.collective("weights of rank 0"):

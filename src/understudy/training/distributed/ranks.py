@@ -33,6 +33,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.launcher_fds import die_with_launcher, take_listener
+from understudy.training.runs.device import AUTO, choose_device
 
 Array = np.ndarray[Any, Any]
 
@@ -241,24 +242,24 @@ class Ranks:
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
 
-def single_rank() -> Ranks:
+def single_rank(device: str = AUTO) -> Ranks:
     """The ranks of a process that trains by itself: only rank 0."""
-    return Ranks(0, 1, device="cuda" if torch.cuda.is_available() else "cpu")
+    return Ranks(0, 1, device=choose_device(device).name)
 
 
-def join(*, timeout_s: float = 300.0, join_s: float = 300.0) -> Ranks:
-    """Join the ranks that torchrun or launch.py has started; a single rank if neither has."""
+def join(*, device: str = AUTO, timeout_s: float = 300.0, join_s: float = 300.0) -> Ranks:
+    """Join the ranks that torchrun or launch.py has started, each with a device of its own; a single rank if neither
+    has."""
     given = {name: os.environ.get(name) for name in _VARIABLES}
     if given["RANK"] is None and given["WORLD_SIZE"] in (None, "1"):
-        return single_rank()
+        return single_rank(device)
     absent = [name for name, value in given.items() if value is None]
     if absent:
         raise RanksError(f"{', '.join(absent)}: expected in the environment; start the ranks with torchrun or launch")
     rank, size = int(str(given["RANK"])), int(str(given["WORLD_SIZE"]))
     die_with_launcher()
-    device = "cpu"
-    if torch.cuda.is_available():
-        device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+    device = choose_device(device, num_ranks=size).name
+    if device.startswith("cuda"):
         torch.cuda.set_device(device)
     if size == 1:
         return Ranks(0, 1, device=device)

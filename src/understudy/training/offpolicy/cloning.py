@@ -24,7 +24,7 @@ from understudy.replay import DEMO, Reader, Sampler
 from understudy.training.offpolicy.rlpd import STATS_STEPS, policy_act
 from understudy.training.runs.checkpoint import newest_checkpoint, read_checkpoint
 from understudy.training.runs.config import ConfigError
-from understudy.training.runs.device import check_device
+from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, evaluate
 from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import HEALTH, Health
@@ -60,8 +60,8 @@ class CloningRunConfig:
     """Number of demonstrated steps in a batch."""
     seed: int = 0
     """Seed of all random numbers of the run."""
-    device: str = "cpu"
-    """Device that torch trains on, such as cpu or cuda:0."""
+    device: str = AUTO
+    """Device that torch trains on: cpu, cuda, cuda:1, or auto, which is a GPU where there is one and else the CPU."""
     threads: int | None = None
     """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one, or one per core for cameras."""
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
@@ -135,14 +135,15 @@ def _open(
         sampler.restore(saved.facts["demos"])
     elif not sampler.follow():
         raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
-    check_device(config.device)
+    device = choose_device(config.device)
     note(str(use_threads(config.threads, large=bool(inputs.cameras))))
+    note(str(device))
     if saved is not None:
-        cloning = Cloning(config.cloning, spec, Stats.none(inputs), seed=config.seed, device=config.device)
+        cloning = Cloning(config.cloning, spec, Stats.none(inputs), seed=config.seed, device=device.name)
         cloning.restore(saved.state)
     else:
         stats = Stats.of_data(inputs, [sampler.sample(size=STATS_STEPS).observation])
-        cloning = Cloning(config.cloning, spec, stats, seed=config.seed, device=config.device)
+        cloning = Cloning(config.cloning, spec, stats, seed=config.seed, device=device.name)
     return cloning, sampler
 
 

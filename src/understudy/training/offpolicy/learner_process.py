@@ -57,7 +57,7 @@ def run_learner(
     A single server writes the run's store, on this machine. Of several shards, those in `here` are read from their
     directories and the others over the network; those in `lost` are gone for good. A caller who passes a Remote may
     change the addresses of its shards meanwhile. An `evaluator` evaluates while learning continues; without one, this
-    process evaluates. `on_restored` gets sentences for the user: the threads of torch, and what a resumed run restored.
+    process evaluates. `on_restored` gets sentences for the user: the threads and the device of torch, and what a resumed run restored.
     After a `stop` request it saves and raises Stopped.
     """
     from understudy.service import connect  # only now: it needs gRPC
@@ -84,7 +84,7 @@ def run_learner(
         undo.enter_context(health)  # only now: the learner holds the run's lock
         health.add(lambda: {"away": learner.mixture.unreachable})
         if on_restored is not None:
-            on_restored([str(threads), *learner.restored])
+            on_restored([str(threads), str(learner.device), *learner.restored])
         own = evaluator_for(world, progress)
         process = _Process(learner, remote, evaluator or own, stop, concurrent_evaluation=evaluator is not None)
         stop.describe_unsaved = process.describe_unsaved

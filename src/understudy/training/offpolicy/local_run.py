@@ -55,6 +55,7 @@ class LocalRun:
                     run, self.config, self._backend.step_spec, watch, health, self._backend.experience, self._stop
                 )
             )
+            self.device = self._learner.device
             self._undo.enter_context(health)  # only now: the learner holds the run's lock
             self._commit = self._backend.commit  # after the last complete episode
             if self._learner.facts is None:

@@ -26,6 +26,7 @@ from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
 from understudy.training.runs.metrics import SinkName
+from understudy.training.runs.device import AUTO
 from understudy.training.runs.threads import Threads, check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch
@@ -104,8 +105,8 @@ class RLPDConfig:
     """Number of updates that the learner may be behind before actors wait for it; None lets actors never wait."""
     sinks: tuple[SinkName, ...] = ()
     """Programs that receive the metrics besides metrics.jsonl: tensorboard, wandb."""
-    device: str = "cpu"
-    """Device that torch trains on, such as cpu or cuda:0."""
+    device: str = AUTO
+    """Device that torch trains on: cpu, cuda, cuda:1, or auto, which is a GPU where there is one and else the CPU."""
     threads: int | None = None
     """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one, or one per core for cameras."""
     sac: SACConfig = field(default_factory=small_sac)

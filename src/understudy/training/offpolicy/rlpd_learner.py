@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, TimeoutError
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.replay_metrics import ReplayMetrics
 from understudy.training.offpolicy.rlpd import RLPDConfig, new_sac, restored_sac
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
-from understudy.training.runs.device import check_device
+from understudy.training.runs.device import choose_device
 from understudy.training.runs.evaluate import EvaluationResult, Evaluator
 from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import Health
@@ -88,7 +88,8 @@ class RLPDLearner(Closeable):
         self._began = time.monotonic()
         self._undo = ExitStack()
         try:
-            check_device(config.device)
+            self.device = choose_device(config.device)
+            self.config = config = replace(config, device=self.device.name)  # networks are made on this one
             self._undo.enter_context(run)
             self.mixture = config.open_mixture(experience or run.store, spec, self.health.progress)
             self._undo.callback(self.mixture.close)

@@ -13,6 +13,7 @@ from understudy.training.collection.group_filter import FilterConfig
 from understudy.training.collection.task_start_plan import PlanConfig
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.runs.config import ConfigError
+from understudy.training.runs.device import AUTO
 from understudy.training.runs.metrics import SinkName
 from understudy.training.runs.threads import check_threads
 
@@ -164,8 +165,8 @@ class OnPolicyConfig:
     keeps the newest policy alone."""
     sinks: tuple[SinkName, ...] = ()
     """Programs that receive the metrics besides metrics.jsonl: tensorboard, wandb."""
-    device: str = "cpu"
-    """Device that torch trains on, such as cpu or cuda:0."""
+    device: str = AUTO
+    """Device that torch trains on: cpu, cuda, cuda:1, or auto, which is a GPU where there is one and else the CPU."""
     threads: int | None = None
     """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one per core, up to 8."""
 

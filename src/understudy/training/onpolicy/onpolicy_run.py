@@ -38,6 +38,8 @@ from understudy.training.runs.checkpoint import (
     unfinished,
     write_checkpoint,
 )
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.device import Device, choose_device
 from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.metrics import MetricLog, open_sink, rewind
 from understudy.training.runs.run import Run, RunError
@@ -84,7 +86,8 @@ class OnPolicyRun:
         """After a `stop` request to any rank, `run` saves and raises Stopped on all of them."""
         self.directory = run
         self.config = run.config(OnPolicyConfig)
-        self.ranks = ranks or single_rank()
+        self.ranks = ranks or single_rank(self.config.device)
+        self.device = _same_device(self.config.device, self.ranks)
         self.threads = use_threads(self.config.threads, large=True)
         self.iteration = 0
         self.num_steps = 0
@@ -462,3 +465,11 @@ class OnPolicyRun:
             f"{steps} steps (0 by a human) and the episodes in progress since the last checkpoint will be run again; "
             f"`understudy resume {self.directory.path}` continues"
         )
+
+
+def _same_device(asked: str, ranks: Ranks) -> Device:
+    """The device that the config asks for, which must be the one that the ranks have joined with."""
+    chosen = choose_device(asked, num_ranks=ranks.size)
+    if chosen.torch != ranks.device:
+        raise ConfigError(f"device: the run is to use {chosen.name}, its ranks have {ranks.device}; join(device={asked!r})")
+    return chosen

@@ -15,7 +15,6 @@ from understudy.training.onpolicy.policy_files import digest_of_policy, load_pol
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner
 from understudy.training.onpolicy.rollout_backend import RolloutBackend, RolloutBackendFactory
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
-from understudy.training.runs.device import check_device
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
 
@@ -38,7 +37,6 @@ def build_parts(
     run: Run, config: OnPolicyConfig, ranks: Ranks, backend_factory: RolloutBackendFactory, undo: ExitStack
 ) -> RunParts:
     """Lock the run (rank 0) and build its parts; `undo` closes them. All ranks call this."""
-    check_device(config.device)
     if ranks.first:
         undo.enter_context(run)
     ranks.barrier("the run is locked")
@@ -72,6 +70,7 @@ def _learner(
     start: Path,
 ) -> PolicyGradientLearner:
     spec = backend.runner.step_spec
+    config = replace(config, device=str(exchange.ranks.device))  # the policy is made where the engine trains it
     policy = load_policy(config, start, spec, adapted=True)
     reference = None
     if config.algorithm.kl_in != "none":

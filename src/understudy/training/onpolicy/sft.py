@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,7 +30,7 @@ from understudy.training.onpolicy.multi_task_evaluation import (
 )
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from understudy.training.runs.config import ConfigError
-from understudy.training.runs.device import check_device
+from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.imitation_loop import ImitationLoop
@@ -69,8 +69,8 @@ class SFTConfig:
     """Number of the newest checkpoints that are kept."""
     seed: int = 0
     """Seed of all random numbers of the run."""
-    device: str = "cpu"
-    """Device that torch trains on, such as cpu or cuda:0."""
+    device: str = AUTO
+    """Device that torch trains on: cpu, cuda, cuda:1, or auto, which is a GPU where there is one and else the CPU."""
     threads: int | None = None
     """Number of CPU threads of torch; None: OMP_NUM_THREADS if it is set, else one per core, up to 8."""
     evaluate: bool = True
@@ -113,8 +113,10 @@ def run_sft(
     config = run.config(SFTConfig)
     stop = stop or StopRequest()
     store = run.store if config.demos is None else Path(config.demos)
-    check_device(config.device)
+    device = choose_device(config.device)
+    config = replace(config, device=device.name)  # the policy is made on this one
     note(str(use_threads(config.threads, large=True)))
+    note(str(device))
     with run, Health(run.path / HEALTH, role="local", name=run.kind) as health, ExitStack() as undo:
         reader = undo.enter_context(Reader(store))
         sft, demos = _open(run, config, reader, undo)
