@@ -13,6 +13,7 @@ vocabulary, and their logits are the products with its embeddings of them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -72,8 +73,7 @@ class VLAModel(nn.Module):
     def forward(self, tensors: Tensors) -> tuple[Tensor, Tensor | None]:
         """Logits float32 [B, H, A, K], and value float32 [B] if it has that head."""
         words = tensors[WORDS]
-        lower = self.config.dtype == "bfloat16"
-        with torch.autocast(words.device.type, torch.bfloat16, enabled=lower):
+        with self._precision(words.device):
             parts = [*self._images(tensors), self.text.embed_tokens(words)]
             if self.proprio is not None:
                 parts.append(self.proprio(tensors[PROPRIO])[:, None])
@@ -85,6 +85,12 @@ class VLAModel(nn.Module):
             logits = nn.functional.linear(actions, bins)  # no view: FSDP2 puts its hooks on what is returned
             value = None if self.value is None else self.value(hidden[:, self._num_prefix - 1]).sum(dim=-1)
         return logits.float(), None if value is None else value.float()
+
+    def _precision(self, device: torch.device) -> AbstractContextManager[Any]:
+        """The config's bfloat16, or else the precision that the caller computes in, such as that of an engine."""
+        if self.config.dtype == "bfloat16":
+            return torch.autocast(device.type, torch.bfloat16)
+        return nullcontext()
 
     def checkpoint_gradients(self, on: bool) -> None:
         """Keep fewer activations for the backward pass and compute them again: less memory, more time."""
@@ -106,10 +112,9 @@ class VLAModel(nn.Module):
         return list(tokens.chunk(len(cameras)))
 
     def _attention(self, words: Tensor) -> Tensor:
-        """The additive attention mask [B, 1, T, T]; no token attends to the padding after an instruction."""
+        """Which token sees which, bool [B, 1, T, T]; no token attends to the padding after an instruction."""
         mask = self.base_mask.repeat(len(words), 1, 1, 1)
-        padded = (words == PADDING)[:, None, None, :]
-        mask[..., self._words_at].masked_fill_(padded, torch.finfo(mask.dtype).min)
+        mask[..., self._words_at] &= (words != PADDING)[:, None, None, :]
         return mask
 
 
@@ -146,8 +151,8 @@ def _text_config(config: VLAConfig, num_words: int, num_tokens: int) -> LlamaCon
 
 
 def _mask(num_prefix: int, num_queries: int) -> Tensor:
-    """Additive mask [1, T, T]: the prefix attends to what comes before, the queries to everything."""
+    """Bool [1, T, T]: the prefix attends to what comes before, the queries to everything."""
     total = num_prefix + num_queries
     seen = torch.ones(total, total, dtype=torch.bool).tril()
     seen[num_prefix:] = True
-    return torch.zeros(1, total, total).masked_fill_(~seen, torch.finfo(torch.float32).min)
+    return seen[None]

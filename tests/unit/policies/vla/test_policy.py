@@ -20,6 +20,8 @@ from understudy.core import ArraySpec, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import Acted, ActorPolicy, PolicyError, Sampling, Stats
 from understudy.policies.vla import VLAConfig, VLAModel, VLAPolicy
+from understudy.training.distributed.ranks import single_rank
+from understudy.training.distributed.single_process import SingleProcess
 
 PICTURE = ArraySpec(shape=(32, 32, 3), dtype="uint8")
 SPEC = StepSpec(
@@ -116,6 +118,17 @@ def test_every_option_changes_what_is_said_and_survives_a_file(change: dict[str,
     again = VLAPolicy.load(tmp_path / "it.safetensors")
     assert again.config == changed.config
     assert trees.equal(act(again, observations(4), told(4)).replay, second.replay)
+
+
+def test_it_computes_in_the_precision_of_the_engine_that_trains_it() -> None:
+    policy = policy_of()
+    weights = policy.model.state_dict()
+    exact = policy.forward(policy.tensors(observations(4), told(4)))[0]
+    low = SingleProcess(policy.model, single_rank("cpu"), "bfloat16").forward(policy.tensors(observations(4), told(4)))[0]
+    assert low.dtype == torch.float32
+    assert not torch.equal(low, exact)
+    torch.testing.assert_close(low, exact, rtol=0.05, atol=0.05)
+    assert {weight.dtype for weight in weights.values()} == {torch.float32}
 
 
 def test_the_shape_of_what_it_gives() -> None:
