@@ -159,13 +159,12 @@ def _targets(module: nn.Module, targets: str | tuple[str, ...]) -> list[str]:
 
 
 def _freeze(module: nn.Module, keep: tuple[str, ...]) -> None:
-    layers = dict(module.named_modules())
+    """What is trained is float32, also over a base of bfloat16, in which an update of a learning rate such as 5e-6
+    rounds to nothing."""
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(_is_adapter(name) or bool(set(name.split(".")) & set(keep)))
-        if _is_adapter(name):  # same dtype as the layer's own weight: FSDP may need one dtype for all
-            base = layers[name.partition(".lora_")[0]].base_layer
-            assert isinstance(base, nn.Linear)
-            parameter.data = parameter.data.to(base.weight.dtype)
+        if parameter.requires_grad:
+            parameter.data = parameter.data.float()
 
 
 def _is_adapter(name: str) -> bool:

@@ -31,6 +31,8 @@ from understudy.policies.config import LoraConfig
 from understudy.policies.lora import add_lora, has_lora, load_adapter, merged_state, save_adapter
 from understudy.policies.openvla import OpenVLAPolicy
 from understudy.policies.vla import VLAConfig, VLAPolicy
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.launch import launch_function
 from understudy.training.distributed.ranks import single_rank
 
@@ -273,10 +275,29 @@ def test_only_the_adapter_and_the_value_head_are_published(directory: Path) -> N
     assert sum(array.size for array in published.values()) < 0.5 * sum(w.numel() for w in policy.model.parameters())
 
 
-def test_bfloat16_has_one_dtype(directory: Path) -> None:
+def test_adapters_over_bfloat16_are_float32_and_learn_slowly(directory: Path, tmp_path: Path) -> None:
+    """In bfloat16 itself, one of fifty numbers would change in twenty updates by a learning rate of 5e-6."""
     policy = load(directory, dtype="bfloat16")
     add_lora(policy.model, SMALL)
-    assert {weight.dtype for weight in policy.model.parameters()} == {torch.bfloat16}
+    trained = {name: weight for name, weight in policy.model.named_parameters() if weight.requires_grad}
+    assert {weight.dtype for weight in trained.values()} == {torch.float32}
+    assert {w.dtype for w in policy.model.parameters() if not w.requires_grad} == {torch.bfloat16}
+    engine = Engine(policy.model, EngineConfig(learning_rate=5e-6, precision="bfloat16"), single_rank())
+    policy.forward = engine.forward
+    before = {name: weight.detach().clone() for name, weight in trained.items()}
+    for _ in range(3):
+        log_prob, value = judge(policy)
+        engine.backward(-log_prob.mean() + (value - 1).square().mean(), last=True)
+        engine.step()
+    for part in ("lora_A", "lora_B", "value_head"):
+        changed = [(before[name] != weight).double().mean() for name, weight in trained.items() if part in name]
+        assert torch.stack(changed).mean() > 0.9, part
+    save_adapter(policy.model, tmp_path / "adapter")
+    again = load(directory, dtype="bfloat16")
+    load_adapter(again.model, tmp_path / "adapter")
+    assert {w.dtype for n, w in again.model.named_parameters() if "lora_" in n} == {torch.float32}
+    log_prob, value = judge(again)  # also without autocast: the heads are float32, and the network is not
+    assert (log_prob.dtype, value.dtype) == (torch.float32, torch.float32)
 
 
 def test_a_sharded_module_trains_as_a_whole_one(directory: Path, tmp_path: Path) -> None:

@@ -81,10 +81,12 @@ class OpenVLANetwork(nn.Module):
             inputs_embeds=embedded, attention_mask=visible, past_key_values=cache, use_cache=cache is not None
         ).last_hidden_state
         chosen = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
-        value = None if self.value_head is None else self.value_head(chosen[:, 0]).float().sum(-1)  # not a view
+        value = None
+        if self.value_head is not None:
+            value = self.value_head(_like(chosen[:, 0], self.value_head)).float().sum(-1)  # not a view
         if self.action_head is not None and self.scale_head is not None:
             mean = self.action_head(chosen).float()
-            return torch.stack([mean, self.scale_head(chosen).float().squeeze(-1)], dim=-1), value
+            return torch.stack([mean, self.scale_head(_like(chosen, self.scale_head)).float().squeeze(-1)], dim=-1), value
         first, end = self._action_ids
         return self.language_model.lm_head(chosen)[..., first:end].float().flip(-1), value
 
@@ -194,6 +196,11 @@ class _ProprioProjector(nn.Module):
     def forward(self, proprio: Tensor) -> Tensor:
         projected: Tensor = self.fc2(functional.gelu(self.fc1(proprio)))
         return projected
+
+
+def _like(hidden: Tensor, head: nn.Linear) -> Tensor:
+    """In the head's dtype: one that is trained is float32 also where the network is bfloat16."""
+    return hidden.to(head.weight.dtype)
 
 
 def fresh_rotary(network: OpenVLANetwork, device: torch.device) -> None:

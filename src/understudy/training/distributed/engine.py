@@ -208,6 +208,9 @@ class Engine:
             raise RanksError(
                 "offload_optimizer: the device is the cpu, so the state is in host memory already; leave it off"
             )
+        for value in module.parameters():  # an update of bfloat16 by a small learning rate would round to nothing
+            if value.requires_grad and value.dtype in (torch.bfloat16, torch.float16):
+                value.data = value.data.float()
         held = [*module.parameters(), *module.buffers()]
         if not config.offload_parameters and any(value.device != ranks.device for value in held):
             module.to(ranks.device)

@@ -99,6 +99,17 @@ def test_bfloat16_computes_in_less_and_keeps_the_weights() -> None:
     np.testing.assert_allclose(train(low, single_rank()), train(high, single_rank()), rtol=0.1)
 
 
+def test_bfloat16_weights_are_trained_in_float32() -> None:
+    """In bfloat16, an update by a learning rate such as 5e-6 would round to nothing."""
+    engine = make(Net().bfloat16(), precision="bfloat16", learning_rate=5e-6)
+    before = {name: value.clone() for name, value in engine.module.named_parameters()}
+    train(engine, single_rank())
+    assert {value.dtype for name, value in engine.tensors().items() if name != "module/scale"} == {torch.float32}
+    for name, value in engine.module.named_parameters():
+        if not name.startswith("judge"):
+            assert (value != before[name]).double().mean() > 0.9, name
+
+
 def test_gradient_checkpointing_keeps_less_and_changes_no_bit() -> None:
     usual, again = make(Net(dropout=0.3)), make(Net(dropout=0.3), gradient_checkpointing=True)
     torch.manual_seed(1)
@@ -205,7 +216,9 @@ def test_parameters_there_and_back() -> None:
     other.load_parameters(engine.parameters())
     assert same_weights(engine.module, other.module)
     assert set(engine.parameters()) == set(Net().state_dict())
-    low = make(Net().bfloat16())
+    frozen = Net()
+    frozen.head.bfloat16().requires_grad_(False)
+    low = make(frozen)
     assert low.parameters()["head.weight"].dtype == np.float32
     low.load_parameters(engine.parameters())
     assert torch.equal(low.module.head.weight, engine.module.head.weight.bfloat16())  # type: ignore[union-attr]
