@@ -21,7 +21,8 @@ from understudy.training.distributed.single_process import SingleProcess
 
 
 class FSDPSharded(SingleProcess):
-    """Each rank has a shard of each parameter; a block is gathered only while it is used."""
+    """Each rank has a shard of each parameter and of its gradient, also between two micro batches; a block is gathered
+    only while it is used."""
 
     def __init__(
         self, module: nn.Module, ranks: Ranks, precision: Precision, *, blocks: Sequence[nn.Module], offload: bool
@@ -29,7 +30,7 @@ class FSDPSharded(SingleProcess):
         super().__init__(module, ranks, precision)
         ranks.group_of_one()
         mesh = init_device_mesh(ranks.device.type, (ranks.size,))
-        low = torch.bfloat16 if self._low else None
+        low = torch.bfloat16 if self._low else _common_dtype(module)
         high = torch.float32 if self._low else None
         policy = CPUOffloadPolicy(pin_memory=ranks.device.type != "cpu") if offload else OffloadPolicy()
         for block in blocks:
@@ -43,11 +44,6 @@ class FSDPSharded(SingleProcess):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         return self.module(*args, **kwargs)
-
-    def backward(self, loss: Tensor, *, last: bool) -> None:
-        self._root.set_requires_gradient_sync(last)
-        self._root.set_is_last_backward(last)
-        loss.backward()  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def unsharded(self) -> Iterator[None]:
@@ -74,3 +70,8 @@ class FSDPSharded(SingleProcess):
 
     def _wrapped(self) -> Iterator[FSDPModule]:
         return (module for module in self.module.modules() if isinstance(module, FSDPModule))
+
+
+def _common_dtype(module: nn.Module) -> torch.dtype | None:
+    """The dtype to gather in if the weights have several, such as float32 adapters over a bfloat16 base; else None."""
+    return torch.float32 if len({value.dtype for value in module.parameters()}) > 1 else None

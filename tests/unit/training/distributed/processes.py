@@ -64,6 +64,7 @@ def two(place: str) -> None:
                 engine.save(out / f"{parallel}-lora")
             saves(ranks, out, parallel)
             sometimes(ranks, parallel)
+        sharded_gradients(ranks)
         engine = make(ranks, parallel="fsdp", offload_parameters=True)
         groups = engine.module._get_fsdp_state()._fsdp_param_group.fsdp_params  # type: ignore[operator, union-attr]
         assert all(one.offload_to_cpu for one in groups)
@@ -91,6 +92,18 @@ def equality(ranks: Ranks, out: Path, parallel: str) -> None:
             engine = make(ranks, Net(seed=ranks.rank).to(dtype), parallel=parallel)
             said = train(engine, ranks, dtype=dtype, num_rows=num_rows)
             write(ranks, out / f"{parallel}-{str(dtype)[6:]}-{num_rows}.npz", said, engine)
+
+
+def sharded_gradients(ranks: Ranks) -> None:
+    """Between two micro batches a rank holds its shard of each gradient, and not the whole."""
+    engine = make(ranks, parallel="fsdp", precision="bfloat16")
+    engine.backward(engine.forward(rows(2)[0])["out"].square().sum(), last=False)
+    used = {name: value for name, value in engine.module.named_parameters() if not name.startswith("judge")}
+    gradients = [local_shard(value.grad) for value in used.values() if value.grad is not None]
+    assert len(gradients) == len(used)
+    assert {gradient.dtype for gradient in gradients} == {torch.float32}
+    whole = sum(value.numel() for value in used.values())
+    assert sum(gradient.numel() for gradient in gradients) <= 0.6 * whole
 
 
 def pace(ranks: Ranks, out: Path) -> None:
