@@ -124,6 +124,15 @@ def to_tensor(array: Any, device: torch.device) -> torch.Tensor:
     return tensor.to(device)
 
 
+def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """A tensor as a numpy array on the host, which waits for the device; bfloat16 becomes float32."""
+    import torch
+
+    tensor = tensor.detach()
+    array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+    return array
+
+
 def _leaf(flat: Mapping[str, Any], path: str) -> Any:
     if path not in flat:
         raise SpecError(f"{_named(path)}: expected this field, got {', '.join(sorted(flat)) or 'none'}; add it")

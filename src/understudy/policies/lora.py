@@ -11,7 +11,8 @@ The layers are changed in place: the model keeps its class, its `forward` and th
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,24 @@ def add_lora(module: nn.Module, config: LoraConfig, *, seed: int = 0, keep: tupl
 
 def has_lora(module: nn.Module) -> bool:
     return any("lora_A" in name.split(".") for name, _ in module.named_modules())
+
+
+@contextmanager
+def adapter_off(module: nn.Module) -> Iterator[None]:
+    """Within, the module computes as if it had no adapter. Whether weights require gradients does not change."""
+    layers: list[Any] = [layer for layer in module.modules() if hasattr(layer, "lora_A")]
+    for layer in layers:
+        layer._disable_adapters = True  # peft's own method also changes what requires gradients
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._disable_adapters = False
+
+
+def trained_whole(module: nn.Module) -> list[nn.Parameter]:
+    """What is trained beside the adapter."""
+    return [value for name, value in module.named_parameters() if value.requires_grad and not _is_adapter(name)]
 
 
 def adapter_state(module: nn.Module, weights: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:

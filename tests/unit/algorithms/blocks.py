@@ -90,11 +90,11 @@ def of(**options: Any) -> PolicyGradient:
     return PolicyGradient(PolicyGradientConfig(**options))
 
 
-def whole(algorithm: PolicyGradient, prepared: PreparedBatch) -> MiniBatch:
+def whole(algorithm: PolicyGradient, batch: BlockBatch) -> MiniBatch:
     """All rows as one mini batch."""
     (found,) = PolicyGradient(
         replace(algorithm.config, ppo_epochs=1, ppo_mini_batch_size=N, shuffle=False)
-    ).mini_batches(prepared, seed=0)
+    ).mini_batches(batch, seed=0)
     return found
 
 

@@ -51,6 +51,12 @@ class PolicyGradientConfig:
     """Largest number of blocks in one backward pass of a rank. None lets max_tokens decide."""
     max_tokens: int | None = None
     """Largest number of tokens in one backward pass of a rank. None lets ppo_micro_batch_size decide."""
+    recompute_log_probs: bool | None = None
+    """Whether the learner computes the log-probs that ratios begin from again, in the micro batches that it trains in,
+    instead of taking those that were recorded while acting. None does so if the engine computes in bfloat16."""
+    rollout_is_threshold: float | None = 2.0
+    """Largest importance weight of a log-prob, recomputed over recorded probability; None does not weigh. It has an
+    effect where log-probs are recomputed."""
     shuffle: bool = True
     """Whether the blocks or episodes of a batch are shuffled for each pass."""
     entropy_coeff: float = 0.0
@@ -82,7 +88,7 @@ class PolicyGradientConfig:
         self._within("gae_lambda", "from 0 to 1", 0 <= self.gae_lambda <= 1)
         self._within("clip_ratio_low", "more than 0 and less than 1", 0 < self.clip_ratio_low < 1)
         self._within("clip_ratio_high", "more than 0", 0 < self.clip_ratio_high < math.inf)
-        for name, least in (("clip_ratio_c", 1), ("value_clip", 0)):
+        for name, least in (("clip_ratio_c", 1), ("value_clip", 0), ("rollout_is_threshold", 0)):
             value = getattr(self, name)
             self._within(name, f"more than {least}, or None", value is None or least < value < math.inf)
         for name in ("ppo_epochs", "ppo_mini_batch_size"):
@@ -114,6 +120,7 @@ class PolicyGradientConfig:
             ("gae_lambda", "adv_estimator", ("gae",)),
             ("value_coef", "adv_estimator", ("gae",)),
             ("value_clip", "adv_estimator", ("gae",)),
+            ("rollout_is_threshold", "recompute_log_probs", (None, True)),
             ("kl_coef", "kl_in", ("reward", "loss")),
             ("kl_estimator", "kl_in", ("reward", "loss")),
             ("kl_controller", "kl_in", ("reward", "loss")),

@@ -1,7 +1,8 @@
 """Policy gradient: GRPO, RLOO, REINFORCE++ and PPO, which differ in the advantage and in little else.
 
+    mini_batches = algorithm.mini_batches(batch, seed=iteration)         # the same on every rank
     prepared = algorithm.prepare(batch, reference_log_prob=None)         # once per batch, the same on every rank
-    for mini_batch in algorithm.mini_batches(prepared, seed=iteration):  # one step of the optimizer each
+    for mini_batch in mini_batches:                                      # one step of the optimizer each
         for part in algorithm.micro_batches(mini_batch, rank=rank, world_size=world_size):
             evaluated = policy.evaluate(... of batch at part.rows ...)
             loss, sums = algorithm.loss(evaluated, loss_inputs(prepared, part, device))
@@ -26,7 +27,7 @@ from understudy.algorithms.onpolicy import advantages, kl, minibatches
 from understudy.algorithms.onpolicy import ppo_losses as ppo
 from understudy.algorithms.onpolicy.config import PolicyGradientConfig
 from understudy.algorithms.onpolicy.minibatches import MiniBatch
-from understudy.algorithms.onpolicy.prepared_batch import LossInputs, PreparedBatch, check, loss_inputs
+from understudy.algorithms.onpolicy.prepared_batch import LossInputs, PreparedBatch, check, check_blocks, loss_inputs
 from understudy.core import BlockBatch
 from understudy.policies.protocol import Evaluated
 
@@ -59,11 +60,23 @@ class PolicyGradient:
         """Whether the policy must have a value head."""
         return self.config.adv_estimator == "gae"
 
+    def recomputes(self, precision: str) -> bool:
+        """Whether `prepare` wants the log-probs of the batch as a learner of this precision computes them."""
+        if self.config.recompute_log_probs is None:
+            return precision != "float32"  # in which sampler and learner differ by the order of sums alone
+        return self.config.recompute_log_probs
+
     # ---- once per batch
 
-    def prepare(self, batch: BlockBatch, *, reference_log_prob: Array | None = None) -> PreparedBatch:
-        """Advantages of a whole batch, in numpy. An adaptive KL controller then sets the cost for the next batch."""
-        check(batch, reference_log_prob, needs_value=self.needs_value, needs_reference=self.needs_reference)
+    def prepare(
+        self, batch: BlockBatch, *, reference_log_prob: Array | None = None, log_prob: Array | None = None
+    ) -> PreparedBatch:
+        """Advantages of a whole batch, in numpy. An adaptive KL controller then sets the cost for the next batch.
+
+        `log_prob` are the log-probs of the batch as the learner computes them. Ratios then begin from these, and
+        importance weights account for their difference from those of the sampler, which the batch holds.
+        """
+        check(batch, reference_log_prob, log_prob, needs_value=self.needs_value, needs_reference=self.needs_reference)
         steps = batch.executed.sum(axis=1)  # [N]
         reward, score = self._rewards(batch)
         metrics = {
@@ -71,9 +84,14 @@ class PolicyGradient:
             "success": float(batch.success.mean()),
             "episode_steps": float(steps.sum() / len(batch.group)),
         }
+        old_log_prob, importance = batch.log_prob, None
+        if log_prob is not None:
+            old_log_prob = log_prob
+            importance, more = self._importance(batch, log_prob)
+            metrics |= more
         kl_coef = self._kl.coef
         if reference_log_prob is not None and self.needs_reference:
-            costs = self._kl_of_blocks(batch, reference_log_prob)  # [N]
+            costs = self._kl_of_blocks(batch, old_log_prob, reference_log_prob)  # [N]
             mean = float(costs.sum() / (steps.sum() * batch.log_prob.shape[2]))
             metrics |= {"kl": mean, "kl_coef": kl_coef}
             self._kl.update(mean, len(batch.group))
@@ -93,11 +111,9 @@ class PolicyGradient:
             advantage=advantage,
             returns=returns,
             old_value=batch.value if self.needs_value else None,
-            old_log_prob=batch.log_prob,
+            old_log_prob=old_log_prob,
+            importance=importance,
             reference_log_prob=reference_log_prob if self.config.kl_in == "loss" else None,
-            executed=batch.executed,
-            episode=batch.episode,
-            episode_steps=np.bincount(batch.episode, steps)[batch.episode].astype(np.int64),
             kl_coef=kl_coef,
             metrics=metrics,
         )
@@ -110,10 +126,27 @@ class PolicyGradient:
         is_last = np.append(np.diff(batch.episode) != 0, True)
         return is_last * batch.success[batch.episode].astype(np.float64), batch.success.astype(np.float64)
 
-    def _kl_of_blocks(self, batch: BlockBatch, reference_log_prob: Array) -> Array:
+    def _importance(self, batch: BlockBatch, log_prob: Array) -> tuple[Array | None, dict[str, float]]:
+        """Truncated importance weights [N, H, D] of recomputed over recorded probabilities, and how far these differ."""
+        counts = np.broadcast_to(batch.executed[..., None], log_prob.shape)
+        difference = np.where(counts, log_prob.astype(np.float64) - batch.log_prob, 0.0)
+        difference = np.clip(difference, -ppo.MAX_LOG_RATIO, ppo.MAX_LOG_RATIO)
+        ratio, num = np.exp(difference), counts.sum()
+        metrics = {
+            "sampler_ratio": float(ratio[counts].sum() / num),
+            "sampler_ratio_spread": float(np.sqrt(np.square(ratio - 1).sum() / num)),
+            "sampler_kl": float((np.expm1(difference) - difference).sum() / num),  # of the sampler from the learner
+        }
+        threshold = self.config.rollout_is_threshold
+        if threshold is None:
+            return None, metrics
+        metrics["sampler_clip"] = float((counts & (ratio > threshold)).sum() / num)
+        return np.minimum(ratio, threshold).astype(np.float32), metrics
+
+    def _kl_of_blocks(self, batch: BlockBatch, log_prob: Array, reference_log_prob: Array) -> Array:
         """float64 [N]: summed over the log-probs of what was executed."""
-        log_prob, reference = (torch.from_numpy(one.astype(np.float64)) for one in (batch.log_prob, reference_log_prob))
-        each = kl.estimate(log_prob, reference, self.config.kl_estimator).numpy()
+        given, reference = (torch.from_numpy(one.astype(np.float64)) for one in (log_prob, reference_log_prob))
+        each = kl.estimate(given, reference, self.config.kl_estimator).numpy()
         return np.asarray(np.where(batch.executed[..., None], each, 0.0).sum(axis=(1, 2)))
 
     def _advantage(self, batch: BlockBatch, reward: Array) -> tuple[Array, Array | None]:
@@ -140,20 +173,21 @@ class PolicyGradient:
 
     # ---- mini batches and micro batches
 
-    def mini_batches(self, prepared: PreparedBatch, *, seed: int) -> list[MiniBatch]:
+    def mini_batches(self, batch: BlockBatch, *, seed: int) -> list[MiniBatch]:
         """Over all epochs, in order; each is one step of the optimizer."""
-        config = self.config
+        check_blocks(batch)
+        config, episode_steps = self.config, _episode_steps(batch)
         size, epochs = config.ppo_mini_batch_size, config.ppo_epochs
         if config.mini_batch_unit == "episodes":
-            rows = minibatches.whole_episodes(prepared.episode, size, epochs, shuffle=config.shuffle, seed=seed)
+            rows = minibatches.whole_episodes(batch.episode, size, epochs, shuffle=config.shuffle, seed=seed)
         else:
-            rows = minibatches.mini_batches(len(prepared), size, epochs, shuffle=config.shuffle, seed=seed)
+            rows = minibatches.mini_batches(len(batch), size, epochs, shuffle=config.shuffle, seed=seed)
         found = []
         for chosen in rows:
             weight = ppo.weights(
-                prepared.executed[chosen],
-                prepared.episode_steps[chosen],
-                prepared.old_log_prob.shape[2],
+                batch.executed[chosen],
+                episode_steps[chosen],
+                batch.log_prob.shape[2],
                 config.loss_aggregation,
             )
             value_weight = np.full(len(chosen), 1.0 / len(chosen), np.float32)
@@ -198,6 +232,7 @@ class PolicyGradient:
             given.old_log_prob.to(dtype),
             given.advantage.to(dtype),
             weight,
+            importance=None if given.importance is None else given.importance.to(dtype),
             clip_ratio_low=config.clip_ratio_low,
             clip_ratio_high=config.clip_ratio_high,
             clip_ratio_c=config.clip_ratio_c,
@@ -260,6 +295,11 @@ def _advantage_metrics(advantage: Array, steps: Array) -> dict[str, float]:
         "advantage_std": float(np.sqrt(np.average((advantage - mean) ** 2, weights=steps))),
         "no_advantage": float(np.average(advantage == 0, weights=steps)),
     }
+
+
+def _episode_steps(batch: BlockBatch) -> Array:
+    """[N] int64: how many steps the episode of each block has."""
+    return np.bincount(batch.episode, batch.executed.sum(axis=1))[batch.episode].astype(np.int64)
 
 
 def _full(values: Tensor) -> Tensor:

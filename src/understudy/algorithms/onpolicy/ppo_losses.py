@@ -55,11 +55,12 @@ def policy_loss(
     clip_ratio_low: float,
     clip_ratio_high: float,
     clip_ratio_c: float | None,
+    importance: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The clipped surrogate of log-probs [B, H, D] with advantages [B] and weights [B, H], and its metrics.
 
     ratio = exp(log_prob - old_log_prob);  term = max(-A ratio, -A clip(ratio, 1 - low, 1 + high))
-    With a dual clip a term is at most -A c where A is negative.
+    With a dual clip a term is at most -A c where A is negative. Terms are multiplied by `importance` [B, H, D], if any.
     """
     log_ratio = counting(log_prob - old_log_prob, weight).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio = log_ratio.exp()
@@ -68,6 +69,8 @@ def policy_loss(
     terms = torch.maximum(-gain * ratio, -gain * ratio.clamp(low, high))
     if clip_ratio_c is not None:
         terms = torch.where(gain < 0, torch.minimum(terms, -gain * clip_ratio_c), terms)
+    if importance is not None:
+        terms = terms * importance
     loss = weighted_sum(terms, weight)
     with torch.no_grad():
         counts = (weight > 0)[..., None].expand_as(ratio)

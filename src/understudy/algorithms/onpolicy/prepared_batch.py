@@ -23,11 +23,9 @@ class PreparedBatch:
     advantage: Array  # [N] float32
     returns: Array | None  # [N] float32: what the values should have been, with gae
     old_value: Array | None  # [N] float32, as recorded, with gae
-    old_log_prob: Array  # [N, H, D] float32, as recorded
+    old_log_prob: Array  # [N, H, D] float32, that ratios begin from: as recorded, or as the learner computed them again
+    importance: Array | None  # [N, H, D] float32: weights for the difference of these from the recorded ones
     reference_log_prob: Array | None  # [N, H, D] float32, where the loss needs it
-    executed: Array  # [N, H] bool
-    episode: Array  # [N] int64: which episode each block is of, in order
-    episode_steps: Array  # [N] int64: how many steps the episode of each block has
     kl_coef: float  # the cost of KL divergence in this batch
     metrics: dict[str, float]
 
@@ -40,6 +38,7 @@ class LossInputs:
     """What the loss needs of B blocks, besides the policy's evaluation of them, as tensors."""
 
     old_log_prob: Tensor  # [B, H, D]
+    importance: Tensor | None  # [B, H, D]
     reference_log_prob: Tensor | None  # [B, H, D]
     advantage: Tensor  # [B]
     returns: Tensor | None  # [B]
@@ -60,6 +59,7 @@ def loss_inputs(prepared: PreparedBatch, part: MiniBatch, device: str | torch.de
 
     return LossInputs(
         old_log_prob=at(prepared.old_log_prob),
+        importance=at_or_none(prepared.importance),
         reference_log_prob=at_or_none(prepared.reference_log_prob),
         advantage=at(prepared.advantage),
         returns=at_or_none(prepared.returns),
@@ -70,8 +70,8 @@ def loss_inputs(prepared: PreparedBatch, part: MiniBatch, device: str | torch.de
     )
 
 
-def check(batch: BlockBatch, reference_log_prob: Array | None, *, needs_value: bool, needs_reference: bool) -> None:
-    """Refuse a batch that cannot be learned from, before anything is computed."""
+def check_blocks(batch: BlockBatch) -> None:
+    """Refuse blocks that make no mini batches."""
     if not len(batch):
         raise AlgorithmError("batch: expected at least one block, got none; collect before you learn")
     known = (batch.episode >= 0) & (batch.episode < len(batch.group))  # an episode without steps has no blocks
@@ -82,6 +82,18 @@ def check(batch: BlockBatch, reference_log_prob: Array | None, *, needs_value: b
     if not batch.executed.any(axis=1).all():
         row = int(np.argmin(batch.executed.any(axis=1)))
         raise AlgorithmError(f"executed: nothing of block {row} was executed; leave such blocks out of the batch")
+
+
+def check(
+    batch: BlockBatch,
+    reference_log_prob: Array | None,
+    log_prob: Array | None,
+    *,
+    needs_value: bool,
+    needs_reference: bool,
+) -> None:
+    """Refuse a batch that cannot be learned from, before anything is computed."""
+    check_blocks(batch)
     if needs_value and (batch.value is None or batch.next_value is None):
         raise AlgorithmError(
             "value: adv_estimator 'gae' needs a policy with a value head, got no values; "
@@ -92,12 +104,14 @@ def check(batch: BlockBatch, reference_log_prob: Array | None, *, needs_value: b
             "reference_log_prob: kl_in needs it, got none; "
             "evaluate the blocks with a reference policy, or set kl_in to 'none'"
         )
-    if reference_log_prob is not None and reference_log_prob.shape != batch.log_prob.shape:
-        wanted, got = list(batch.log_prob.shape), list(reference_log_prob.shape)
-        raise AlgorithmError(f"reference_log_prob: expected shape {wanted}, got {got}; evaluate it on the same blocks")
     recorded = {"log_prob": batch.log_prob, "reward": batch.reward[..., None]}
-    if reference_log_prob is not None:
-        recorded["reference_log_prob"] = reference_log_prob
+    for name, given in (("reference_log_prob", reference_log_prob), ("recomputed log_prob", log_prob)):
+        if given is None:
+            continue
+        if given.shape != batch.log_prob.shape:
+            wanted, got = list(batch.log_prob.shape), list(given.shape)
+            raise AlgorithmError(f"{name}: expected shape {wanted}, got {got}; evaluate it on the same blocks")
+        recorded[name] = given
     for name, found in recorded.items():
         bad = ~np.isfinite(found).all(axis=2) & batch.executed
         if bad.any():

@@ -86,7 +86,9 @@ class OpenVLANetwork(nn.Module):
             value = self.value_head(_like(chosen[:, 0], self.value_head)).float().sum(-1)  # not a view
         if self.action_head is not None and self.scale_head is not None:
             mean = self.action_head(chosen).float()
-            return torch.stack([mean, self.scale_head(_like(chosen, self.scale_head)).float().squeeze(-1)], dim=-1), value
+            return torch.stack(
+                [mean, self.scale_head(_like(chosen, self.scale_head)).float().squeeze(-1)], dim=-1
+            ), value
         first, end = self._action_ids
         return self.language_model.lm_head(chosen)[..., first:end].float().flip(-1), value
 

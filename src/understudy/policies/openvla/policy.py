@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicCache
 
 from understudy.core import NO_VERSION, ArraySpec, Spec, StepSpec, Tree
 from understudy.core import tree as trees
+from understudy.policies import inputs as host
 from understudy.policies.lora import merged_state
 from understudy.policies.openvla import laplace, loading
 from understudy.policies.openvla.checkpoint import Checkpoint
@@ -172,7 +173,7 @@ class OpenVLAPolicy(TokenPolicy):
             given = given.reshape(*shape, 2)
             numbers = laplace.draw(given, uniforms, sampling)
             log_prob, _ = laplace.weigh(given, numbers, sampling)
-            return numbers.cpu().numpy(), log_prob.cpu().numpy(), _values(value, len(numbers))
+            return host.to_array(numbers), host.to_array(log_prob), _values(value, len(numbers))
         if self.config.decoding == "parallel":
             logits, value = self.forward(self.tensors(observation, instructions))
             tokens = draw(logits.reshape(*shape, -1), uniforms, sampling)
@@ -180,7 +181,7 @@ class OpenVLAPolicy(TokenPolicy):
             tokens = self._generate(observation, instructions, uniforms, sampling)
             logits, value = self.forward(self.tensors(observation, instructions, tokens))  # as `evaluate` will see them
         log_prob, _ = weigh(logits.reshape(*shape, -1), tokens, sampling)
-        return tokens.to(torch.int32).cpu().numpy(), log_prob.cpu().numpy(), _values(value, len(tokens))
+        return host.to_array(tokens.to(torch.int32)), host.to_array(log_prob), _values(value, len(tokens))
 
     def _generate(self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling) -> Tensor:
         """One number after the other, each seeing those before it: int64 [B, 1, D]."""
@@ -336,7 +337,7 @@ def draw(logits: Tensor, uniforms: Array, sampling: Sampling) -> Tensor:
 
 
 def _values(value: Tensor | None, num: int) -> Array:
-    return np.zeros(num, np.float32) if value is None else value.cpu().numpy()
+    return np.zeros(num, np.float32) if value is None else host.to_array(value)
 
 
 def _rows(observation: Tree, rows: list[int]) -> Tree:

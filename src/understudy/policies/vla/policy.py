@@ -21,6 +21,7 @@ from understudy.core import tree as trees
 from understudy.policies import policy_file
 from understudy.policies.actions import Actions
 from understudy.policies.imitation import ImitationLoss, weighted_mean
+from understudy.policies import inputs as host
 from understudy.policies.inputs import Inputs, is_camera, to_tensor
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
 from understudy.policies.stats import Stats
@@ -128,9 +129,9 @@ class VLAPolicy(TokenPolicy):
             tokens = bins.draw(log_probs, uniforms[rows].to(self.device))
         log_prob = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
         return (
-            tokens.to(torch.int32).cpu().numpy(),
-            log_prob.cpu().numpy(),
-            None if value is None else value.cpu().numpy(),
+            host.to_array(tokens.to(torch.int32)),
+            host.to_array(log_prob),
+            None if value is None else host.to_array(value),
         )
 
     def evaluate(

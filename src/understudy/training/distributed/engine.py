@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from understudy.algorithms.optimizers import AdamW
 from understudy.training.distributed.config import EngineConfig
-from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.errors import NonFiniteError, RanksError
 from understudy.training.distributed.module_blocks import checkpoint_activations, find_blocks
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.single_process import SingleProcess
@@ -73,7 +73,7 @@ class Engine:
             size = float(norm)
             if not math.isfinite(size):
                 self._optimizer.zero_grad()
-                raise RanksError(
+                raise NonFiniteError(
                     f"update {self.num_updates + 1}: the norm of the gradient is {size}, and nothing was changed; "
                     f"look at the losses, or lower the learning rate"
                 )

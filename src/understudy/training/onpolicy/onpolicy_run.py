@@ -46,6 +46,7 @@ from understudy.training.runs.run import Run, RunError
 from understudy.training.runs.threads import use_threads
 
 SHARDS = "shards"  # directory in a checkpoint: the weights and optimizer state of each rank
+LEARNING = "learning/log_prob"  # in a checkpoint: the log-probs that the ratios of an unfinished batch begin from
 EVALUATION_SEED = 0  # every evaluation runs the same episodes
 
 
@@ -378,6 +379,8 @@ class OnPolicyRun:
             "learning": {"norms": learning.norms, "totals": totals},
             "metrics": 0 if self._log is None else self._log.position,
         }
+        if learning.log_prob is not None:
+            arrays[LEARNING] = learning.log_prob
         write_checkpoint(
             checkpoints,
             self.iteration,
@@ -416,6 +419,7 @@ class OnPolicyRun:
         self._carried = tuple(Group(rollouts=self._without_observations(group.rollouts)) for group in carried)
         self._collected = {rollout.ticket.number: rollout for rollout in self._without_observations(collected)}
         self._learner.learning = self._my_part(facts.get("learning", {"norms": [], "totals": []}))
+        self._learner.learning.log_prob = checkpoint.state.get(LEARNING)
         self.iteration, self.num_steps = int(facts["iteration"]), int(facts["steps"])
         self._saved_steps = self.num_steps + sum(rollout.num_steps for rollout in collected)
         self.policy.version, self._evaluated_version = int(facts["version"]), int(facts["evaluated_version"])
@@ -471,5 +475,7 @@ def _same_device(asked: str, ranks: Ranks) -> Device:
     """The device that the config asks for, which must be the one that the ranks have joined with."""
     chosen = choose_device(asked, num_ranks=ranks.size)
     if chosen.torch != ranks.device:
-        raise ConfigError(f"device: the run is to use {chosen.name}, its ranks have {ranks.device}; join(device={asked!r})")
+        raise ConfigError(
+            f"device: the run is to use {chosen.name}, its ranks have {ranks.device}; join(device={asked!r})"
+        )
     return chosen

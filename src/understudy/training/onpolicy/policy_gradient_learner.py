@@ -4,26 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from understudy.algorithms.onpolicy.policy_gradient import PolicyGradient, PolicyGradientConfig, loss_inputs
+from understudy.algorithms.onpolicy.policy_gradient import (
+    MiniBatch,
+    PolicyGradient,
+    PolicyGradientConfig,
+    PreparedBatch,
+    loss_inputs,
+)
 from understudy.core import BlockBatch, Tree
 from understudy.core import tree as trees
 from understudy.policies import Evaluated, Sampling
+from understudy.policies import inputs as host
 from understudy.training.collection.block_rows import to_batch
 from understudy.training.collection.rollout import Rollout
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.engine import Engine
+from understudy.training.distributed.errors import NonFiniteError
 from understudy.training.distributed.row_exchange import exchange_rows
+from understudy.training.onpolicy.reference_policy import ReferencePolicy
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.onpolicy.trainable_policy import TrainablePolicy
 
 Array = np.ndarray[Any, Any]
-
-REFERENCE_ROWS = 64  # per forward pass of the reference policy
 
 
 @dataclass(kw_only=True)
@@ -32,10 +41,20 @@ class Learning:
 
     norms: list[float] = field(default_factory=list)  # of the gradient, for each mini batch that is finished
     totals: dict[str, float] = field(default_factory=dict)  # of the metrics of this rank
+    log_prob: Array | None = None  # [N, H, D] of all rows before the first update, if they are recomputed
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Data:
+    """A batch, and the observations of the rows that this rank trains on."""
+
+    batch: BlockBatch
+    seen: Tree  # of rows `known`
+    known: Array  # [K] int64, ascending
 
 
 class PolicyGradientLearner:
-    """Trains `policy.model` in place. `reference` is the frozen policy that KL is measured from, if any."""
+    """Trains `policy.model` in place. `reference` is the policy that KL is measured from, if any."""
 
     def __init__(
         self,
@@ -46,9 +65,10 @@ class PolicyGradientLearner:
         sampling: Sampling,
         *,
         seed: int,
-        reference: TrainablePolicy | None = None,
         progress: Callable[[str], None] = lambda doing: None,
+        failures: Path | None = None,
     ):
+        """`failures` is where a batch is written whose gradient is not finite."""
         self.policy = policy
         self.algorithm = PolicyGradient(config)
         self.engine = Engine(policy.model, engine, exchange.ranks)
@@ -57,8 +77,9 @@ class PolicyGradientLearner:
         self._ranks = exchange.ranks
         self._sampling = sampling
         self._seed = seed
-        self._reference = reference
+        self.reference: ReferencePolicy | None = None
         self._progress = progress
+        self._failures = failures
         self.learning = Learning()  # how far `learn` is
 
     def learn(
@@ -70,8 +91,7 @@ class PolicyGradientLearner:
         same call continues with the next mini batch.
         """
         batch = to_batch(rollouts)
-        prepared = self.algorithm.prepare(batch, reference_log_prob=self._reference_log_prob(batch, rollouts))
-        plan = self.algorithm.mini_batches(prepared, seed=_batch_seed(self._seed, number))
+        plan = self.algorithm.mini_batches(batch, seed=_batch_seed(self._seed, number))
         mine = [
             self.algorithm.micro_batches(
                 mini, rank=self._ranks.rank, world_size=self._ranks.size, lengths=self._lengths(batch)
@@ -80,51 +100,98 @@ class PolicyGradientLearner:
         ]
         need = np.unique(np.concatenate([part.rows for parts in mine for part in parts]))
         seen = self._exchange.observations(rollouts, need)
+        data = _Data(batch=batch, seen=seen, known=need)
         learning = self.learning
-        totals, norms = learning.totals, learning.norms
-        for parts in mine[len(norms) :]:
-            for index, part in enumerate(parts):
-                evaluated = self._evaluate(self.policy, batch, seen, need, part.rows)
-                loss, sums = self.algorithm.loss(evaluated, loss_inputs(prepared, part, self.policy.device))
-                self.engine.backward(loss, last=index + 1 == len(parts))
-                for name, value in sums.items():
-                    totals[name] = totals.get(name, 0.0) + float(value)
-                self._progress("learning")
-            norms.append(self.engine.step())
-            if len(norms) < len(mine):
+        first_epoch = [part for parts in mine[: len(mine) // self.algorithm.config.ppo_epochs] for part in parts]
+        if self.algorithm.recomputes(self.engine.config.precision) and not learning.norms:
+            learning.log_prob = self._log_probs(self.policy, data, first_epoch, "evaluating the batch")
+        reference = None
+        if self.reference is not None:
+            with self.reference.evaluating() as policy:
+                reference = self._log_probs(policy, data, first_epoch, "evaluating the reference policy")
+        prepared = self.algorithm.prepare(batch, reference_log_prob=reference, log_prob=learning.log_prob)
+        for parts in mine[len(learning.norms) :]:
+            self._update(parts, data, prepared)
+            if len(learning.norms) < len(mine):
                 check()
+        totals, norms = learning.totals, learning.norms
         self.learning = Learning()
         self.policy.version += 1
         metrics = {**prepared.metrics, **self.algorithm.finish_metrics(self._ranks.sum(totals))}
         return {**metrics, "gradient": float(np.mean(norms)), "learning_rate": self.engine.learning_rate}
 
-    def _evaluate(
-        self, policy: TrainablePolicy, batch: BlockBatch, seen: Tree, known: Array, wanted: Array
-    ) -> Evaluated:
-        """Log-probs of rows `wanted` under a policy; `seen` holds the observations of rows `known`."""
-        positions = np.searchsorted(known, wanted)
+    def _update(self, parts: Sequence[MiniBatch], data: _Data, prepared: PreparedBatch) -> None:
+        """One step of the optimizer. The host waits for the device at its end alone."""
+        names: list[str] = []
+        sums: list[Tensor] = []
+        for index, part in enumerate(parts):
+            evaluated = self._evaluate(self.policy, data, part.rows)
+            loss, more = self.algorithm.loss(evaluated, loss_inputs(prepared, part, self.policy.device))
+            self.engine.backward(loss, last=index + 1 == len(parts))
+            names = list(more)
+            sums.append(torch.stack(list(more.values())))
+            self._progress("learning")
+        try:
+            norm = self.engine.step()
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{error}; {self._write_failure(parts, data, prepared, sums)}") from None
+        totals = self.learning.totals
+        for row in host.to_array(torch.stack(sums)):
+            for name, value in zip(names, row, strict=True):
+                totals[name] = totals.get(name, 0.0) + float(value)
+        self.learning.norms.append(norm)
+
+    def _write_failure(
+        self, parts: Sequence[MiniBatch], data: _Data, prepared: PreparedBatch, sums: Sequence[Tensor]
+    ) -> str:
+        """Write the rows of this rank in a mini batch whose gradient is not finite; returns a sentence about them."""
+        if self._failures is None:
+            return "give the learner a directory for such batches to see this one"
+        rows = np.concatenate([part.rows for part in parts])
+        at = np.searchsorted(data.known, rows)
+        batch = data.batch
+        columns = {
+            "row": rows,
+            "micro_batch": np.repeat(np.arange(len(parts)), [len(part) for part in parts]),
+            "weight": np.concatenate([part.weight for part in parts]),
+            "instruction": np.array([batch.instruction[row] for row in rows]),
+            "sampler_log_prob": batch.log_prob[rows],
+            "old_log_prob": prepared.old_log_prob[rows],
+            "advantage": prepared.advantage[rows],
+            "executed": batch.executed[rows],
+            "finite": np.array([np.isfinite(host.to_array(one)).all() for one in sums]),  # by micro batch
+            **{f"replay/{name}": column[rows] for name, column in batch.replay.items()},
+            **{f"observation/{path}": leaf[at] for path, leaf in trees.flatten(data.seen).items()},
+        }
+        self._failures.mkdir(parents=True, exist_ok=True)
+        path = self._failures / f"update-{self.engine.num_updates + 1:06d}-rank-{self._ranks.rank}.npz"
+        np.savez(path, **columns)
+        return f"{path} holds the {len(rows)} rows of the mini batch, and in `finite` which micro batches had a finite loss"
+
+    def _evaluate(self, policy: TrainablePolicy, data: _Data, wanted: Array) -> Evaluated:
+        """Log-probs of rows `wanted` under a policy."""
+        positions = np.searchsorted(data.known, wanted)
         return policy.evaluate(
-            trees.map_leaves(lambda leaf: leaf[positions], seen),
-            [batch.instruction[row] for row in wanted],
-            {name: column[wanted] for name, column in batch.replay.items()},
+            trees.map_leaves(lambda leaf: leaf[positions], data.seen),
+            [data.batch.instruction[row] for row in wanted],
+            {name: column[wanted] for name, column in data.batch.replay.items()},
             sampling=self._sampling,
         )
 
-    def _reference_log_prob(self, batch: BlockBatch, rollouts: Sequence[Rollout]) -> Array | None:
-        """Log-probs of all rows under the reference policy; each rank computes those of the rows that it holds."""
-        if self._reference is None:
-            return None
-        here = self._exchange.rows_here(rollouts)
-        seen = self._exchange.observations(rollouts, here)
-        found = np.zeros((len(here), *batch.log_prob.shape[1:]), np.float32)
-        for first in range(0, len(here), REFERENCE_ROWS):
-            some = here[first : first + REFERENCE_ROWS]
-            with torch.inference_mode():
-                evaluated = self._evaluate(self._reference, batch, seen, here, some)
-            found[first : first + len(some)] = evaluated.log_prob.float().cpu().numpy()
-            self._progress("evaluating the reference policy")
-        columns = {"log_prob": found} if len(here) else {}
-        return exchange_rows(self._ranks, here, columns, np.arange(len(batch))).columns["log_prob"]
+    def _log_probs(self, policy: TrainablePolicy, data: _Data, parts: Sequence[MiniBatch], doing: str) -> Array:
+        """Log-probs of all rows under a policy. Each rank evaluates those that it trains on first, in the same shapes:
+        kernels round differently for other numbers of rows and other padding."""
+        rows, found = [], []
+        for part in parts:
+            with torch.no_grad():
+                log_prob = host.to_array(self._evaluate(policy, data, part.rows).log_prob.float())
+            own = part.value_weight > 0  # another rank may evaluate what is padding here
+            rows.append(part.rows[own])
+            found.append(log_prob[own])
+            self._progress(doing)
+        mine = np.concatenate(rows)
+        columns = {"log_prob": np.concatenate(found)} if len(mine) else {}
+        return exchange_rows(self._ranks, mine, columns, np.arange(len(data.batch))).columns["log_prob"]
 
     def _lengths(self, batch: BlockBatch) -> Array | None:
         """Number of tokens of each row, if micro batches are limited by tokens."""

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from understudy.core import StepSpec
 from understudy.durable import files
 from understudy.training.collection.collector import TicketRunner
 from understudy.training.collection.task_start_plan import Plan, PlannedTask
@@ -13,11 +14,13 @@ from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.policy_files import digest_of_policy, load_policy, policy_path
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner
+from understudy.training.onpolicy.reference_policy import AdapterOff, Frozen, ReferencePolicy
 from understudy.training.onpolicy.rollout_backend import RolloutBackend, RolloutBackendFactory
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.run import Run
 
+FAILURES = "failures"  # directory: batches whose gradient was not finite
 REFERENCE = "reference.safetensors"  # the policy that KL is measured from: the one that the run started from
 
 
@@ -72,20 +75,30 @@ def _learner(
     spec = backend.runner.step_spec
     config = replace(config, device=str(exchange.ranks.device))  # the policy is made where the engine trains it
     policy = load_policy(config, start, spec, adapted=True)
-    reference = None
-    if config.algorithm.kl_in != "none":
-        reference = load_policy(config, _reference_path(run, exchange.ranks, start), spec, adapted=False)
     policy.version = 0
-    return PolicyGradientLearner(
+    learner = PolicyGradientLearner(
         policy,
         config.algorithm,
         config.engine,
         exchange,
         config.sampling,
         seed=config.seed,
-        reference=reference,
         progress=health.progress,
+        failures=run.path / FAILURES,
     )
+    if config.algorithm.kl_in != "none":
+        learner.reference = _reference(run, config, learner, spec, start)
+    return learner
+
+
+def _reference(
+    run: Run, config: OnPolicyConfig, learner: PolicyGradientLearner, spec: StepSpec, start: Path
+) -> ReferencePolicy:
+    if config.lora.rank:
+        return AdapterOff(learner.policy)
+    ranks = learner.engine.ranks
+    policy = load_policy(config, _reference_path(run, ranks, start), spec, adapted=False)
+    return Frozen(policy, config.engine, ranks)
 
 
 def _reference_path(run: Run, ranks: Ranks, start: Path) -> Path:

@@ -22,7 +22,7 @@ from understudy.core import BlockBatch
 def test_the_whole_of_ppo_against_numpy() -> None:
     algorithm, batch = of(**FULL, clip_ratio_low=0.1, clip_ratio_high=0.15, discount=0.9, gae_lambda=0.8), blocks()
     prepared = algorithm.prepare(batch, reference_log_prob=reference(batch))
-    _, sums = learned(algorithm, batch, prepared, [whole(algorithm, prepared)])
+    _, sums = learned(algorithm, batch, prepared, [whole(algorithm, batch)])
     found = algorithm.finish_metrics(sums)
 
     # advantages: the sum of errors to come, whitened over executed steps
@@ -93,7 +93,7 @@ def test_at_the_recorded_weights_the_gradient_is_that_of_advantage_times_log_pro
     algorithm, batch, network = of(adv_estimator=estimator), blocks(), Network()
     prepared = algorithm.prepare(batch)
     prepared = replace(prepared, old_log_prob=network(batch, np.arange(N)).log_prob.detach().float().numpy())
-    loss, _ = algorithm.loss(network(batch, np.arange(N)), loss_inputs(prepared, whole(algorithm, prepared)))
+    loss, _ = algorithm.loss(network(batch, np.arange(N)), loss_inputs(prepared, whole(algorithm, batch)))
     loss.backward()
     assert network.tokens.grad is not None
     plain = Network()
@@ -218,7 +218,7 @@ def test_an_adaptive_price_is_of_the_next_batch_and_moves_both_ways(kl_in: Any) 
         assert algorithm.prepare(batch, reference_log_prob=other).kl_coef == 0.5
         second = algorithm.prepare(batch, reference_log_prob=other)
         assert second.kl_coef == second.metrics["kl_coef"] == pytest.approx(0.5 * change)
-        _, sums = learned(algorithm, batch, second, [whole(algorithm, second)])
+        _, sums = learned(algorithm, batch, second, [whole(algorithm, batch)])
         assert sums["loss"] - sums["policy_loss"] == pytest.approx(second.kl_coef * sums.get("kl_loss", 0.0))
         assert ("kl_loss" in sums) == (kl_in == "loss")
         another = PolicyGradient(algorithm.config)
@@ -267,7 +267,7 @@ def test_it_learns_what_succeeds(estimator: str) -> None:
         batch = lived()
         prepared = algorithm.prepare(batch)
         scores.append(prepared.metrics["success"])
-        for mini_batch in algorithm.mini_batches(prepared, seed=iteration):
+        for mini_batch in algorithm.mini_batches(batch, seed=iteration):
             optimizer.zero_grad()
             for part in algorithm.micro_batches(mini_batch):
                 algorithm.loss(network(batch, part.rows), loss_inputs(prepared, part))[0].backward()

@@ -38,6 +38,8 @@ ANOTHER: dict[str, tuple[Any, dict[str, Any]]] = {  # another value, and what it
     "mini_batch_unit": ("episodes", {"ppo_mini_batch_size": 3}),
     "ppo_micro_batch_size": (2, {}),
     "max_tokens": (40, {"ppo_micro_batch_size": None}),
+    "recompute_log_probs": (True, {}),
+    "rollout_is_threshold": (0.5, {"recompute_log_probs": True}),
     "shuffle": (False, {"ppo_mini_batch_size": 5}),
     "entropy_coeff": (0.1, {}),
     "value_coef": (0.1, GAE),
@@ -58,8 +60,11 @@ def lived(**options: Any) -> tuple[list[float], list[int]]:
     sizes = []
     for seed in range(2):
         batch = blocks(seed)
-        prepared = algorithm.prepare(batch, reference_log_prob=reference(batch))
-        for mini_batch in algorithm.mini_batches(prepared, seed=seed):
+        again = None
+        if algorithm.recomputes("float32"):
+            again = network(batch, np.arange(N)).log_prob.detach().numpy()
+        prepared = algorithm.prepare(batch, reference_log_prob=reference(batch), log_prob=again)
+        for mini_batch in algorithm.mini_batches(batch, seed=seed):
             optimizer.zero_grad()
             for part in algorithm.micro_batches(mini_batch, lengths=np.arange(10, 10 + N)):
                 algorithm.loss(network(batch, part.rows), loss_inputs(prepared, part))[0].backward()
@@ -92,7 +97,7 @@ def test_what_is_needed_of_others() -> None:
 
 def test_micro_batches_are_at_most_as_large_as_asked() -> None:
     batch, algorithm = blocks(), of(ppo_micro_batch_size=3, ppo_mini_batch_size=8)
-    first, second = algorithm.mini_batches(algorithm.prepare(batch), seed=0)[:2]
+    first, second = algorithm.mini_batches(batch, seed=0)[:2]
     assert (len(first), len(second)) == (7, 7)
     assert [len(one) for one in algorithm.micro_batches(first)] == [3, 3, 1]
     assert [len(one) for one in algorithm.micro_batches(first, rank=1, world_size=2)] == [3, 1]
@@ -206,7 +211,7 @@ def test_batches_that_make_no_sense(options: dict[str, Any], changes: dict[str, 
 def test_other_things_that_do_not_fit() -> None:
     batch, algorithm = blocks(), of(**GAE)
     prepared = algorithm.prepare(batch)
-    mini_batch = algorithm.mini_batches(prepared, seed=0)[0]
+    mini_batch = algorithm.mini_batches(batch, seed=0)[0]
     now = Network()(batch, mini_batch.rows)
     with pytest.raises(
         AlgorithmError, match=r"reference_log_prob: expected shape \[14, 3, 2\], got \[14, 3, 1\]; evaluate"
@@ -246,8 +251,8 @@ def test_the_page_explains_every_option_and_every_metric() -> None:
     page = (DOCS / "ppo.md").read_text()
     batch = blocks()
     algorithm = of(adv_estimator="gae", clip_ratio_c=3.0, value_clip=0.1, kl_in="loss")
-    prepared = algorithm.prepare(batch, reference_log_prob=reference(batch))
-    part = algorithm.mini_batches(prepared, seed=0)[0]
+    prepared = algorithm.prepare(batch, reference_log_prob=reference(batch), log_prob=batch.log_prob)
+    part = algorithm.mini_batches(batch, seed=0)[0]
     _, sums = algorithm.loss(Network()(batch, part.rows), loss_inputs(prepared, part))
     metrics = {**prepared.metrics, **algorithm.finish_metrics(sums)}
     for name in (*(field.name for field in fields(PolicyGradientConfig)), *metrics):

@@ -20,7 +20,7 @@ def test_a_mini_batch_knows_how_long_its_episodes_are() -> None:
     steps = np.array([7, 3, 5, 10, 3, 9])[batch.episode]
     for aggregation in ("token-mean", "episode-mean", "episode-sum"):
         algorithm = of(loss_aggregation=aggregation, ppo_mini_batch_size=5, ppo_epochs=1)
-        for found in algorithm.mini_batches(algorithm.prepare(batch), seed=1):
+        for found in algorithm.mini_batches(batch, seed=1):
             executed = batch.executed[found.rows]
             share = executed / steps[found.rows][:, None]
             wanted = {
@@ -37,13 +37,13 @@ def test_a_mini_batch_of_whole_episodes_is_a_mean_over_them_by_hand() -> None:
     batch = blocks()
     options: dict[str, Any] = {"ppo_mini_batch_size": 4, "ppo_epochs": 1, "shuffle": False}
     algorithm = of(mini_batch_unit="episodes", loss_aggregation="episode-mean", **options)
-    first, second = algorithm.mini_batches(algorithm.prepare(batch), seed=1)
+    first, second = algorithm.mini_batches(batch, seed=1)
     assert (first.rows.tolist(), second.rows.tolist()) == ([*range(6)], [*range(6, 14)])
     each = np.array([7, 7, 7, 3, 5, 5])
     np.testing.assert_allclose(first.weight, batch.executed[:6] / (3 * 2 * each[:, None]), rtol=1e-6)
     assert first.weight.sum() * 2 == pytest.approx(1.0)
     in_blocks = of(loss_aggregation="episode-mean", **options)
-    assert [len(one) for one in in_blocks.mini_batches(in_blocks.prepare(batch), seed=1)] == [4, 4, 3, 3]
+    assert [len(one) for one in in_blocks.mini_batches(batch, seed=1)] == [4, 4, 3, 3]
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "episode-mean", "episode-sum"])
@@ -56,7 +56,7 @@ def test_any_split_over_ranks_and_micro_batches_gives_the_gradient_of_the_whole(
     algorithm = PolicyGradient(config)
     prepared = algorithm.prepare(batch, reference_log_prob=reference(batch))
     lengths = np.random.default_rng(0).integers(5, 40, N)
-    for mini_batch in algorithm.mini_batches(prepared, seed=3):
+    for mini_batch in algorithm.mini_batches(batch, seed=3):
         wanted, wanted_sums = learned(algorithm, batch, prepared, [mini_batch])
         assert np.abs(wanted).max() > 1e-3
         for world_size in (1, 2, 3, 5, 16):
@@ -75,14 +75,14 @@ def test_any_split_over_ranks_and_micro_batches_gives_the_gradient_of_the_whole(
 def test_metrics_are_means_over_all_mini_batches() -> None:
     batch, algorithm = blocks(), of(**FULL, ppo_epochs=2, ppo_mini_batch_size=5)
     prepared = algorithm.prepare(batch, reference_log_prob=reference(batch))
-    mini_batches = algorithm.mini_batches(prepared, seed=0)
+    mini_batches = algorithm.mini_batches(batch, seed=0)
     assert len(mini_batches) == 6
     _, sums = learned(algorithm, batch, prepared, mini_batches)
     each = [algorithm.finish_metrics(learned(algorithm, batch, prepared, [one])[1]) for one in mini_batches]
     found = algorithm.finish_metrics(sums)
     for name in ("loss", "policy_loss", "value_loss", "kl_loss"):
         assert found[name] == pytest.approx(np.mean([one[name] for one in each]), rel=1e-6)
-    _, sums = learned(algorithm, batch, prepared, [whole(algorithm, prepared)])
+    _, sums = learned(algorithm, batch, prepared, [whole(algorithm, batch)])
     for name in ("ratio", "approx_kl", "entropy", "clip_low", "clip_high", "clip_dual", "value_clip_fraction"):
         assert found[name] == pytest.approx(algorithm.finish_metrics(sums)[name], rel=1e-6)
 
@@ -90,7 +90,7 @@ def test_metrics_are_means_over_all_mini_batches() -> None:
 def test_padding_has_a_gradient_of_exactly_zero_and_nothing_to_say() -> None:
     batch, algorithm = blocks(), of(**FULL, ppo_mini_batch_size=2)
     prepared = algorithm.prepare(batch, reference_log_prob=reference(batch))
-    (part,) = algorithm.micro_batches(algorithm.mini_batches(prepared, seed=0)[0], rank=4, world_size=5)
+    (part,) = algorithm.micro_batches(algorithm.mini_batches(batch, seed=0)[0], rank=4, world_size=5)
     assert (len(part), part.weight.any(), part.value_weight.any()) == (1, False, False)
     gradient, sums = learned(algorithm, batch, prepared, [part])
     assert len(gradient) == SEES * (H * D * K + 1)  # all of it is there, so that an all-reduce is
@@ -119,7 +119,7 @@ def test_steps_behind_the_end_have_no_influence(options: dict[str, Any], bad: fl
         )
         loss, sums = algorithm.loss(
             Evaluated(log_prob=log_prob, entropy=entropy, value=now.value),
-            loss_inputs(prepared, whole(algorithm, prepared)),
+            loss_inputs(prepared, whole(algorithm, batch)),
         )
         loss.backward()
         assert log_prob.grad is not None
@@ -136,7 +136,7 @@ def test_half_precision_is_for_networks_and_not_for_ratios() -> None:
     now = Network()(batch, np.arange(N))
     half = Evaluated(log_prob=now.log_prob.bfloat16(), entropy=now.entropy.bfloat16(), value=None)
     full = Evaluated(log_prob=half.log_prob.float(), entropy=half.entropy.float(), value=None)
-    given = loss_inputs(prepared, whole(algorithm, prepared))
+    given = loss_inputs(prepared, whole(algorithm, batch))
     found, wanted = algorithm.loss(half, given)[0], algorithm.loss(full, given)[0]
     assert found.dtype == torch.float32
     assert found.item() == wanted.item()

@@ -11,7 +11,7 @@ from tests.unit.training.distributed.small import Net, rows, train
 
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.engine import Engine
-from understudy.training.distributed.errors import RanksError
+from understudy.training.distributed.errors import NonFiniteError, RanksError
 from understudy.training.distributed.ranks import single_rank
 from understudy.training.runs.checkpoint import read_checkpoint, write_checkpoint
 
@@ -165,7 +165,7 @@ def test_refuses_a_gradient_that_is_not_finite() -> None:
     engine = make()
     before = engine.parameters()
     engine.backward(engine.forward(torch.full((1, 4), float("nan")))["out"].sum(), last=True)
-    with pytest.raises(RanksError, match="update 1: the norm of the gradient is nan, and nothing was changed"):
+    with pytest.raises(NonFiniteError, match="update 1: the norm of the gradient is nan, and nothing was changed"):
         engine.step()
     assert all(np.array_equal(before[name], value) for name, value in engine.parameters().items())
     assert train(engine, single_rank(), micro_batches=1) == bare(Net())

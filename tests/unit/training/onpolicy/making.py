@@ -77,7 +77,10 @@ def make_rollouts(
     found = []
     for number, instruction in enumerate(text for text in instructions for _ in range(2)):
         seen = [
-            {path: rng.integers(0, 255, leaf.fixed_shape).astype(leaf.dtype) for path, leaf in spec.observation.flat.items()}
+            {
+                path: rng.integers(0, 255, leaf.fixed_shape).astype(leaf.dtype)
+                for path, leaf in spec.observation.flat.items()
+            }
             for _ in range(blocks + 1)
         ]
         steps = []
@@ -115,12 +118,19 @@ def make_rollouts(
 
 
 def make_learner(
-    policy: TrainablePolicy, *, engine: EngineConfig | None = None, ranks: Ranks | None = None, **options: Any
+    policy: TrainablePolicy,
+    *,
+    engine: EngineConfig | None = None,
+    ranks: Ranks | None = None,
+    failures: Path | None = None,
+    **options: Any,
 ) -> PolicyGradientLearner:
     """A learner of one process; `options` are those of the algorithm."""
     config = PolicyGradientConfig(**{"ppo_mini_batch_size": 4, "ppo_micro_batch_size": 2, **options})
     exchange = RolloutExchange(ranks or single_rank("cpu"))
-    return PolicyGradientLearner(policy, config, engine or EngineConfig(), exchange, Sampling(), seed=0)
+    return PolicyGradientLearner(
+        policy, config, engine or EngineConfig(), exchange, Sampling(), seed=0, failures=failures
+    )
 
 
 def learn(learner: PolicyGradientLearner, rollouts: Sequence[Rollout], number: int = 0) -> dict[str, float]:
