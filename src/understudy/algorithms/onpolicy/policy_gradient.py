@@ -127,7 +127,7 @@ class PolicyGradient:
         return is_last * batch.success[batch.episode].astype(np.float64), batch.success.astype(np.float64)
 
     def _importance(self, batch: BlockBatch, log_prob: Array) -> tuple[Array | None, dict[str, float]]:
-        """Truncated importance weights [N, H, D] of recomputed over recorded probabilities, and how far these differ."""
+        """Truncated importance weights [N, H, D], recomputed over recorded probability, and how far these differ."""
         counts = np.broadcast_to(batch.executed[..., None], log_prob.shape)
         difference = np.where(counts, log_prob.astype(np.float64) - batch.log_prob, 0.0)
         difference = np.clip(difference, -ppo.MAX_LOG_RATIO, ppo.MAX_LOG_RATIO)

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
+from understudy.policies import inputs as host
 from understudy.policies import policy_file
 from understudy.policies.actions import Actions
 from understudy.policies.imitation import ImitationLoss, weighted_mean
-from understudy.policies import inputs as host
 from understudy.policies.inputs import Inputs, is_camera, to_tensor
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
 from understudy.policies.stats import Stats

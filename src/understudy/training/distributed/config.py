@@ -27,7 +27,7 @@ class EngineConfig:
     gradient_clip: float | None = 1.0
     """Maximum norm of the whole gradient; None does not clip."""
     precision: Precision = "float32"
-    """Precision of the computation. What is trained, its gradients and the optimizer's state are float32 in any case."""
+    """Precision of the computation. What is trained, its gradients and the optimizer's state are float32 anyway."""
     gradient_checkpointing: bool = False
     """Recompute the activations of each block in the backward pass instead of keeping them."""
     offload_optimizer: bool = False

@@ -57,8 +57,8 @@ def run_learner(
     A single server writes the run's store, on this machine. Of several shards, those in `here` are read from their
     directories and the others over the network; those in `lost` are gone for good. A caller who passes a Remote may
     change the addresses of its shards meanwhile. An `evaluator` evaluates while learning continues; without one, this
-    process evaluates. `on_restored` gets sentences for the user: the threads and the device of torch, and what a resumed run restored.
-    After a `stop` request it saves and raises Stopped.
+    process evaluates. `on_restored` gets sentences for the user: the threads and the device of torch, and what a
+    resumed run restored. After a `stop` request it saves and raises Stopped.
     """
     from understudy.service import connect  # only now: it needs gRPC
 

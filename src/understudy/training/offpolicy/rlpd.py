@@ -24,9 +24,9 @@ from understudy.replay import DEMO, Mixture, Transitions
 from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_online_mixture
 from understudy.training.runs.config import ConfigError
+from understudy.training.runs.device import AUTO
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
 from understudy.training.runs.metrics import SinkName
-from understudy.training.runs.device import AUTO
 from understudy.training.runs.threads import Threads, check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch

@@ -166,7 +166,7 @@ class PolicyGradientLearner:
         self._failures.mkdir(parents=True, exist_ok=True)
         path = self._failures / f"update-{self.engine.num_updates + 1:06d}-rank-{self._ranks.rank}.npz"
         np.savez(path, **columns)
-        return f"{path} holds the {len(rows)} rows of the mini batch, and in `finite` which micro batches had a finite loss"
+        return f"{path} holds the {len(rows)} rows of the mini batch; `finite` says which micro batches had a finite loss"
 
     def _evaluate(self, policy: TrainablePolicy, data: _Data, wanted: Array) -> Evaluated:
         """Log-probs of rows `wanted` under a policy."""

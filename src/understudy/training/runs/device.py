@@ -50,7 +50,7 @@ def choose_device(asked: str, *, num_ranks: int = 1) -> Device:
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if there and local >= there:
         raise ConfigError(
-            f"device: rank {local} of this node has no GPU of its own, torch sees {there}; start at most as many ranks, "
+            f"device: rank {local} of this node has no GPU of its own, torch sees {there}; start no more ranks, "
             f"or use --device cpu"
         )
     name = check_device(f"cuda:{local}")

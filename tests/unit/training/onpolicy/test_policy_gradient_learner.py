@@ -1,4 +1,4 @@
-"""What a learner does with one batch: where ratios and KL begin, and what it leaves behind when a gradient is no number."""
+"""What a learner does with one batch: where ratios and KL begin, and what it leaves if a gradient is no number."""
 
 from __future__ import annotations
 
