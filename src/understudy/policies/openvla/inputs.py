@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,14 @@ from torch import Tensor
 from understudy.core import Spec, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.core.spec import describe
-from understudy.policies.inputs import is_camera
+from understudy.policies.inputs import is_camera, to_tensor
 from understudy.policies.openvla.config import Resize
 from understudy.policies.openvla.jpeg_lanczos import compress_and_resize
 from understudy.policies.openvla.tokens import Range
 from understudy.policies.protocol import Array, PolicyError
 
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
+PREPARED = "prepared images"  # uint8 [B, n, S, S, 3], in place of the camera fields of an observation
 _SPACE = "\u2581"  # the token that stood between the prompt and the numbers in training
 _CROP_AREA = 0.9  # of the images that OpenVLA was fine-tuned on, cropped at random
 _RESAMPLING = {
@@ -83,8 +85,8 @@ class ImagePreprocessor:
             resize=resize,
         )
 
-    def prepare(self, image: Array) -> Array:
-        """One image uint8 [H, W, 3] to float32 [3·towers, S, S]."""
+    def resized(self, image: Array) -> Array:
+        """One image uint8 [H, W, 3] to uint8 [S, S, 3], as the network sees it; a frame costs some milliseconds."""
         if self.mirror:
             image = image[:, ::-1]
         if self.resize == "jpeg_lanczos":
@@ -96,12 +98,17 @@ class ImagePreprocessor:
             image = np.asarray(resized)
         if self.center_crop:
             image = crop_center(image, _CROP_AREA)
-        scaled = image.astype(np.float32) / np.float32(255)
+        return image
+
+    def normalized(self, images: Tensor) -> Tensor:
+        """Resized images uint8 [B, n, S, S, 3], on any device, to float32 [B, n·towers·3, S, S]."""
+        device = images.device
+        scaled = images.float() / torch.tensor(255.0, device=device)
         towers = [
-            (scaled - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
+            (scaled - torch.tensor(mean, device=device)) / torch.tensor(std, device=device)
             for mean, std in zip(self.means, self.stds, strict=True)
         ]
-        return np.concatenate(towers, axis=-1).transpose(2, 0, 1)
+        return torch.cat(towers, dim=-1).permute(0, 1, 4, 2, 3).flatten(1, 2).contiguous()
 
 
 def crop_center(image: Array, area: float) -> Array:
@@ -166,21 +173,37 @@ class OpenVLAInputs:
         self._cameras, self._images = tuple(cameras), images
         self._proprio, self._range = tuple(proprio), proprio_range
 
-    def tensors(self, observation: Tree, num_rows: int) -> dict[str, Tensor]:
-        """`images` [B, C, S, S] and perhaps `proprio` [B, P], on the CPU."""
+    def prepared(self, observation: Tree, num_rows: int) -> Tree:
+        """The observation with resized images, and without what the network does not see. `tensors` takes it, too:
+        who evaluates rows several times prepares them once."""
         flat = trees.flatten(observation)
+        if PREPARED in flat:
+            return observation
         found = [self._leaf(flat, path, num_rows) for path in self._cameras]
         for path, array in zip(self._cameras, found, strict=True):
             if array.dtype != np.uint8 or array.ndim != 4 or array.shape[-1] != 3:
                 raise SpecError(
                     f"{trees.join('observation', path)}: expected uint8 [{num_rows}, H, W, 3], got {describe(array)}"
                 )
-        rows = [np.concatenate([self._images.prepare(array[row]) for array in found]) for row in range(num_rows)]
-        tensors = {"images": torch.from_numpy(np.stack(rows))}
+        each = [array[row] for row in range(num_rows) for array in found]
+        threads = min(torch.get_num_threads(), len(each))
+        if threads > 1:
+            with ThreadPoolExecutor(threads) as pool:  # the libraries that decode and resize release the GIL
+                resized = list(pool.map(self._images.resized, each))
+        else:
+            resized = [self._images.resized(image) for image in each]
+        images = np.stack(resized).reshape(num_rows, len(found), *resized[0].shape)
+        return {PREPARED: images, **trees.unflatten({path: self._leaf(flat, path, num_rows) for path in self._proprio})}
+
+    def tensors(self, observation: Tree, num_rows: int, device: torch.device) -> dict[str, Tensor]:
+        """`images` [B, C, S, S] and perhaps `proprio` [B, P]; bytes go to the device, and become numbers there."""
+        flat = trees.flatten(self.prepared(observation, num_rows))
+        images = to_tensor(self._leaf(flat, PREPARED, num_rows), device)
+        tensors = {"images": self._images.normalized(images)}
         if self._range is not None:
             parts = [self._leaf(flat, path, num_rows).reshape(num_rows, -1) for path in self._proprio]
             unit = self._range.to_unit(np.concatenate(parts, axis=1).astype(np.float64))
-            tensors["proprio"] = torch.from_numpy(unit.astype(np.float32))
+            tensors["proprio"] = to_tensor(unit.astype(np.float32), device)
         return tensors
 
     @staticmethod

@@ -24,8 +24,8 @@ from transformers.cache_utils import DynamicCache
 
 from understudy.policies.openvla.vision import Vit, VitShape
 
-# ids int64 [B, T], prompt and numbers, padded on the right; is_token bool [B, T], False for padding; at int64 [B, N],
-# the tokens whose logits are wanted, counted as in ids, the first of which gives the value; images float
+# ids int64 [B, T], prompt and numbers, padded on the right; is_token bool [B, T], False for padding, if there is any; at
+# int64 [B, N], the tokens whose logits are wanted, counted as in ids, the first of which gives the value; images float
 # [B, C, S, S]; empty bool [B, T], tokens whose embedding is zero, if any; proprio float [B, P] from -1 to 1, if used
 Tensors: TypeAlias = Mapping[str, Tensor]
 
@@ -76,9 +76,14 @@ class OpenVLANetwork(nn.Module):
                 seen = torch.cat([seen, felt[:, None]], dim=1)
             embedded = torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1)
             at = at + seen.shape[1]
-            visible = self._visible(functional.pad(tensors["is_token"], (seen.shape[1], 0), value=True))
+            if self._bidirectional and "is_token" in tensors:
+                visible = self._visible(functional.pad(tensors["is_token"], (seen.shape[1], 0), value=True))
         hidden = self.language_model.model(
-            inputs_embeds=embedded, attention_mask=visible, past_key_values=cache, use_cache=cache is not None
+            inputs_embeds=embedded,
+            attention_mask=visible,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            is_causal=not self._bidirectional,
         ).last_hidden_state
         chosen = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
         value = None
@@ -95,14 +100,21 @@ class OpenVLANetwork(nn.Module):
     @staticmethod
     def _language(embedded: Tensor, tensors: Tensors) -> Tensor:
         """For FiLM: the mean of the embeddings [B, width] of the prompt and of the end of the text."""
-        counts = (tensors["is_token"] & ~tensors["empty"])[..., None].to(embedded.dtype)
+        said = ~tensors["empty"]
+        if "is_token" in tensors:
+            said = said & tensors["is_token"]
+        counts = said[..., None].to(embedded.dtype)
         return (embedded * counts).sum(dim=1) / counts.sum(dim=1)
 
-    def _visible(self, is_token: Tensor) -> Tensor:
-        """Which token sees which [B, 1, S, S]; given always, because transformers takes a missing mask for causal."""
+    @staticmethod
+    def _visible(is_token: Tensor) -> Tensor:
+        """Which token sees which [B, 1, S, S], where all see all but padding; in memory it is [B, S].
+
+        Rows without padding need no mask, and the fastest kernels of attention take none. Nor does causal attention,
+        because padding stands behind everything else.
+        """
         batch, length = is_token.shape
-        visible = is_token[:, None, None, :].expand(batch, 1, length, length)
-        return visible if self._bidirectional else visible.tril()
+        return is_token[:, None, None, :].expand(batch, 1, length, length)
 
 
 class _VisionBackbone(nn.Module):

@@ -1,8 +1,9 @@
 """OpenVLAPolicy: a published checkpoint of OpenVLA or OpenVLA-OFT as a BlockPolicy.
 
-A row does not depend on the other rows of its batch: every forward pass of `act` has `act_rows` rows with prompts of
-one length, padded with copies of the last one. What it records are the log-probs of the pass that `evaluate`
-makes too, so that the two differ by no more than the rounding of another number of rows.
+A row does not depend on the other rows of its batch: every forward pass of `act` has `act_rows` rows with prompts that
+are padded to one length, which each has by itself, and missing rows are copies of the last one. What it records are the
+log-probs of the pass that `evaluate` makes too, so that the two differ by no more than the rounding of another number of
+rows and other padding.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from transformers.cache_utils import DynamicCache
 from understudy.core import NO_VERSION, ArraySpec, Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import inputs as host
+from understudy.policies.inputs import to_tensor
 from understudy.policies.lora import merged_state
 from understudy.policies.openvla import laplace, loading
 from understudy.policies.openvla.checkpoint import Checkpoint
@@ -186,13 +188,9 @@ class OpenVLAPolicy(TokenPolicy):
     def _generate(self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling) -> Tensor:
         """One number after the other, each seeing those before it: int64 [B, 1, D]."""
         tensors = self.tensors(observation, instructions)
-        length = int(tensors["at"][0, 0]) + 1  # of the prompt
-        given = {
-            **tensors,
-            "ids": tensors["ids"][:, :length],
-            "is_token": tensors["is_token"][:, :length],
-            "at": tensors["at"][:, :1],
-        }
+        length = len(self._prompts.ids(instructions[0]))
+        images = {name: tensor for name, tensor in tensors.items() if name != "is_token"}
+        given = {**images, "ids": tensors["ids"][:, :length], "at": tensors["at"][:, :1]}
         cache, drawn = DynamicCache(), []
         for number in range(self.actions.size):
             logits, _ = self.forward(given, cache)
@@ -231,22 +229,28 @@ class OpenVLAPolicy(TokenPolicy):
         parallel = self.config.decoding == "parallel"
         behind = count + 1 if parallel else count - 1  # the end of the text; the last number is seen by none
         lengths = np.array([len(prompt) for prompt in prompts])
-        size = int(lengths.max()) + behind
+        size = max(self._padded_length(text) for text in instructions) + behind
         ids = np.zeros((len(prompts), size), np.int64)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = prompt
             if parallel:
                 ids[row, len(prompt) + count] = self._stop_id
-            elif tokens is not None:
-                drawn = tokens[row].flatten()[:behind].cpu().numpy()
-                ids[row, len(prompt) : len(prompt) + behind] = self._end_id - 1 - drawn
         offset = np.arange(size)[None] - lengths[:, None]
-        made = {"ids": ids, "is_token": offset < behind, "at": lengths[:, None] - 1 + np.arange(count)[None]}
+        made = {"ids": ids, "at": lengths[:, None] - 1 + np.arange(count)[None]}
+        if lengths.min() + behind < size:
+            made["is_token"] = offset < behind
         if parallel:
             made["empty"] = (offset >= 0) & (offset < count)
-        found = {name: torch.from_numpy(array) for name, array in made.items()}
-        found |= self._inputs.tensors(observation, len(prompts))
-        return {name: tensor.to(self.device) for name, tensor in found.items()}
+        found = {name: to_tensor(array, self.device) for name, array in made.items()}
+        if tokens is not None and behind:
+            drawn = self._end_id - 1 - tokens.flatten(1)[:, :behind]
+            found["ids"].scatter_(1, to_tensor(lengths[:, None] + np.arange(behind)[None], self.device), drawn)
+        return found | self._inputs.tensors(observation, len(prompts), self.device)
+
+    def prepared(self, observation: Tree) -> Tree:
+        """The observations with images as the network sees them. `evaluate` takes them, and takes no time for images."""
+        leaf = next(iter(trees.flatten(observation).values()))
+        return self._inputs.prepared(observation, len(leaf))
 
     def tokens_of(self, action: Tree) -> Array:
         """The replay of a demonstrated block: bins int32 [B, H, D] of actions [B, H, ...]; with an L1 head, numbers."""
@@ -269,7 +273,7 @@ class OpenVLAPolicy(TokenPolicy):
         shape = loading.vision_shapes(self._checkpoint)[0]
         patches = self.config.num_images_in_input * shape.num_patches
         proprio = int(self.config.use_proprio is not None)
-        return patches + proprio + len(self._prompts.ids(instruction)) + self.block_steps * self.log_prob_size
+        return patches + proprio + self._padded_length(instruction) + self.block_steps * self.log_prob_size
 
     def with_parameters(self, parameters: Mapping[str, Any], *, version: int) -> OpenVLAPolicy:
         """The policy with newer arrays of what is trained; all else is shared with this one, which stays as it is."""
@@ -315,12 +319,18 @@ class OpenVLAPolicy(TokenPolicy):
         finally:
             self.model.train(training)
 
+    def _padded_length(self, instruction: str) -> int:
+        """Number of tokens of a prompt with its padding."""
+        multiple = self.config.pad_prompts_to or (32 if self.device.type == "cuda" else 1)
+        return -(-len(self._prompts.ids(instruction)) // multiple) * multiple
+
     def _batches(self, instructions: Sequence[str]) -> list[list[int]]:
-        """Rows in batches of `act_rows` with prompts of one length, padded with the last row."""
+        """Rows in batches of `act_rows` with prompts that are padded to one length, padded with the last row."""
+        alike = self._padded_length if self.config.decoding == "parallel" else lambda text: len(self._prompts.ids(text))
         by_length: dict[int, list[int]] = {}
         for row, text in enumerate(instructions):
-            by_length.setdefault(len(self._prompts.ids(text)), []).append(row)
-        size = self.config.act_rows
+            by_length.setdefault(alike(text), []).append(row)
+        size = self.config.act_rows or (8 if self.device.type == "cuda" else 1)
         return [
             (rows[first : first + size] + size * [rows[-1]])[:size]
             for rows in by_length.values()

@@ -149,6 +149,10 @@ class VLAPolicy(TokenPolicy):
         log_prob, entropy = weigh(logits, tokens, sampling)
         return Evaluated(log_prob=log_prob, entropy=entropy, value=value)
 
+    def prepared(self, observation: Tree) -> Tree:
+        """The observations as `evaluate` takes them: images of the cameras' size need nothing."""
+        return observation
+
     def num_tokens(self, instruction: str) -> int:
         """Of one row in a forward pass; instructions are padded, so that all rows have as many."""
         del instruction

@@ -100,7 +100,7 @@ class PolicyGradientLearner:
         ]
         need = np.unique(np.concatenate([part.rows for parts in mine for part in parts]))
         seen = self._exchange.observations(rollouts, need)
-        data = _Data(batch=batch, seen=seen, known=need)
+        data = _Data(batch=batch, seen=self.policy.prepared(seen), known=need)
         learning = self.learning
         first_epoch = [part for parts in mine[: len(mine) // self.algorithm.config.ppo_epochs] for part in parts]
         if self.algorithm.recomputes(self.engine.config.precision) and not learning.norms:
@@ -166,7 +166,7 @@ class PolicyGradientLearner:
         self._failures.mkdir(parents=True, exist_ok=True)
         path = self._failures / f"update-{self.engine.num_updates + 1:06d}-rank-{self._ranks.rank}.npz"
         np.savez(path, **columns)
-        return f"{path} holds the {len(rows)} rows of the mini batch; `finite` says which micro batches had a finite loss"
+        return f"{path} holds the {len(rows)} rows of the mini batch; `finite`: which micro batches had a finite loss"
 
     def _evaluate(self, policy: TrainablePolicy, data: _Data, wanted: Array) -> Evaluated:
         """Log-probs of rows `wanted` under a policy."""

@@ -33,6 +33,10 @@ class TrainablePolicy(BlockPolicy, Protocol):
         """Number of tokens of one row in a forward pass."""
         ...
 
+    def prepared(self, observation: Tree) -> Tree:
+        """The observations of many rows, with what is slow in `evaluate` done already, for who evaluates them often."""
+        ...
+
     def parameters(self, weights: Mapping[str, Array] | None = None) -> Tree:
         """All arrays of the policy file; `weights` are the model's if this process does not hold all of them."""
         ...

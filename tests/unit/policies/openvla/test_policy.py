@@ -36,6 +36,7 @@ from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.policies import PolicyError, Sampling
 from understudy.policies.config import LoraConfig
 from understudy.policies.openvla import OpenVLAConfig, OpenVLAPolicy
+from understudy.policies.openvla.inputs import ImagePreprocessor
 from understudy.policies.openvla.jpeg_lanczos import compress_and_resize
 from understudy.policies.subprocess import Limits, PolicyFactory
 
@@ -50,6 +51,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "causal": {"cameras": ("wrist",), "attention": "causal", "center_crop": True, "mirror": True},
     "autoregressive": {"cameras": ("image",), "decoding": "autoregressive", "block_steps": 1, "value_head": True},
+    "prompts padded together": {"cameras": ("image",), "act_rows": 4, "pad_prompts_to": 16},
     "autoregressive, many rows": {
         "cameras": ("image",),
         "decoding": "autoregressive",
@@ -203,7 +205,7 @@ def test_parallel_decoding_sees_both_ways_unless_it_is_causal(directory: Path) -
         policy = load(directory, attention=attention)
         given = policy.tensors(observation, instructions(1))
         logits, _ = policy.model(given)
-        last = int(given["is_token"][0].nonzero()[-1])
+        last = given["ids"].shape[1] - 1
         assert given["ids"][0, last] == 2
         given["ids"][0, last] = 9
         assert torch.equal(policy.model(given)[0], logits) is not noticed
@@ -254,6 +256,64 @@ def test_act_rows_is_how_many_rows_a_pass_has(directory: Path) -> None:
         policy.model.projector.register_forward_hook(lambda *x, sizes=sizes: sizes.append(len(x[2])))
         policy.act(observations(3), instructions(3), rngs=rngs(3), sampling=Sampling())
         assert set(sizes) == {num_rows}
+
+
+def test_rows_of_different_prompts_share_a_pass(directory: Path) -> None:
+    """A prompt is padded to the same length whoever is beside it, so that other rows change no bit of a row."""
+    said = [f"pick up the bowl{' and the plate' * (row % 4)}" for row in range(8)]
+    passes, log_probs = [], []
+    for multiple in (1, 64):
+        policy = load(directory, act_rows=4, pad_prompts_to=multiple)
+        sizes: list[int] = []
+        policy.model.projector.register_forward_hook(lambda *x, sizes=sizes: sizes.append(len(x[2])))
+        together = policy.act(observations(8), said, rngs=rngs(8), sampling=Sampling())
+        passes.append(len(sizes))
+        alone = policy.act(contract.rows(observations(8), [5]), said[5:6], rngs=rngs(8)[5:6], sampling=Sampling())
+        np.testing.assert_array_equal(alone.log_prob[0], together.log_prob[5])
+        log_probs.append(log_prob(policy, observations(8), some_tokens(policy, 8)))
+    assert passes == [4, 2]
+    np.testing.assert_allclose(log_probs[0], log_probs[1], rtol=0, atol=3e-5)
+    assert policy.num_tokens(said[0]) == policy.num_tokens(said[3])
+
+
+def test_attention_has_a_mask_where_there_is_padding_that_could_be_seen(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest kernels take none, and a dense one has a byte for each two tokens of each row."""
+    masks: list[torch.Tensor | None] = []
+    plain = torch.nn.functional.scaled_dot_product_attention
+
+    def attention(*args: Any, **kwargs: Any) -> torch.Tensor:
+        masks.append(kwargs.get("attn_mask"))
+        return plain(*args, **kwargs)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attention)
+    short, long = "pick up the bowl", "pick up the bowl and put it on the plate and open the drawer"
+    for options, said, wanted in (
+        ({}, [short, short], False),
+        ({}, [short, long], True),
+        ({"attention": "causal"}, [short, long], False),
+        ({"decoding": "autoregressive", "block_steps": 1}, [short, long], False),
+    ):
+        policy = load(directory, **options)
+        masks.clear()
+        policy.evaluate(observations(2), said, {"tokens": some_tokens(policy, 2)}, sampling=Sampling())
+        found = [mask for mask in masks if mask is not None]
+        assert bool(found) is wanted, options
+        for mask in found:
+            assert mask.untyped_storage().nbytes() == 2 * mask.shape[-1]  # and not its square
+
+
+def test_images_are_prepared_once_for_many_evaluations(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = load(directory, cameras=("image", "wrist"), use_proprio=("hand", "grip"))
+    tokens = some_tokens(policy, 3)
+    expected = log_prob(policy, observations(3), tokens)
+    for threads in (1, 2):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        prepared = policy.prepared(observations(3))
+        with monkeypatch.context() as strict:
+            strict.setattr(ImagePreprocessor, "resized", None)  # raises if it is called
+            np.testing.assert_array_equal(log_prob(policy, prepared, tokens), expected)
 
 
 def test_bfloat16_weights(directory: Path) -> None:
