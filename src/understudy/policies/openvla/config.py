@@ -51,8 +51,8 @@ class OpenVLAConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     act_rows: int | None = None
-    """Number of rows of every forward pass in `act`. Fewer rows are padded, so that results do not depend on them. None:
-    8 on a GPU, which takes hardly longer for them than for one, and 1 on the CPU."""
+    """Number of rows of every forward pass in `act`. Fewer rows are padded, so that results do not depend on them.
+    None: 8 on a GPU, which takes hardly longer for them than for one, and 1 on the CPU."""
     pad_prompts_to: int | None = None
     """Prompts are padded to a multiple of so many tokens, so that rows with different prompts share a forward pass. It
     has no effect in `act` if decoding is autoregressive. None: 32 on a GPU, and 1, no padding, on the CPU."""

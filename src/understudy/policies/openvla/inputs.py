@@ -100,14 +100,16 @@ class ImagePreprocessor:
             image = crop_center(image, _CROP_AREA)
         return image
 
-    def normalized(self, images: Tensor) -> Tensor:
+    def scales(self, device: torch.device) -> Tensor:
+        """float32 [1 + 2·towers, 3]: the largest value of a pixel, then the mean and std of each vision transformer."""
+        pairs = [one for pair in zip(self.means, self.stds, strict=True) for one in pair]
+        return to_tensor(np.array([(255.0, 255.0, 255.0), *pairs], np.float32), device)
+
+    @staticmethod
+    def normalized(images: Tensor, scales: Tensor) -> Tensor:
         """Resized images uint8 [B, n, S, S, 3], on any device, to float32 [B, n·towers·3, S, S]."""
-        device = images.device
-        scaled = images.float() / torch.tensor(255.0, device=device)
-        towers = [
-            (scaled - torch.tensor(mean, device=device)) / torch.tensor(std, device=device)
-            for mean, std in zip(self.means, self.stds, strict=True)
-        ]
+        scaled = images.float() / scales[0]
+        towers = [(scaled - scales[at]) / scales[at + 1] for at in range(1, len(scales), 2)]
         return torch.cat(towers, dim=-1).permute(0, 1, 4, 2, 3).flatten(1, 2).contiguous()
 
 
@@ -172,6 +174,7 @@ class OpenVLAInputs:
     ):
         self._cameras, self._images = tuple(cameras), images
         self._proprio, self._range = tuple(proprio), proprio_range
+        self._scales: Tensor | None = None  # on the device of the last images
 
     def prepared(self, observation: Tree, num_rows: int) -> Tree:
         """The observation with resized images, and without what the network does not see. `tensors` takes it, too:
@@ -199,7 +202,9 @@ class OpenVLAInputs:
         """`images` [B, C, S, S] and perhaps `proprio` [B, P]; bytes go to the device, and become numbers there."""
         flat = trees.flatten(self.prepared(observation, num_rows))
         images = to_tensor(self._leaf(flat, PREPARED, num_rows), device)
-        tensors = {"images": self._images.normalized(images)}
+        if self._scales is None or self._scales.device != images.device:
+            self._scales = self._images.scales(device)
+        tensors = {"images": self._images.normalized(images, self._scales)}
         if self._range is not None:
             parts = [self._leaf(flat, path, num_rows).reshape(num_rows, -1) for path in self._proprio]
             unit = self._range.to_unit(np.concatenate(parts, axis=1).astype(np.float64))

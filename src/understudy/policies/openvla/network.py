@@ -19,15 +19,44 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from understudy.policies.openvla.vision import Vit, VitShape
 
-# ids int64 [B, T], prompt and numbers, padded on the right; is_token bool [B, T], False for padding, if there is any; at
-# int64 [B, N], the tokens whose logits are wanted, counted as in ids, the first of which gives the value; images float
-# [B, C, S, S]; empty bool [B, T], tokens whose embedding is zero, if any; proprio float [B, P] from -1 to 1, if used
+# ids int64 [B, T], prompt and numbers, padded on the right; is_token bool [B, T], False for padding, if there is any;
+# at int64 [B, N], the tokens whose logits are wanted, counted as in ids, the first of which gives the value;
+# images float [B, C, S, S]; empty bool [B, T], tokens whose embedding is zero, if any;
+# proprio float [B, P] from -1 to 1, if used
 Tensors: TypeAlias = Mapping[str, Tensor]
+
+
+_ATTENTION = "openvla"
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **unused: Any,
+) -> tuple[Tensor, None]:
+    """Attention by torch's kernels with the mask as it is given; without one, the layer says whether it is causal.
+
+    For an attention that is its own, transformers makes no mask. For others it reads positions from the device in every
+    pass, to find sequences that are packed into one row.
+    """
+    return sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout, scaling, is_causal=bool(module.is_causal)
+    )
+
+
+AttentionInterface.register(_ATTENTION, _attention)
 
 
 class OpenVLANetwork(nn.Module):
@@ -57,6 +86,9 @@ class OpenVLANetwork(nn.Module):
         self.scale_head = None if l1_head is None else nn.Linear(language.hidden_size, 1)
         self._action_ids = action_ids
         self._bidirectional = bidirectional
+        self.language_model.set_attn_implementation(_ATTENTION)
+        for layer in self.language_model.model.layers:
+            layer.self_attn.is_causal = not bidirectional
 
     def forward(self, tensors: Tensors, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor | None]:
         """Float32 logits [B, N, bins] in the order of the bins, or mean and log scale [B, N, 2]; and the value [B].
@@ -83,7 +115,6 @@ class OpenVLANetwork(nn.Module):
             attention_mask=visible,
             past_key_values=cache,
             use_cache=cache is not None,
-            is_causal=not self._bidirectional,
         ).last_hidden_state
         chosen = hidden.gather(1, at[..., None].expand(-1, -1, hidden.shape[-1]))
         value = None

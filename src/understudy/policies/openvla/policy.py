@@ -1,9 +1,9 @@
 """OpenVLAPolicy: a published checkpoint of OpenVLA or OpenVLA-OFT as a BlockPolicy.
 
 A row does not depend on the other rows of its batch: every forward pass of `act` has `act_rows` rows with prompts that
-are padded to one length, which each has by itself, and missing rows are copies of the last one. What it records are the
-log-probs of the pass that `evaluate` makes too, so that the two differ by no more than the rounding of another number of
-rows and other padding.
+are padded to one length, which each has by itself, and missing rows are copies of the last one. What it records are
+the log-probs of the pass that `evaluate` makes too, so that the two differ by no more than the rounding of another
+number of rows and other padding.
 """
 
 from __future__ import annotations
@@ -248,7 +248,7 @@ class OpenVLAPolicy(TokenPolicy):
         return found | self._inputs.tensors(observation, len(prompts), self.device)
 
     def prepared(self, observation: Tree) -> Tree:
-        """The observations with images as the network sees them. `evaluate` takes them, and takes no time for images."""
+        """The observations with images as the network sees them, with which `evaluate` needs no time for images."""
         leaf = next(iter(trees.flatten(observation).values()))
         return self._inputs.prepared(observation, len(leaf))
 

@@ -30,6 +30,8 @@ class EngineConfig:
     """Precision of the computation. What is trained, its gradients and the optimizer's state are float32 anyway."""
     gradient_checkpointing: bool = False
     """Recompute the activations of each block in the backward pass instead of keeping them."""
+    compile: str | None = None
+    """Backend of torch.compile for each block, such as inductor; None does not compile."""
     offload_optimizer: bool = False
     """Keep the optimizer's state in host memory between updates."""
     offload_parameters: bool = False
@@ -49,5 +51,9 @@ class EngineConfig:
         for name in ("weight_decay", "warmup_updates"):
             if not getattr(self, name) >= 0:
                 raise RanksError(f"{name}: expected at least 0, got {getattr(self, name)}")
+        if self.compile is not None and not self.compile.isidentifier():
+            raise RanksError(
+                f"compile: expected the name of a backend of torch.compile, got {self.compile!r}; try inductor"
+            )
         if self.offload_parameters and self.parallel != "fsdp":
             raise RanksError("offload_parameters: only shards can be offloaded; use parallel='fsdp', one rank will do")

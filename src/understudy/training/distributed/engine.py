@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,11 @@ class Engine:
         self._parallel = self._wrap()
         named = {name: value for name, value in module.named_parameters() if value.requires_grad}
         self._optimizer = AdamW(
-            named.values(), lr=config.learning_rate, betas=config.betas, weight_decay=config.weight_decay
+            named.values(),
+            lr=config.learning_rate,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True if self._fused(named.values()) else None,
         )
         self._trainable = named
         self._start_optimizer()
@@ -221,12 +225,17 @@ class Engine:
                     torch.distributed.broadcast(contiguous, src=0)
                     value.copy_(contiguous)
         blocks: list[nn.Module] = []
-        if config.gradient_checkpointing or config.parallel == "fsdp" or config.blocks:
+        if config.gradient_checkpointing or config.parallel == "fsdp" or config.blocks or config.compile:
             blocks = find_blocks(module, config.blocks)
         if config.gradient_checkpointing:
             if not blocks:
                 raise RanksError("gradient_checkpointing: the module has no ModuleList; name the classes in `blocks`")
             checkpoint_activations(blocks)
+        if config.compile is not None:
+            if not blocks:
+                raise RanksError("compile: the module has no ModuleList; name the classes in `blocks`")
+            for block in blocks:  # and not the whole: around them are Python and shapes that change with each batch
+                block.compile(backend=config.compile)
         with ranks.collective(f"making {config.parallel}"):
             if config.parallel == "fsdp":
                 from understudy.training.distributed.fsdp import FSDPSharded
@@ -246,8 +255,14 @@ class Engine:
         """Create AdamW's state as its first step would, so that it can be saved and loaded before the first update."""
         for value in self._trainable.values():
             moments = {name: torch.zeros_like(value, requires_grad=False) for name in ("exp_avg", "exp_avg_sq")}
-            self._optimizer.state[value] = {"step": torch.tensor(0.0, dtype=torch.float32), **moments}
+            where = value.device if self._fused([value]) else "cpu"
+            self._optimizer.state[value] = {"step": torch.zeros((), dtype=torch.float32, device=where), **moments}
         self._move_optimizer(to_device=False)
+
+    @staticmethod
+    def _fused(values: Iterable[Tensor]) -> bool:
+        """Whether the optimizer takes one kernel for all: on GPUs. On a CPU it would change the last bits."""
+        return all(value.device.type == "cuda" for value in values)
 
     def _update(self) -> None:
         for group in self._optimizer.param_groups:

@@ -136,6 +136,21 @@ def kept_bytes(engine: Engine) -> int:
     return kept
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch's own tracing
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
+def test_compiled_blocks_train_to_the_same_numbers(backend: str) -> None:
+    usual, compiled = make(), make(compile=backend)
+    torch._dynamo.utils.counters.clear()
+    np.testing.assert_allclose(train(compiled, single_rank()), train(usual, single_rank()), rtol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+    assert list(compiled.parameters()) == list(usual.parameters())
+    with pytest.raises(RanksError, match="compile: the module has no ModuleList; name the classes in `blocks`"):
+        make(torch.nn.Linear(4, 1), compile=backend)
+    with pytest.raises(RanksError, match=r"compile: expected the name of a backend of torch\.compile, got 'in ductor'"):
+        make(compile="in ductor")
+
+
 def test_blocks_are_found_by_class() -> None:
     chain = torch.nn.Sequential(*[torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh()) for _ in range(3)])
     with pytest.raises(RanksError, match="the module has no ModuleList; name the classes in `blocks`"):

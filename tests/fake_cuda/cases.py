@@ -1,0 +1,317 @@
+"""What runs on fake CUDA tensors: `python -m tests.fake_cuda.cases OUT.json [NAME ...]`, in a process of its own.
+
+Each case uses the product's own code and returns plain numbers, or the error that ended it. The planted mistakes change
+one thing in the product and must end with an error.
+"""
+
+# ruff: noqa: E402  # torch is imported after the shim
+
+from __future__ import annotations
+
+from tests.fake_cuda import build
+
+build.load()
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from tests.fake_cuda.pretend import Seen, WrongDtypeError, pretend
+from tests.sides import SidesWorld
+from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions, make_checkpoint
+from tests.unit.training.onpolicy.making import TINY, learn, make_learner, make_rollouts
+
+from understudy.policies import Sampling, lora
+from understudy.policies.config import LoraConfig
+from understudy.policies.openvla import OpenVLAPolicy
+from understudy.policies.openvla.network import OpenVLANetwork
+from understudy.policies.vla import VLAModel, VLAPolicy
+from understudy.training.collection.rollout import Rollout
+from understudy.training.distributed.config import EngineConfig
+from understudy.training.distributed.engine import Engine
+from understudy.training.distributed.ranks import single_rank
+from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.device import choose_device
+
+CASES: dict[str, Callable[[], Any]] = {}
+LOW = EngineConfig(precision="bfloat16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scene:
+    """A policy on the fake device, and episodes in which it has acted before."""
+
+    seen: Seen
+    policy: Any
+    rollouts: list[Rollout]
+
+
+def case(function: Callable[[], Any]) -> Callable[[], Any]:
+    CASES[function.__name__] = function
+    return function
+
+
+# ---- the product as it is
+
+
+@case
+def device() -> Any:
+    """What `auto` is on a machine with eight GPUs, for a process alone and for ranks of one node."""
+    with pretend():
+        alone = choose_device("auto")
+        with mock.patch.dict(os.environ, {"LOCAL_RANK": "3"}):
+            fourth = choose_device("auto", num_ranks=8)
+        ninth = ""
+        try:
+            with mock.patch.dict(os.environ, {"LOCAL_RANK": "8"}):
+                choose_device("auto", num_ranks=9)
+        except ConfigError as error:
+            ninth = str(error)
+        return {"alone": str(alone), "fourth": fourth.name, "ninth": ninth, "ranks": str(single_rank().device)}
+
+
+@case
+def small_vla() -> Any:
+    with _small() as scene:
+        return _train(scene, LOW)
+
+
+@case
+def openvla_lora() -> Any:
+    """LoRA over a bfloat16 base, with recomputed activations; eight rows with five prompts."""
+    with _openvla(lora=True, value_head=True) as scene:
+        found = _train(scene, replace(LOW, gradient_checkpointing=True))
+        frozen = {str(one.dtype) for one in scene.policy.model.parameters() if not one.requires_grad}
+        return {**found, "frozen": sorted(frozen)}
+
+
+@case
+def openvla_autoregressive() -> Any:
+    with _openvla(lora=True, decoding="autoregressive", block_steps=1) as scene:
+        return _train(scene, LOW)
+
+
+@case
+def openvla_full() -> Any:
+    """Full fine-tuning of a bfloat16 checkpoint."""
+    with _openvla(lora=False) as scene:
+        return _train(scene, LOW)
+
+
+# ---- planted mistakes
+
+
+def _mistake(name: str, plant: Callable[[], Any], run: Callable[[], Any]) -> None:
+    def planted() -> Any:
+        with plant():
+            return run()
+
+    CASES[f"mistake: {name}"] = planted
+
+
+def _words_on_the_host() -> Any:
+    plain = VLAPolicy.tensors
+
+    def tensors(self: VLAPolicy, *args: Any) -> Any:
+        found = plain(self, *args)
+        return {**found, "words": torch.zeros(found["words"].shape, dtype=torch.int64)}
+
+    return mock.patch.object(VLAPolicy, "tensors", tensors)
+
+
+def _another_gpu() -> Any:
+    """The policy makes its inputs on another device than that of its network."""
+    plain = VLAPolicy.act
+
+    def act(self: VLAPolicy, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == "cuda":  # and not in what it did before
+            self.device = torch.device("cuda:1")
+        return plain(self, *args, **kwargs)
+
+    return mock.patch.object(VLAPolicy, "act", act)
+
+
+def _mixed_linear() -> Any:
+    return mock.patch("understudy.policies.openvla.network._like", lambda hidden, head: hidden)
+
+
+def _without_autocast() -> Any:
+    """A head of float32 over hidden states of bfloat16."""
+    with _openvla(lora=True, value_head=True) as scene:
+        return _train(scene, EngineConfig())
+
+
+def _reads_a_number() -> Any:
+    plain = Engine.backward
+
+    def backward(self: Engine, loss: Any, *, last: bool) -> None:
+        loss.item()
+        plain(self, loss, last=last)
+
+    return mock.patch.object(Engine, "backward", backward)
+
+
+def _copies_to_the_host() -> Any:
+    plain = PolicyGradientLearner._evaluate
+
+    def evaluate(self: PolicyGradientLearner, *args: Any) -> Any:
+        evaluated = plain(self, *args)
+        evaluated.log_prob.detach().cpu()
+        return evaluated
+
+    return mock.patch.object(PolicyGradientLearner, "_evaluate", evaluate)
+
+
+def _dense_mask() -> Any:
+    plain = OpenVLANetwork._visible
+    return mock.patch.object(OpenVLANetwork, "_visible", lambda self, is_token: plain(is_token).contiguous())
+
+
+def _low_adapter() -> Any:
+    """Adapters of the dtype of their base, which the engine would mend: it is kept from it."""
+    plain = torch.optim.AdamW.__init__
+
+    def init(self: Any, parameters: Any, **options: Any) -> None:
+        given = list(parameters)
+        for parameter in given:
+            parameter.data = parameter.data.bfloat16()
+        plain(self, given, **options)
+
+    return mock.patch.object(torch.optim.AdamW, "__init__", init)
+
+
+def _precision_of_its_own() -> Any:
+    """The network switches the engine's autocast off."""
+    return mock.patch.object(VLAModel, "_precision", return_value=torch.autocast("cuda", enabled=False))
+
+
+_mistake("words on the host", _words_on_the_host, small_vla)
+_mistake("inputs on another GPU", _another_gpu, small_vla)
+_mistake("a head of another dtype", _mixed_linear, _without_autocast)
+_mistake("bfloat16 switched off", _precision_of_its_own, small_vla)
+_mistake("trained weights of bfloat16", _low_adapter, small_vla)
+_mistake("a number read in each micro batch", _reads_a_number, small_vla)
+_mistake("a copy to the host in each micro batch", _copies_to_the_host, small_vla)
+_mistake("a dense mask", _dense_mask, openvla_full)
+
+
+# ---- how
+
+
+@contextlib.contextmanager
+def _small() -> Iterator[Scene]:
+    world = SidesWorld(tasks=2)
+    told = [task.instruction for task in world.suite.tasks]
+    policy = VLAPolicy.new(TINY, world.step_spec, told, seed=0)
+    rollouts = make_rollouts(policy, world.step_spec, told[:1], blocks=1)
+    with pretend() as seen:
+        there = VLAPolicy(policy.config, policy.spec, policy.words, policy.stats, policy.model, device="cuda:0")
+        yield Scene(seen=seen, policy=there, rollouts=rollouts)
+
+
+@contextlib.contextmanager
+def _openvla(*, lora: bool, **options: Any) -> Iterator[Scene]:
+    given = {"unnorm_key": KEY, "cameras": ("image",), "block_steps": 2, "dtype": "bfloat16", **options}
+    with tempfile.TemporaryDirectory() as place:
+        policy = OpenVLAPolicy.load(make_checkpoint(Path(place) / "checkpoint"), SPEC, **given)
+        rollouts = make_rollouts(policy, SPEC, instructions(1), blocks=1)
+        if lora:
+            _add_lora(policy.model)
+        with pretend() as seen:
+            seen.dense_masks = False
+            policy.device = torch.device("cuda:0")
+            policy.model.to(policy.device)
+            yield Scene(seen=seen, policy=policy, rollouts=rollouts)
+
+
+def _add_lora(model: Any) -> None:
+    lora.add_lora(model, LoraConfig(rank=2))
+
+
+def _train(scene: Scene, config: EngineConfig) -> dict[str, Any]:
+    """Act, then learn from one batch in two micro batches; returns what was seen."""
+    seen, policy = scene.seen, scene.policy
+    learner = make_learner(policy, engine=config, ranks=single_rank(), ppo_epochs=1, ppo_micro_batch_size=1)
+    leaves = policy.spec.observation.flat.items()
+    told = [f"{scene.rollouts[0].episode.info.instruction}{' now' * (row % 5)}" for row in range(8)]  # type: ignore[union-attr]
+    several = isinstance(policy, OpenVLAPolicy) and policy.config.decoding == "parallel"
+    passes = 0
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return learner.engine.forward(*args, **kwargs)
+
+    policy.forward = forward
+    policy.act(
+        {path: np.zeros((8, *leaf.fixed_shape), leaf.dtype) for path, leaf in leaves},
+        told if several else told[:1] * 8,
+        rngs=[np.random.default_rng(row) for row in range(8)],
+        sampling=Sampling(),
+    )
+    acting_passes, acting_syncs = passes, seen.num_syncs
+    with _no_sync_in_micro_batches(seen, learner):
+        learn(learner, scene.rollouts)
+    trained = {value.dtype for value in policy.model.parameters() if value.requires_grad}
+    trained |= {value.dtype for name, value in learner.engine.tensors().items() if "exp_avg" in name}
+    if trained - {torch.float32}:
+        raise WrongDtypeError(f"trained in {', '.join(map(str, trained))}; small updates round to nothing")
+    wanted = {torch.bfloat16} if config.precision == "bfloat16" else {torch.bfloat16, torch.float32}
+    if seen.products.keys() - wanted:
+        raise WrongDtypeError(f"matrix products in {', '.join(map(str, seen.products))}; the engine's is bfloat16")
+    return {
+        "acting passes": acting_passes,
+        "learning syncs": seen.num_syncs - acting_syncs,
+        "updates": learner.engine.num_updates,
+        "kernels": dict(seen.kernels),
+        "products": {str(dtype): count for dtype, count in seen.products.items()},
+        "trained": sorted(map(str, trained)),
+        "fused steps": seen.num_fused_steps,
+    }
+
+
+@contextlib.contextmanager
+def _no_sync_in_micro_batches(seen: Seen, learner: PolicyGradientLearner) -> Iterator[None]:
+    """From the evaluation of a micro batch to the end of its backward pass, the host must be ahead of the device."""
+    evaluate, backward = learner._evaluate, learner.engine.backward
+
+    def evaluated(*args: Any) -> Any:
+        with seen.no_sync():
+            return evaluate(*args)
+
+    def backwarded(loss: Any, *, last: bool) -> None:
+        with seen.no_sync():
+            backward(loss, last=last)
+
+    learner._evaluate = evaluated  # type: ignore[method-assign]
+    learner.engine.backward = backwarded  # type: ignore[method-assign]
+    yield
+
+
+def main(out: str, *names: str) -> None:
+    found: dict[str, Any] = {}
+    for name in names or CASES:
+        try:
+            found[name] = CASES[name]()
+        except Exception as error:  # noqa: BLE001  # reported
+            where = [frame for frame in traceback.extract_tb(error.__traceback__) if "/understudy/" in frame.filename]
+            at = f"{Path(where[-1].filename).name}:{where[-1].lineno}" if where else ""
+            found[name] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}", "at": at}
+            if "mistake" not in name:
+                traceback.print_exc()
+    Path(out).write_text(json.dumps(found, indent=1))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
