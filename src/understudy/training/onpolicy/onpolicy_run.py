@@ -25,7 +25,7 @@ from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks, single_rank
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationResult, evaluate_tasks
-from understudy.training.onpolicy.policy_files import keep_policy, save_policy
+from understudy.training.onpolicy.policy_files import is_one_file, keep_policy, save_policy
 from understudy.training.onpolicy.policy_gradient_learner import Learning
 from understudy.training.onpolicy.rollout_backend import LocalRolloutBackend, RolloutBackendFactory
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
@@ -249,7 +249,8 @@ class OnPolicyRun:
         if self._evaluated_version == self.policy.version:
             return
         stopped = False
-        weights = self._learner.engine.parameters(everywhere=False)
+        all_weights = is_one_file(self.policy)  # for its digest; an OpenVLA's is that of what is trained
+        weights = self._learner.engine.parameters(trainable_only=not all_weights, everywhere=False)
         with self._acting():
             if self.ranks.first:
                 try:
@@ -358,7 +359,13 @@ class OnPolicyRun:
         carried = self._exchange.with_observations([rollout for group in start.carried for rollout in group.rollouts])
         collected = self._exchange.with_observations([self._collected[number] for number in sorted(self._collected)])
         totals = self.ranks.gather_json(learning.totals, name="totals")
-        weights = engine.parameters(everywhere=False)
+        last = self.iteration == self.config.iterations
+        all_weights = last or is_one_file(self.policy)
+        weights: Mapping[str, Any] = {}
+        if (
+            all_weights or self.config.lora.rank
+        ):  # of billions of frozen weights, nothing is gathered to write an adapter
+            weights = engine.parameters(trainable_only=not all_weights, everywhere=False)
         each = self.ranks.gather_json(self.backend.commits(), name="commits")
         commits = {name: commit for one in each for name, commit in one.items()}
         checkpoints = self.directory.checkpoints
@@ -390,7 +397,6 @@ class OnPolicyRun:
             fill=lambda directory: engine.save(directory / SHARDS),
         )
         self._saved_steps = self.num_steps
-        last = self.iteration == self.config.iterations
         save_policy(self.policy, self.directory, weights, adapted=bool(self.config.lora.rank), last=last)
 
     def _keep_policy(self) -> None:

@@ -88,8 +88,14 @@ def digest_of_policy(path: Path) -> str:
     return digest.hexdigest()
 
 
+def is_one_file(policy: TrainablePolicy) -> bool:
+    """Whether it is a small VLA, which is saved whole each time. Of an OpenVLA only the adapter is, until the end."""
+    return hasattr(policy, "description")
+
+
 def save_policy(policy: TrainablePolicy, run: Run, weights: Mapping[str, Array], *, adapted: bool, last: bool) -> None:
-    """Save the newest policy in the run; `weights` are all weights of the model."""
+    """Save the newest policy in the run. `weights` are all weights of the model, or those of the adapter if they are
+    all that is saved."""
     _write(policy, run.path, weights, adapted=adapted, whole=last)
 
 
@@ -113,14 +119,16 @@ def _write(
     import torch
 
     tensors = {name: torch.from_numpy(array) for name, array in weights.items()}
-    merged = tensors
     if adapted:
-        from understudy.policies.lora import merged_state, save_adapter
+        from understudy.policies.lora import save_adapter
 
         save_adapter(policy.model, directory / ADAPTER, tensors)
-        merged = merged_state(policy.model, tensors)
-    if hasattr(policy, "description"):  # a small policy: one file
-        policy.save(Run(directory).policy, {name: tensor.numpy() for name, tensor in merged.items()})
+    if is_one_file(policy):
+        if adapted:
+            from understudy.policies.lora import merged_state
+
+            tensors = merged_state(policy.model, tensors)
+        policy.save(Run(directory).policy, {name: tensor.numpy() for name, tensor in tensors.items()})
     elif whole:
         new = directory / f".{WHOLE}.new"
         shutil.rmtree(new, ignore_errors=True)
