@@ -142,6 +142,15 @@ class ClusterCollector(Supervisor[_Worker]):
         if version != self._version:
             self._weights, self._version = ray.put(dict(weights())), version
 
+    @property
+    def weights(self) -> Any:
+        """The reference to the published weights."""
+        return self._weights
+
+    def use(self, version: int, weights: Any) -> None:
+        """Streams from now on use a version that another rank has published, by its reference."""
+        self._weights, self._version = weights, version
+
     def prefetch(self, tickets: Sequence[Ticket], sampling: Sampling) -> None:
         """Begin with the tickets of the next stream that is no evaluation, in a thread."""
         self._finish_prefetch()

@@ -82,7 +82,8 @@ class RankSupervisor(Supervisor[SupervisedActor]):
 
     def start(self, actor: SupervisedActor) -> None:
         if self._meeting_point is not None:
-            actor.send("start", "work", self.actors.index(actor), len(self.actors), *self._meeting_point)
+            first = self.actors[0].handle  # the others ask it for weights
+            actor.send("start", "work", self.actors.index(actor), len(self.actors), *self._meeting_point, first)
         elif actor is self.actors[0]:
             actor.send("meeting_point")
 

@@ -161,3 +161,26 @@ def test_an_error_that_a_learner_would_raise_again_ends_the_run(tmp_path: Path, 
     config = make_config(tmp_path / "nowhere.safetensors")
     with pytest.raises(UnderstudyError, match=r"policy: expected a policy file"):
         run_on_policy(Run.create(tmp_path / "run", "grpo", config), TWO, address=address)
+
+
+@pytest.mark.nightly  # test_publish.py shows it without Ray
+def test_two_learners_act_with_the_weights_that_the_first_has_put(tmp_path: Path, address: str) -> None:
+    config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=2, engine={"parallel": "ddp"})
+    run = Run.create(tmp_path / "run", "grpo", config)
+    run_on_policy(run, ClusterConfig(learner=LearnerConfig(num=2)), address=address)
+    trained = [line for line in metrics(run.path) if line["kind"] == "train"]
+    assert [line["lag"] for line in trained] == [0.0, 0.0]
+    assert all(abs(line["ratio"] - 1) < 0.1 for line in trained)
+    versions = {int(version) for path in shards(run.path) for version in versions_of(path)}
+    assert versions == {0, 1}
+
+
+def versions_of(store: Path) -> list[int]:
+    """The versions of the policy that chose actions in a store."""
+    with Reader(store) as reader:
+        return [
+            int(version)
+            for record in reader.catalog.episodes("deleted is null")
+            for version in reader.read(record.id).policy_version
+            if version >= 0
+        ]

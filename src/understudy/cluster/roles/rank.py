@@ -56,7 +56,14 @@ class RankJob:
 class RolloutCollector(TicketRunner, Supervised, Protocol):
     """Runs tickets on supervised rollout workers."""
 
+    @property
+    def weights(self) -> Any:
+        """The reference to the published weights."""
+        ...
+
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None: ...
+
+    def use(self, version: int, weights: Any) -> None: ...
 
     def prefetch(self, tickets: Sequence[Ticket], sampling: Sampling) -> None: ...
 
@@ -72,9 +79,18 @@ class RankBackend:
 
     uses_local_policy = False
 
-    def __init__(self, job: RankJob, runner: RolloutCollector, ranks: Ranks, waiting: Callable[[str], None]):
-        """`waiting` is called with what this waits for."""
+    def __init__(
+        self,
+        job: RankJob,
+        runner: RolloutCollector,
+        ranks: Ranks,
+        waiting: Callable[[str], None],
+        first_weights: Callable[[], Any],
+    ):
+        """`waiting` is called with what this waits for; `first_weights` returns the reference of the first rank."""
         self.runner = runner
+        self._first_weights = first_weights
+        self._published: int | None = None  # version
         self._ranks, self._waiting, self._max_lag = ranks, waiting, job.cluster.max_lag
         self._remotes: dict[str, Remote] = {
             name: connect(f"{name}={address}", token=job.token) for name, address in job.addresses.items()
@@ -95,7 +111,16 @@ class RankBackend:
             )
 
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
-        self.runner.publish(version, weights)
+        """The first rank puts the weights into Ray's object store, once; the others use its reference."""
+        if version == self._published:
+            return
+        given = weights()  # gathered from all ranks, on the first
+        if self._ranks.first:
+            self.runner.publish(version, lambda: given)
+        self._ranks.barrier("published")
+        if not self._ranks.first:
+            self.runner.use(version, self._first_weights())
+        self._published = version
 
     def prefetch(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
         if self._max_lag:
@@ -151,6 +176,7 @@ class RankProcess(RoleProcess):
         self._iteration = 0
         self._first = True
         self._backend: RankBackend | None = None
+        self._first_handle: Any = None
 
     def meeting_point(self) -> tuple[str, int]:
         """A free address on this node at which the ranks can meet; asked of the first."""
@@ -158,8 +184,14 @@ class RankProcess(RoleProcess):
             probe.bind(("", 0))
             return ray.util.get_node_ip_address(), int(probe.getsockname()[1])
 
-    def work(self, rank: int, size: int, host: str, port: int) -> None:
-        """Train until all iterations are completed."""
+    def published(self) -> tuple[Any, ...]:
+        """The reference to the published weights of this rank, in a tuple, so that Ray does not fetch them."""
+        assert self._backend is not None
+        return (self._backend.runner.weights,)
+
+    def work(self, rank: int, size: int, host: str, port: int, first: Any) -> None:
+        """Train until all iterations are completed; `first` is the handle of the first rank."""
+        self._first_handle = first
         os.environ |= {
             "RANK": str(rank),
             "WORLD_SIZE": str(size),
@@ -184,8 +216,12 @@ class RankProcess(RoleProcess):
     def _open_backend(self, run: Run, config: OnPolicyConfig, ranks: Ranks) -> RankBackend:
         collector = self._open_collector(config, self._job, policy_path(config.policy), ranks)
         self.supervised = collector
-        self._backend = RankBackend(self._job, collector, ranks, self._waiting)
+        self._backend = RankBackend(self._job, collector, ranks, self._waiting, self._first_weights)
         return self._backend
+
+    def _first_weights(self) -> Any:
+        (reference,) = ray.get(self._first_handle.published.remote())
+        return reference
 
     def _progressed(self, update: OnPolicyProgress) -> None:
         self._iteration = update.iteration

@@ -196,7 +196,8 @@ class OpenVLAInputs:
         else:
             resized = [self._images.resized(image) for image in each]
         images = np.stack(resized).reshape(num_rows, len(found), *resized[0].shape)
-        return {PREPARED: images, **trees.unflatten({path: self._leaf(flat, path, num_rows) for path in self._proprio})}
+        state: dict[str, Any] = {path: self._leaf(flat, path, num_rows) for path in self._proprio}
+        return trees.unflatten({PREPARED: images, **state})
 
     def tensors(self, observation: Tree, num_rows: int, device: torch.device) -> dict[str, Tensor]:
         """`images` [B, C, S, S] and perhaps `proprio` [B, P]; bytes go to the device, and become numbers there."""

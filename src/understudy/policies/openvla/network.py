@@ -51,9 +51,11 @@ def _attention(
     For an attention that is its own, transformers makes no mask. For others it reads positions from the device in every
     pass, to find sequences that are packed into one row.
     """
-    return sdpa_attention_forward(
+    attend: Any = sdpa_attention_forward
+    found: tuple[Tensor, None] = attend(
         module, query, key, value, attention_mask, dropout, scaling, is_causal=bool(module.is_causal)
     )
+    return found
 
 
 AttentionInterface.register(_ATTENTION, _attention)

@@ -219,7 +219,8 @@ class OnPolicyRun:
     def _acting(self) -> AbstractContextManager[None]:
         """Within, episodes are run with the present policy."""
         engine = self._learner.engine
-        self.backend.publish(self.policy.version, lambda: engine.parameters(trainable_only=True))
+        weights = partial(engine.parameters, trainable_only=True, everywhere=False)
+        self.backend.publish(self.policy.version, weights)
         return engine.unsharded() if self.backend.uses_local_policy else nullcontext()
 
     def _mine(self, tickets: Sequence[Ticket]) -> list[Ticket]:

@@ -40,7 +40,8 @@ class RolloutBackend(Protocol):
         ...
 
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
-        """Run episodes with this version from now on. All ranks call this, and either all or none call `weights`."""
+        """Run episodes with this version from now on. All ranks call this, and either all or none call `weights`, which
+        returns them on the first rank."""
         ...
 
     def prefetch(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
