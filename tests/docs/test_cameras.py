@@ -12,7 +12,7 @@ from understudy.replay import Reader
 
 def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
-    assert run_page(DOCS / "cameras.md") == 2
+    assert run_page(DOCS / "cameras.md") == 3
     age, _, said = capsys.readouterr().out.strip().partition(" ")
     assert said == "nanoseconds old"
     assert int(age) > 0

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
+from understudy.policies import inputs as host
 from understudy.policies import policy_file
 from understudy.policies.actions import Actions
 from understudy.policies.flow import flow_matching
@@ -161,7 +162,7 @@ class FlowPolicy:
         added = None if noises is None else noises[rows]
         chain, velocities, value = self._run(part, start[rows], added, self.forward)
         log_prob = self._log_probs(chain, velocities, sampling)
-        return chain.cpu().numpy(), log_prob.cpu().numpy(), None if value is None else value.cpu().numpy()
+        return host.to_array(chain), host.to_array(log_prob), None if value is None else host.to_array(value)
 
     def _run(
         self, tensors: Tensors, start: Tensor, noises: Tensor | None, forward: Forward
@@ -217,6 +218,10 @@ class FlowPolicy:
         stds = flow_matching.noise_stds(steps, level) if level else [1.0]
         each = [flow_matching.entropy(self.actions.size, std * sampling.temperature) for std in stds]
         return torch.tensor(each, device=self.device).expand(log_prob.shape)
+
+    def prepared(self, observation: Tree) -> Tree:
+        """The observations as `evaluate` takes them: nothing is slow there."""
+        return observation
 
     def num_tokens(self, instruction: str) -> int:
         """Of one row in a forward pass: its steps."""
