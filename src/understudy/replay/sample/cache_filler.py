@@ -29,6 +29,7 @@ from understudy.replay.read.resized_field import ResizedField
 from understudy.replay.read.view import ViewIndex
 
 PIECE_ROWS = 64
+SINGLE_FRAMES = 16  # of those that are no GOP, made and written at once: files of larger writes are read faster
 RETRY_S = 1.0  # between two attempts to get the lock, or room in the cache
 
 
@@ -141,13 +142,14 @@ class CacheFiller:
         numbers = field.frame_numbers(segment, first, stop - first)
         sources = segment.read_column(field.source_checksum, first, stop - first)
         missing = ~field.derived.has(segment.layout.segment_id, first, sources)
-        for start, end in pairwise([*np.flatnonzero(numbers == 0).tolist(), stop - first]):
+        starts = np.flatnonzero(numbers == 0)[:: SINGLE_FRAMES if field.gop_size == 1 else 1]
+        for start, end in pairwise([*starts.tolist(), stop - first]):
             if missing[start:end].any() and not self._closed:
                 if self._directory.is_full:  # later, if there is room
                     with self._changed:
                         self._rows.appendleft(rows._replace(first=first + start))
                     return
-                with suppress(UnderstudyError):  # damage costs one GOP
+                with suppress(UnderstudyError):  # damage costs one GOP here, or a few single frames
                     field.make(segment, first + start, first + end - 1)
 
     def _lock(self) -> bool:
