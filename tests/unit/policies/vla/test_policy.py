@@ -20,7 +20,7 @@ from understudy.core import ArraySpec, Spec, SpecError, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import Acted, ActorPolicy, PolicyError, Sampling, Stats
 from understudy.policies.vla import VLAConfig, VLAModel, VLAPolicy
-from understudy.training.distributed.ranks import single_rank
+from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.single_process import SingleProcess
 
 PICTURE = ArraySpec(shape=(32, 32, 3), dtype="uint8")
@@ -124,7 +124,7 @@ def test_it_computes_in_the_precision_of_the_engine_that_trains_it() -> None:
     policy = policy_of()
     weights = policy.model.state_dict()
     exact = policy.forward(policy.tensors(observations(4), told(4)))[0]
-    low = SingleProcess(policy.model, single_rank("cpu"), "bfloat16").forward(policy.tensors(observations(4), told(4)))[
+    low = SingleProcess(policy.model, Ranks(0, 1), "bfloat16").forward(policy.tensors(observations(4), told(4)))[
         0
     ]
     assert low.dtype == torch.float32
