@@ -2,7 +2,7 @@
 
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 PYTHON ?= python3
-JOBS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
+JOBS ?= auto
 PYTEST := $(VENV)/bin/pytest
 
 .DEFAULT_GOAL := check
@@ -31,8 +31,7 @@ layers:
 serial:
 	$(PYTEST) -m "serial and not nightly" $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || test $$? -eq 5
 
-# One more at a time than there are cores: some tests wait for a browser, a server or a process that was killed. Each has one
-# thread: with more, torch's threads wait for each other.
+# As many at a time as there are cores, so each has one thread: with more, torch's threads wait for each other.
 tests: export OMP_NUM_THREADS := 1
 tests:
 	$(PYTEST) -m "not serial and not nightly" -n $(JOBS) --dist loadgroup --durations 20

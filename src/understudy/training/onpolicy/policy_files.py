@@ -23,6 +23,7 @@ from understudy.policies.load import load_block_policy
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.trainable_policy import TrainablePolicy
 from understudy.training.runs.config import ConfigError
+from understudy.training.runs.device import choose_device
 from understudy.training.runs.run import Run
 
 Array = np.ndarray[Any, Any]
@@ -38,7 +39,7 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
         openvla = replace(openvla, value_head=openvla.value_head or needs_value)
     elif openvla != type(openvla)():
         raise ConfigError(f"openvla: {path} is no OpenVLA checkpoint, so these options do not apply; leave them out")
-    loaded = load_block_policy(path, spec, openvla=openvla, device=config.device)
+    loaded = load_block_policy(path, spec, openvla=openvla, device=choose_device(config.device).name)
     if config.noise_level is not None:
         if not hasattr(loaded, "with_noise_level"):
             raise ConfigError(f"noise_level: {path} is no flow policy, so it would have no effect; leave it out")

@@ -124,9 +124,7 @@ def test_it_computes_in_the_precision_of_the_engine_that_trains_it() -> None:
     policy = policy_of()
     weights = policy.model.state_dict()
     exact = policy.forward(policy.tensors(observations(4), told(4)))[0]
-    low = SingleProcess(policy.model, Ranks(0, 1), "bfloat16").forward(policy.tensors(observations(4), told(4)))[
-        0
-    ]
+    low = SingleProcess(policy.model, Ranks(0, 1), "bfloat16").forward(policy.tensors(observations(4), told(4)))[0]
     assert low.dtype == torch.float32
     assert not torch.equal(low, exact)
     torch.testing.assert_close(low, exact, rtol=0.05, atol=0.05)

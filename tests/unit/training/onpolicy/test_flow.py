@@ -204,9 +204,7 @@ def test_policy_gradients_learn_from_the_chain_of_each_block(
 )
 def test_what_a_policy_gradient_cannot_learn_from_is_said(level: float | None, said: str, untaught: Path) -> None:
     with pytest.raises((ConfigError, PolicyError), match=said):
-        load_policy(
-            make_config(untaught, noise_level=level, device="cpu"), untaught, SidesWorld().step_spec, adapted=False
-        )
+        load_policy(make_config(untaught, noise_level=level), untaught, SidesWorld().step_spec, adapted=False)
 
 
 def test_a_registered_policy_that_can_only_act_is_refused(
@@ -217,14 +215,14 @@ def test_a_registered_policy_that_can_only_act_is_refused(
     path = tmp_path / "fixed.safetensors"
     policy_file.write(path, {**made.description(), "kind": "fixed"}, made.parameters())
     with pytest.raises(ConfigError, match=r"policy: .*fixed.safetensors is a Fixed, which can act and not be trained"):
-        load_policy(make_config(path, device="cpu"), path, SidesWorld().step_spec, adapted=False)
+        load_policy(make_config(path), path, SidesWorld().step_spec, adapted=False)
 
 
 def test_noise_in_the_steps_of_a_vla_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     policy = save_policy(tmp_path / "policy.safetensors")
     with pytest.raises(ConfigError, match=r"noise_level: .*policy.safetensors is no flow policy, so it would have no"):
-        load_policy(make_config(policy, noise_level=0.5, device="cpu"), policy, SidesWorld().step_spec, adapted=False)
+        load_policy(make_config(policy, noise_level=0.5), policy, SidesWorld().step_spec, adapted=False)
 
 
 @pytest.mark.nightly  # test_onpolicy_run.py resumes a run of the small VLA in every run
