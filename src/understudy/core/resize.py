@@ -21,6 +21,7 @@ from understudy.core.cameras import is_frame
 from understudy.core.errors import SpecError
 from understudy.core.spec import Spec
 from understudy.core.step import StepSpec
+from understudy.core.suggestion import did_you_mean
 
 Array: TypeAlias = np.ndarray[Any, Any]
 BAND_VALUES = 2**16  # that are averaged at a time, so that they stay in the CPU's cache
@@ -77,8 +78,9 @@ def sizes_by_field(spec: StepSpec, option: ResizeOption | None) -> dict[str, Res
         for name, wanted in option.items():
             path = name if name in cameras else trees.join("observation", name)
             if path not in cameras:
-                known = ", ".join(cameras) or "none"
-                raise SpecError(f"resize: there is no camera {name!r}; the cameras of the observation are: {known}")
+                names = [camera.removeprefix("observation/") for camera in cameras]
+                advice = did_you_mean(name, names, f"the cameras of the observation are: {', '.join(names) or 'none'}")
+                raise SpecError(f"resize: there is no camera {name!r}; {advice}")
             chosen[path] = as_resize(wanted)
     else:
         chosen = dict.fromkeys(cameras, as_resize(option))

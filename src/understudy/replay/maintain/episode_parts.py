@@ -66,7 +66,7 @@ def trim(store: Store, episode: int, first: int, stop: int, *, delete_source: bo
         if not (0 <= first < stop <= source.num_steps and stop - first < source.num_steps):
             raise StoreError(
                 f"trim: expected a part of episode {episode}, which has steps 0 to {source.num_steps - 1}, "
-                f"got steps {first} to {stop - 1}; choose others"
+                f"got first {first} and stop {stop}; choose others"
             )
         new = _write(store, "trim", source.spec, [source.part(first, stop, TRIMMED_FROM)])
     if delete_source:
