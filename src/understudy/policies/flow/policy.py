@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,10 +18,10 @@ import torch
 from torch import Tensor
 
 from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tree
-from understudy.core import tree as trees
 from understudy.policies import inputs as host
 from understudy.policies import policy_file
 from understudy.policies.actions import Actions
+from understudy.policies.file_policy import FilePolicy, check_rows, described_spec, fill, padded_batches
 from understudy.policies.flow import flow_matching
 from understudy.policies.flow.config import FlowConfig
 from understudy.policies.flow.model import FEATURES, NOISY, TIME, WORDS, FlowModel, Tensors, observed
@@ -38,21 +37,23 @@ CHAIN = "chain"
 Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None, Tensor]]
 
 
-class FlowPolicy:
+class FlowPolicy(FilePolicy):
     """A policy with its model. A learner may train the model in place, and then raises `version`."""
 
+    kind = KIND
     imitation_options: tuple[str, ...] = ()
 
     def __init__(
         self, config: FlowConfig, spec: StepSpec, words: Words, model: FlowModel, *, version: int = NO_VERSION
     ):
         """The statistics and the device are those of the model."""
-        self.config = config
+        self.config: FlowConfig = config
         self.version = version
         self.words = words
         self.actions = Actions(spec.action)
-        self.model = model
+        self.model: FlowModel = model
         self.inputs: Inputs = model.encoder.inputs
+        self.stats = model.encoder.stats
         self.device: torch.device = model.periods.device
         self.spec = StepSpec(observation=self.inputs.spec, action=spec.action)  # its inputs and outputs
         self.forward: Forward = model  # a learner puts its wrapper of the model (DDP) here
@@ -78,10 +79,6 @@ class FlowPolicy:
         return FlowPolicy.of(policy.parameters(), policy.description(), device=device)
 
     # ---- a block policy
-
-    @property
-    def stats(self) -> Stats:
-        return self.model.encoder.stats
 
     @property
     def block_steps(self) -> int:
@@ -124,11 +121,7 @@ class FlowPolicy:
         Each row's generator gives H x A normal numbers unless `noise` is given, and then as many for each step with
         noise; none if greedy. Every number that is drawn is multiplied by the temperature.
         """
-        num, steps = len(instructions), self.config.num_inference_steps
-        if num < 1:
-            raise PolicyError("instructions: expected at least one, got none; give one for each observation")
-        if len(rngs) != num:
-            raise PolicyError(f"rngs: expected {num} generators, one for each instruction, got {len(rngs)}")
+        num, steps = check_rows(instructions, rngs), self.config.num_inference_steps
         shape = (self.block_steps, self.actions.size)
         is_noisy = self.config.noise_level > 0 and not sampling.greedy
         start = np.zeros((num, *shape), np.float32) if noise is None else _given_noise(noise, (num, *shape))
@@ -141,7 +134,7 @@ class FlowPolicy:
                 noises[row] = scale * rng.standard_normal((steps, *shape), np.float32)
         tensors = self.tensors(observation, instructions)
         begun, added = to_tensor(start, self.device), to_tensor(noises, self.device) if is_noisy else None
-        found = [self._act(tensors, begun, added, rows, sampling) for rows in _batches(num, self.config.act_rows)]
+        found = [self._act(tensors, begun, added, rows, sampling) for rows in padded_batches(num, self.config.act_rows)]
         parts = [list(part) for part in zip(*found, strict=True)]
         chain, log_prob = (np.concatenate(part)[:num] for part in parts[:2])
         return Acted(
@@ -279,34 +272,16 @@ class FlowPolicy:
 
     # ---- publishing, saving and loading
 
-    def parameters(self, weights: Mapping[str, Array] | None = None) -> Tree:
-        """All arrays, as they are published and saved: a nested dict of float32, in memory of its own.
-
-        `weights` are the model's, by its own names, where it holds only a part of each of them itself (FSDP).
-        """
-        if weights is None:
-            weights = {name: weight.detach().cpu().numpy() for name, weight in self.model.state_dict().items()}
-        flat = {f"weights/{name.replace('.', '/')}": np.array(weight) for name, weight in weights.items()}
-        return trees.unflatten({**flat, **{name: np.array(array) for name, array in self.stats.flat().items()}})
-
     def description(self) -> dict[str, Any]:
         """Plain JSON that, with `parameters`, is the whole policy; of a frozen encoder it has the digest."""
         digest = self.model.encoder.digest
-        return {
-            "kind": KIND,
-            "version": self.version,
-            "config": self.config.to_json(),
-            "words": list(self.words.known),
-            "observation": self.spec.observation.to_json(),
-            "action": self.spec.action.to_json(),
-            **({} if digest is None else {"encoder_digest": digest}),
-        }
+        return {**super().description(), **({} if digest is None else {"encoder_digest": digest})}
 
     def with_parameters(self, parameters: Tree, *, version: int) -> FlowPolicy:
         """The policy with newer arrays of the same shapes; this one stays as it is."""
         weights, stats = policy_file.unpack(parameters)
         model = copy.deepcopy(self.model)
-        _fill(model, weights)
+        fill(model, weights)
         model.encoder.set_stats(stats)
         return FlowPolicy(self.config, self.spec, self.words, model, version=version)
 
@@ -324,44 +299,17 @@ class FlowPolicy:
         config = replace(self.config, noise_level=noise_level)
         return FlowPolicy(config, self.spec, self.words, self.model, version=self.version)
 
-    @staticmethod
-    def of(parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu") -> FlowPolicy:
+    @classmethod
+    def of(cls, parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu") -> FlowPolicy:
         """The policy that `parameters` and `description` were taken of."""
-        spec = StepSpec(
-            observation=Spec.from_json(description["observation"]), action=Spec.from_json(description["action"])
-        )
+        spec = described_spec(description)
         config = FlowConfig.from_json(description["config"])
         words = Words(description["words"], max_words=config.max_words)
         weights, stats = policy_file.unpack(parameters)
         model = FlowModel(config, spec, stats, num_words=len(words), device=torch.device(device))
         policy_file.check_digest(model.encoder.digest, description.get("encoder_digest"))
-        _fill(model, weights)
+        fill(model, weights)
         return FlowPolicy(config, spec, words, model, version=int(description["version"]))
-
-    def save(self, path: str | Path, weights: Mapping[str, Array] | None = None) -> None:
-        """Write one safetensors file; a crash leaves the old file or the new one. `weights`: see `parameters`."""
-        policy_file.write(path, self.description(), self.parameters(weights))
-
-    @staticmethod
-    def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> FlowPolicy:
-        """Read a file. Given the Spec of a world, refuse a policy that was trained for another."""
-        return policy_file.load(
-            path,
-            KIND,
-            lambda parameters, description: FlowPolicy.of(parameters, description, device=device),
-            lambda policy: None if spec is None else policy.check_world(spec),
-        )
-
-    def check_world(self, spec: StepSpec) -> None:
-        """Refuse a world that this policy cannot act in."""
-        policy_file.check_world(self.spec, spec)
-
-
-def _fill(model: FlowModel, weights: Mapping[str, Tensor]) -> None:
-    """Load weights into a model; refuse those of another."""
-    own = model.state_dict()
-    policy_file.check_weights(weights, {name.replace(".", "/"): weight for name, weight in own.items()})
-    model.load_state_dict({name: weights[name.replace(".", "/")] for name in own})
 
 
 def _given_noise(noise: Array, shape: tuple[int, ...]) -> Array:
@@ -372,8 +320,3 @@ def _given_noise(noise: Array, shape: tuple[int, ...]) -> Array:
             f"give one number for each of each action of a block"
         )
     return found
-
-
-def _batches(num: int, size: int) -> list[Tensor]:
-    """Row numbers in batches of one size, padded with the last row."""
-    return [torch.arange(first, first + size).clamp(max=num - 1) for first in range(0, num, size)]

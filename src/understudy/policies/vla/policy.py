@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,13 +16,13 @@ import torch
 from torch import Tensor
 
 from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
-from understudy.core import tree as trees
 from understudy.policies import inputs as host
 from understudy.policies import policy_file
 from understudy.policies.actions import Actions
+from understudy.policies.file_policy import FilePolicy, check_rows, described_spec, fill, padded_batches
 from understudy.policies.imitation import ImitationLoss, weighted_mean
 from understudy.policies.inputs import Inputs, is_camera, to_tensor
-from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.protocol import Acted, Evaluated, PolicyError, Sampling
 from understudy.policies.stats import Stats
 from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
 from understudy.policies.vla import bins
@@ -37,9 +36,10 @@ KIND = "vla"
 Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
 
-class VLAPolicy(TokenPolicy):
+class VLAPolicy(TokenPolicy, FilePolicy):
     """A policy with its model. A learner may train the model in place, and then raises `version`."""
 
+    kind = KIND
     imitation_options: tuple[str, ...] = ("sigma",)
 
     def __init__(
@@ -62,7 +62,7 @@ class VLAPolicy(TokenPolicy):
         self.inputs = _inputs(config, spec.observation)
         stats.check(self.inputs)
         self.spec = StepSpec(observation=self.inputs.spec, action=spec.action)  # its inputs and outputs
-        self.model = model.to(self.device)
+        self.model: VLAModel = model.to(self.device)
         self.forward: Forward = self.model  # a learner puts its wrapper of the model (DDP) here
         self._mean, self._std = (
             torch.cat([torch.from_numpy(part[path]) for path in self.inputs.states]).to(self.device)
@@ -96,17 +96,13 @@ class VLAPolicy(TokenPolicy):
         self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
     ) -> Acted:
         """Choose; each row's generator gives H x A numbers from [0, 1), or none if it is greedy."""
-        num = len(instructions)
-        if num < 1:
-            raise PolicyError("instructions: expected at least one, got none; give one for each observation")
-        if len(rngs) != num:
-            raise PolicyError(f"rngs: expected {num} generators, one for each instruction, got {len(rngs)}")
+        num = check_rows(instructions, rngs)
         shape = (num, self.block_steps, self.actions.size)
         uniforms = None
         if not sampling.greedy:
             uniforms = torch.from_numpy(np.array([rng.random(shape[1:]) for rng in rngs]).reshape(shape))
         tensors = self.tensors(observation, instructions)
-        found = [self._act(tensors, uniforms, rows, sampling) for rows in _batches(num, self.config.act_rows)]
+        found = [self._act(tensors, uniforms, rows, sampling) for rows in padded_batches(num, self.config.act_rows)]
         parts = [list(part) for part in zip(*found, strict=True)]
         tokens, log_prob = (np.concatenate(part)[:num] for part in parts[:2])
         return Acted(
@@ -207,32 +203,11 @@ class VLAPolicy(TokenPolicy):
 
     # ---- publishing, saving and loading
 
-    def parameters(self, weights: Mapping[str, Array] | None = None) -> Tree:
-        """All arrays, as they are published and saved: a nested dict of float32, in memory of its own.
-
-        `weights` are the model's, by its own names, where it holds only a part of each of them itself (FSDP).
-        """
-        if weights is None:
-            weights = {name: weight.detach().cpu().numpy() for name, weight in self.model.state_dict().items()}
-        flat = {f"weights/{name.replace('.', '/')}": np.array(weight) for name, weight in weights.items()}
-        return trees.unflatten({**flat, **{name: np.array(array) for name, array in self.stats.flat().items()}})
-
-    def description(self) -> dict[str, Any]:
-        """Plain JSON that, with `parameters`, is the whole policy."""
-        return {
-            "kind": KIND,
-            "version": self.version,
-            "config": self.config.to_json(),
-            "words": list(self.words.known),
-            "observation": self.spec.observation.to_json(),
-            "action": self.spec.action.to_json(),
-        }
-
     def with_parameters(self, parameters: Tree, *, version: int) -> VLAPolicy:
         """The policy with newer arrays of the same shapes; this one stays as it is."""
         weights, stats = policy_file.unpack(parameters)
         model = copy.deepcopy(self.model)
-        _fill(model, weights)
+        fill(model, weights)
         return VLAPolicy(self.config, self.spec, self.words, stats, model, version=version, device=self.device)
 
     def with_value_head(self, *, seed: int) -> VLAPolicy:
@@ -246,37 +221,17 @@ class VLAPolicy(TokenPolicy):
         model.load_state_dict(self.model.state_dict(), strict=False)  # all but the head
         return VLAPolicy(config, self.spec, self.words, self.stats, model, version=self.version, device=self.device)
 
-    @staticmethod
-    def of(parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu") -> VLAPolicy:
+    @classmethod
+    def of(cls, parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu") -> VLAPolicy:
         """The policy that `parameters` and `description` were taken of."""
-        spec = StepSpec(
-            observation=Spec.from_json(description["observation"]), action=Spec.from_json(description["action"])
-        )
+        spec = described_spec(description)
         config = VLAConfig.from_json(description["config"])
         words = Words(description["words"], max_words=config.max_words)
         weights, stats = policy_file.unpack(parameters)
         with torch.random.fork_rng(devices=[]):  # the weights it draws are replaced
             model = _model(config, spec, words)
-        _fill(model, weights)
+        fill(model, weights)
         return VLAPolicy(config, spec, words, stats, model, version=int(description["version"]), device=device)
-
-    def save(self, path: str | Path, weights: Mapping[str, Array] | None = None) -> None:
-        """Write one safetensors file; a crash leaves the old file or the new one. `weights`: see `parameters`."""
-        policy_file.write(path, self.description(), self.parameters(weights))
-
-    @staticmethod
-    def load(path: str | Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> VLAPolicy:
-        """Read a file. Given the Spec of a world, refuse a policy that was trained for another."""
-        return policy_file.load(
-            path,
-            KIND,
-            lambda parameters, description: VLAPolicy.of(parameters, description, device=device),
-            lambda policy: None if spec is None else policy.check_world(spec),
-        )
-
-    def check_world(self, spec: StepSpec) -> None:
-        """Refuse a world that this policy cannot act in."""
-        policy_file.check_world(self.spec, spec)
 
 
 def resolved(config: VLAConfig, observation: Spec) -> VLAConfig:
@@ -322,15 +277,3 @@ def _model(config: VLAConfig, spec: StepSpec, words: Words) -> VLAModel:
         action_size=Actions(spec.action).size,
         num_words=len(words),
     )
-
-
-def _fill(model: VLAModel, weights: Mapping[str, Tensor]) -> None:
-    """Load weights into a model; refuse those of another."""
-    own = model.state_dict()
-    policy_file.check_weights(weights, {name.replace(".", "/"): weight for name, weight in own.items()})
-    model.load_state_dict({name: weights[name.replace(".", "/")] for name in own})
-
-
-def _batches(num: int, size: int) -> list[Tensor]:
-    """Row numbers in batches of one size, padded with the last row."""
-    return [torch.arange(first, first + size).clamp(max=num - 1) for first in range(0, num, size)]
