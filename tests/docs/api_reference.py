@@ -118,10 +118,18 @@ def _value(found: Any) -> str:
 
 
 def _members(found: type) -> Iterator[str]:
-    """Its public methods and properties, without those of an exception, an enum or Python itself."""
+    """Its public methods and properties, without those of an exception, an enum or Python itself.
+
+    What it inherits is listed, too, unless it is of a protocol, which has an entry of its own.
+    """
     if issubclass(found, BaseException | enum.Enum):
         return
-    for name, member in sorted(vars(found).items()):
+    ours = [
+        base
+        for base in found.__mro__
+        if base is found or (base.__module__.startswith("understudy") and not getattr(base, "_is_protocol", False))
+    ]
+    for name, member in sorted({name: it for base in reversed(ours) for name, it in vars(base).items()}.items()):
         if name.startswith("_") and name not in ("__len__", "__iter__", "__call__"):
             continue
         function = member.__func__ if isinstance(member, staticmethod | classmethod) else member
