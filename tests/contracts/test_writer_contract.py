@@ -125,14 +125,15 @@ def test_several_episodes_of_several_writers(stores: Stores) -> None:
     assert all(verify(store.path).ok for store in stores.stores)
 
 
-def test_the_attributes_of_the_end_are_added_to_those_of_the_beginning(stores: Stores) -> None:
-    writer = stores.writer()
+@pytest.mark.parametrize("commit_steps", [4, 50])  # the beginning is committed before the end, or with it
+def test_the_attributes_of_the_end_are_added_to_those_of_the_beginning(stores: Stores, commit_steps: int) -> None:
+    writer = stores.writer(commit_steps=commit_steps)
     assert writer.begin(EpisodeInfo(task="pick", seed=7), labels={"a": "1"}) == 0
     append(writer, STEPS)
-    writer.end(LAST, success=True)
+    writer.end(LAST, success=True, labels={"b": "2"})
     stores.settle(writer)
     (record,) = stores.records()
-    assert record.info == EpisodeInfo(task="pick", seed=7, labels={"a": "1"}, success=True)
+    assert record.info == EpisodeInfo(task="pick", seed=7, labels={"a": "1", "b": "2"}, success=True)
     assert writer.begin() == 1
     append(writer, STEPS[:1])
     writer.cut()

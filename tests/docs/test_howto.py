@@ -50,6 +50,20 @@ def test_every_command_has_the_options_that_it_names() -> None:
             pytest.fail(line)
 
 
+def test_the_first_day_with_gpus_has_the_options_that_it_names() -> None:
+    page = (DOCS / "gpus.md").read_text()
+    (block,) = [one for one in blocks(page, "bash") if "doctor --gpu" in one]
+    install, *lines = block.splitlines()
+    assert install.startswith("pip install")
+    assert len(lines) == len(re.findall(r"^\d+\. \*\*", page, re.MULTILINE)) - 1 == 9
+    for line in lines:
+        for one in line.split(" && "):
+            try:
+                check(one)
+            except SystemExit:
+                pytest.fail(one)
+
+
 @pytest.mark.parametrize("line", ["understudy record demos --succeses 3", "understudy record demos --human mouse"])
 def test_a_mistake_would_be_found(line: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):

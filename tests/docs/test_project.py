@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ def test_every_text_names_the_same_pythons() -> None:
         text = (ROOT / path).read_text()
         assert re.findall(r"(?:Python|from) 3\.11 to (3\.\d+)", text), path
         assert set(re.findall(r"3\.11 to (3\.\d+)", text)) == {PYTHONS[-1]}, path
+
+
+def test_no_folder_of_the_package_is_a_long_list() -> None:
+    folders = Counter(path.parent for path in (ROOT / "src").rglob("*.*") if path.name != "__init__.py")
+    long = {str(folder): count for folder, count in folders.items() if count > 15 and "__pycache__" not in str(folder)}
+    assert not long, f"more than 15 files; move those that belong together into a folder of their own: {long}"
 
 
 def test_every_address_is_the_one_in_the_metadata() -> None:

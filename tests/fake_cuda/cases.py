@@ -13,6 +13,7 @@ from tests.fake_cuda import build
 build.load()
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -21,16 +22,19 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import numpy as np
 import torch
+from rich.console import Console
 from tests.fake_cuda.pretend import Seen, WrongDtypeError, pretend
 from tests.sides import SidesWorld
 from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions, make_checkpoint
-from tests.unit.training.onpolicy.making import TINY, learn, make_learner, make_rollouts
+from tests.unit.training.onpolicy.making import TINY, learn, make_config, make_learner, make_rollouts, save_policy
 
+from understudy.cli.training.onpolicy import warn_if_too_large
 from understudy.policies import Sampling, lora
 from understudy.policies.config import LoraConfig
 from understudy.policies.openvla import OpenVLAPolicy
@@ -79,6 +83,26 @@ def device() -> Any:
         except ConfigError as error:
             ninth = str(error)
         return {"alone": str(alone), "fourth": fourth.name, "ninth": ninth, "ranks": str(single_rank().device)}
+
+
+@case
+def warning() -> Any:
+    """What `train` says on GPUs of 24 GiB and of one MiB about a small VLA."""
+    said: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as place:
+        config = make_config(save_policy(Path(place) / "policy.safetensors"))
+        for name, memory in (("large", 24 * 2**30), ("small", 2**20)):
+            console = Console(file=io.StringIO(), width=500)
+            with pretend():
+                ranks = single_rank()
+            there = SimpleNamespace(total_memory=memory)
+            with (
+                mock.patch.object(torch.cuda, "get_device_properties", return_value=there),
+                mock.patch.object(torch.cuda, "get_device_name", return_value="a fake GPU"),
+            ):
+                warn_if_too_large(config, ranks, console)
+            said[name] = console.file.getvalue()  # type: ignore[attr-defined]
+    return said
 
 
 @case

@@ -32,7 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from understudy.policies import inputs
+from understudy.policies import transfer
 
 aten = torch.ops.aten
 _PRODUCTS = {
@@ -126,7 +126,7 @@ def pretend() -> Iterator[Seen]:
         undo.enter_context(_patched(torch.Tensor, {"pin_memory": lambda self, device=None: self}))
         undo.enter_context(_patched(torch, {"tensor": _tensor}))
         undo.enter_context(_patched(functional, {"scaled_dot_product_attention": _attention(seen)}))
-        undo.enter_context(_patched(inputs, {"to_array": _to_array(seen)}))
+        undo.enter_context(_patched(transfer, {"to_array": _to_array(seen)}))
         overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
         undo.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrite)
         torch.__future__.set_overwrite_module_params_on_conversion(True)  # fake parameters cannot change in place

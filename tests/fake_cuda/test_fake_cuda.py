@@ -53,6 +53,13 @@ def test_a_gpu_is_taken_where_there_is_one_and_each_rank_has_its_own(found: dict
     }
 
 
+def test_a_run_that_does_not_fit_is_announced_before_it_starts(found: dict[str, Any]) -> None:
+    assert found["warning"]["large"] == ""
+    assert re.match(
+        r"warning: this run is estimated to need 1\.\d GiB on each GPU .* a fake GPU", found["warning"]["small"]
+    )
+
+
 @pytest.mark.parametrize("name", ["small_vla", "openvla_lora", "openvla_autoregressive", "openvla_full"])
 def test_acting_and_learning_on_a_gpu(found: dict[str, Any], name: str) -> None:
     """All on one device, products in bfloat16, what is trained in float32, and no waiting within micro batches."""

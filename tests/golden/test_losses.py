@@ -22,7 +22,8 @@ from understudy.algorithms import (
 )
 from understudy.algorithms.offpolicy import sac_losses as losses
 from understudy.core import Source, StepSpec, TransitionBatch
-from understudy.policies import ClassifierConfig, Inputs, Stats, tanh_normal
+from understudy.policies import ClassifierConfig, Inputs, Stats
+from understudy.policies.rlpd import tanh_normal
 
 torch.set_num_threads(1)
 

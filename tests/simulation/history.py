@@ -351,6 +351,16 @@ class History:
             if not self._lab.disk.faults and "compaction" not in str(error):
                 self.problems.append(f"a reader failed: {error}")
 
+    def _deliver(self, robot: Robot) -> None:
+        """Let a robot deliver all that it has, again after it has heard that its twin took its name."""
+        self.inside(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
+        if robot.failed:
+            self.revive(robot)
+            self.inside(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
+
+    def _catch_up(self, robot: Robot) -> None:
+        self.inside(robot, partial(robot.subscriber.catch_up, 120.0), timeout_s=200.0)
+
     def _finish(self) -> None:
         """Heal everything, let everything arrive, and compare with the model."""
         self._note("everything is healed")
@@ -370,12 +380,13 @@ class History:
                 self.problems.append(f"never ends: {[actor.name for actor in actors if not actor.idle]}")
                 return
         for robot in self._robots:
-            self.inside(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
-            if robot.failed:  # only now has it heard that its twin took its name
-                self.revive(robot)
-                self.inside(robot, partial(robot.recorder.deliver, DELIVERY_S), timeout_s=2 * DELIVERY_S)
+            self._deliver(robot)
         for robot in self._robots:
-            self.inside(robot, partial(robot.subscriber.catch_up, 120.0), timeout_s=200.0)
+            self._catch_up(robot)
+        for robot in self._robots:
+            if robot.failed:  # it had nothing to deliver, so that it heard of its twin only when it was connected again
+                self._deliver(robot)
+                self._catch_up(robot)
             if robot.has_damage:
                 for number in robot.recorder.numbers:
                     self._model.episodes[number].promised.clear()

@@ -22,7 +22,7 @@ from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
-TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "fingerprint"}
+TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "busy", "fingerprint"}
 ITERATIONS = 3
 
 

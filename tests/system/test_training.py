@@ -152,6 +152,8 @@ def test_actor_learner_and_server_are_killed_in_turn_and_go_on(demos: Path, tmp_
         for name in ("actor", "server", "learner"):
             before = num_steps(run)
             wait_for(lambda before=before: num_steps(run) > before + 30, every_s=0.1, logs=tmp_path)
+            if name == "learner":  # that it goes on from what it has saved can be seen only once it has
+                wait_for(lambda: list(run.checkpoints.glob("[0-9]*")), every_s=0.1, logs=tmp_path)
             process, again = roles[name]
             process.send_signal(signal.SIGKILL)
             process.wait()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from tests.chromium import open_page
 from tests.system.train_process import SAC, small_config
-from tests.unit.dashboard.stores import make_store
+from tests.unit.dashboard.stores import make_store, write_estimates
 from tests.waiting import wait_for
 
 from understudy.cli import main
@@ -209,8 +209,8 @@ def test_an_episode_is_played_step_by_step(page: Any, server: Any, run: Path) ->
     page.keyboard.press(" ")
     wait_for(lambda: at() > 2)
     wait_for(lambda: at() == record.num_steps)  # plays to the end
-    assert "the policy's proposal" in page.locator(".legend").first.inner_text()
-    assert "human" in page.locator(".legend").first.inner_text()
+    assert "the policy's proposal" in page.locator(".legend:visible").first.inner_text()
+    assert "human" in page.locator(".legend:visible").first.inner_text()
     box = page.locator(".plotted").bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 12)
     assert abs(at() - (record.num_steps - 1) / 2) <= 1
@@ -413,6 +413,49 @@ def test_a_change_is_shown_though_its_first_request_fails(page: Any, tmp_path: P
         while not failed:
             page.wait_for_timeout(50)
         wait_for(lambda: tile(page, "episodes") == "11")
+
+
+def test_the_value_of_each_step_goes_with_the_film(page: Any, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "demos")
+    path = write_estimates(store, 2)  # six steps, of which the last three are good
+    with WatchServer([store]) as server:
+        page.goto(f"{server.url}#/0/episode/2")
+        shown = page.locator(".estimates")
+        shown.locator(".line").wait_for()
+        assert shown.locator(".axis").all_text_contents() == [
+            "value (share of the longest failure that is left)",
+            "step",
+        ]
+        assert shown.locator(".legend").inner_text() == "called good"
+        mark, now = shown.locator(".mark"), shown.locator(".now")
+        assert mark.count() == 1
+
+        def film_is_at_a_good_step() -> bool:
+            left, wide, at = (
+                float(node.get_attribute(name)) for node, name in ((mark, "x"), (mark, "width"), (now, "x1"))
+            )
+            return left <= at <= left + wide + 0.01
+
+        for step in range(6):  # the keys move the film, and the cursor with it
+            words = shown.locator("header .soft").inner_text()
+            assert re.match(rf"-[\d.]+ in step {step}, ", words)
+            assert words.endswith("good") == film_is_at_a_good_step() == (step >= 3)
+            page.keyboard.press("ArrowRight")
+        box = shown.locator(".chart").bounding_box()
+        page.mouse.click(box["x"] + 46, box["y"] + 80)  # the left end of the curve moves the film
+        wait_for(lambda: page.locator(".counter").inner_text().startswith("0 /"))
+        assert shown.locator("header .soft").inner_text().startswith("-1 in step 0, ")
+        page.goto(f"{server.url}#/0/episodes")
+        page.locator("select[data-filter=value]").select_option("value -0.75 to -0.5")
+        wait_for(lambda: page.locator(".episode").evaluate_all("nodes => nodes.map(node => node.dataset.id)") == ["2"])
+        page.goto(f"{server.url}#/0/episode/3")  # without estimates
+        page.locator("h1", has_text="#3").wait_for()
+        assert shown.is_hidden()
+        path.write_bytes(b"nothing")
+        page.goto(f"{server.url}#/0/episode/2")
+        shown.get_by_text(f"cannot be read: {path}: expected estimates of steps").wait_for()
+        assert shown.locator(".chart").is_hidden()
+        assert page.locator(".cameras canvas").is_visible()
 
 
 def records_of(store: Path, episode: int) -> EpisodeRecord:

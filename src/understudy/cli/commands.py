@@ -63,6 +63,7 @@ INIT: dict[str, Command] = {
     "metaworld-state": _command("training.init:metaworld-state", "Make a run of RLPD on Metaworld from its state."),
     "metaworld-camera": _command("training.init:metaworld-camera", "Make a run of RLPD on Metaworld from a camera."),
     "libero-vla": _command("training.init:libero-vla", "Make a run of fine-tuning a VLA on LIBERO."),
+    "libero-openvla-grpo": _command("training.init:libero-openvla-grpo", "Make a run of GRPO with OpenVLA on LIBERO."),
     "your-robot": _command("training.init:your-robot", "Make a run of RLPD on your own arm."),
 }
 ENV: dict[str, Command] = {
@@ -84,13 +85,14 @@ BENCH: dict[str, Command] = {
 }
 GROUPS: dict[str, dict[str, Command]] = {
     "start here": {
-        "demo": _command("training.demo:command", "Train a gripper on a small task in a few minutes."),
+        "demo": _command("tools.demo:command", "Train a gripper on a small task in a few minutes."),
         "doctor": _command("tools.doctor:command", "Show what is installed, what is missing and how to install it."),
         "env": Command(help="List worlds, install their simulators, and check your own world.", subcommands=ENV),
         "completion": _command("tools.completion:command", "Print the completion script of your shell."),
     },
     "data": {
         "record": _command("store.record:command", "Record demonstrations of a task until enough have succeeded."),
+        "rollout": _command("store.rollout:command", "Record episodes of a policy, in which a human may take over."),
         "import": _command("store.import_:command", "Import a dataset of another format into a store."),
         "export": _command("store.export:command", "Export episodes as a dataset of another format."),
         "trim": _command("store.episode_parts:trim", "Keep a part of an episode as a new episode."),
@@ -100,6 +102,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "training": {
         "sft": _command("training.sft:command", "Fine-tune a vision-language-action policy on demonstrations."),
+        "improve": _command("training.improve:command", "Improve a policy from its episodes and human corrections."),
         "train": Command(
             help="Train a policy with RLPD, behaviour cloning, GRPO, RLOO, REINFORCE++ or PPO.", subcommands=TRAIN
         ),
@@ -107,6 +110,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "recipes": _command(
             "training.recipes:command", "List the recipes, which are tested starting points of runs, or copy one."
         ),
+        "plan": _command("tools.plan:command", "Estimate memory, time and cost of an on-policy run on GPUs."),
         "resume": _command("training.resume:command", "Resume a run from its newest checkpoint."),
         "evaluate": _command("training.evaluate:command", "Evaluate a policy on held-out episodes."),
         "actor": _command("training.actor:command", "Run the actor of an RLPD run, which writes steps to a server."),

@@ -20,11 +20,13 @@ from understudy.cli.commands import COMMANDS, GROUPS, Command
 # Printed after Ctrl-C; {} is the first word after the command, usually a directory.
 INTERRUPTED: dict[str, str] = {
     "record": "what was recorded is kept; the same command continues",
+    "rollout": "what was recorded is kept; the same command continues",
     "import": "what was imported is kept; the same command continues",
     "export": "nothing was written; run it again",
     "train rlpd": "`understudy resume {}` continues the run",
     "train clone": "`understudy resume {}` continues the run",
     "sft": "`understudy resume {}` continues the run",
+    "improve": "`understudy resume {}` continues the run",
     "train grpo": "`understudy resume {}` continues the run",
     "train rloo": "`understudy resume {}` continues the run",
     "train reinforce": "`understudy resume {}` continues the run",

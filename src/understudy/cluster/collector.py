@@ -10,6 +10,7 @@ others. Workers that Ray cannot place yet join when there are resources.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +35,7 @@ from understudy.policies import BlockPolicy, Sampling
 from understudy.training.collection.collector import check_tickets
 from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.serialization import deserialize_rollouts
+from understudy.training.collection.shared_tickets import Sharing
 from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import OnPolicyConfig
@@ -98,6 +100,9 @@ class ClusterCollector(Supervisor[_Worker]):
         self._stream = 0
         self._sampling: Sampling | None = None  # of the present stream
         self._waiting: deque[Ticket] = deque()  # that no worker has
+        self._others: deque[Ticket] = deque()  # of other ranks, which this one may run too
+        self._claim: Callable[[Ticket], bool] = _nobody_else
+        self.busy_s = 0.0  # how long simulators had a ticket, summed over them
         self._finished: list[Rollout] = []
         self._attempts: Counter[int] = Counter()  # workers that were lost with a ticket, by its number
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
@@ -137,6 +142,10 @@ class ClusterCollector(Supervisor[_Worker]):
     def versions(self) -> dict[str, str]:
         return self._opened.versions
 
+    @property
+    def num_envs(self) -> int:
+        return self.config.rollout.envs * len(self.actors)
+
     def publish(self, version: int, weights: Callable[[], Mapping[str, Array]]) -> None:
         """Streams from now on use this version of the policy."""
         if version != self._version:
@@ -157,14 +166,16 @@ class ClusterCollector(Supervisor[_Worker]):
         if tickets:
             self._prefetched = list(tickets), self._thread.submit(list, self._run(tickets, sampling))
 
-    def stream(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> Iterator[Rollout]:
-        """As `Collector.stream`, with the policy that was published."""
+    def stream(
+        self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *, sharing: Sharing | None = None
+    ) -> Iterator[Rollout]:
+        """As `Collector.stream`, with the policy that was published. Prefetched tickets are not shared."""
         self._finish_prefetch()
         if self._prefetched is not None and self._prefetched[0] == list(tickets):
             collected, self._prefetched = self._prefetched[1].result(), None
             yield from collected
         else:
-            yield from self._run(tickets, sampling)
+            yield from self._run(tickets, sampling, sharing)
 
     def close(self) -> None:
         super().close()
@@ -207,8 +218,7 @@ class ClusterCollector(Supervisor[_Worker]):
             return
         num_running = sum(one.state == "running" for one in self.actors)
         share = max(-(-len(self._waiting) // num_running), 1)
-        free = TICKETS_PER_ENV * self.config.rollout.envs - len(actor.tickets)
-        given = tuple(self._waiting.popleft() for _ in range(min(share, free, len(self._waiting))))
+        given = self._take(actor, min(share, TICKETS_PER_ENV * self.config.rollout.envs - len(actor.tickets)))
         actor.tickets |= {ticket.number: ticket for ticket in given}
         if not actor.tickets:
             return
@@ -261,17 +271,35 @@ class ClusterCollector(Supervisor[_Worker]):
         assert self._world is not None
         return self._world
 
-    def _run(self, tickets: Sequence[Ticket], sampling: Sampling) -> Iterator[Rollout]:
+    def _take(self, actor: _Worker, count: int) -> tuple[Ticket, ...]:
+        """Tickets for a worker: of this rank's own, and one of another rank's for each simulator that has none."""
+        taken: list[Ticket] = []
+        while self._waiting and len(taken) < count:
+            ticket = self._waiting.popleft()
+            if self._attempts[ticket.number] or self._claim(ticket):  # a lost worker's ticket is this rank's already
+                taken.append(ticket)
+        while self._others and len(actor.tickets) + len(taken) < self.config.rollout.envs:
+            ticket = self._others.popleft()
+            if self._claim(ticket):
+                taken.append(ticket)
+        return tuple(taken)
+
+    def _run(self, tickets: Sequence[Ticket], sampling: Sampling, sharing: Sharing | None = None) -> Iterator[Rollout]:
         check_tickets(tickets, self.suite)
         assert self._weights is not None, "publish comes first"
         self._stream += 1
         self._attempts.clear()
         self._finished.clear()
         self._waiting, self._sampling = deque(tickets), sampling
+        self._others = deque(() if sharing is None else sharing.others)
+        self._claim = _nobody_else if sharing is None else sharing.claim
         for worker in self.actors:
             worker.tickets.clear()
-        while self._waiting or any(worker.tickets for worker in self.actors):
+        while self._waiting or self._others or any(worker.tickets for worker in self.actors):
+            began_s = time.monotonic()
             self.step(WAIT_S)
+            num_busy = sum(min(len(worker.tickets), self.config.rollout.envs) for worker in self.actors)
+            self.busy_s += num_busy * (time.monotonic() - began_s)
             if self._inference is not None:
                 self._inference.step()
             finished, self._finished = self._finished, []
@@ -281,3 +309,8 @@ class ClusterCollector(Supervisor[_Worker]):
         """There is one stream at a time, so the prefetched one finishes first."""
         if self._prefetched is not None:
             self._prefetched[1].result()
+
+
+def _nobody_else(ticket: Ticket) -> bool:
+    """The claim of a collector that runs its tickets alone."""
+    return True

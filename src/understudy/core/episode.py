@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -68,6 +68,12 @@ class EpisodeInfo:
         for text in (x for pair in self.labels.items() for x in pair):
             refuse_lone_surrogates(text, "labels")
         object.__setattr__(self, "labels", dict(self.labels))
+
+    def with_attributes(self, **attributes: Any) -> EpisodeInfo:
+        """The same with other attributes; labels are added to those there are."""
+        if isinstance(attributes.get("labels"), Mapping):
+            attributes["labels"] = {**self.labels, **attributes["labels"]}
+        return replace(self, **attributes)
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:

@@ -352,6 +352,8 @@ class Spec:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Spec:
         def build(node: Mapping[str, Any]) -> Nested[ArraySpec]:
+            if not isinstance(node, Mapping):  # what a damaged file may say
+                raise SpecError(f"spec: expected a dict of fields or of {_LEAF_KEY!r}, got {describe(node)}")
             if _LEAF_KEY in node:
                 return ArraySpec.from_json(node[_LEAF_KEY])
             return {name: build(child) for name, child in node.items()}

@@ -13,13 +13,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from understudy.core import ArraySpec, Tree
 from understudy.core.spec import describe
-from understudy.envs.suite import Task
-from understudy.envs.world import ExpertAction, World, WorldError
+from understudy.envs.world import World, WorldError
 from understudy.envs.world_factory import build
+from understudy.envs.wrapper import WorldWrapper
 from understudy.processes.python_path import import_object
 
 RewardFunction: TypeAlias = Callable[[Tree, Tree, Tree], float]  # observation, action, next observation
@@ -28,7 +26,7 @@ SuccessFunction: TypeAlias = Callable[[Tree], bool]  # of the observation after 
 OPTIONS = ("reward", "success")  # of a world's name
 
 
-class RewardedWorld(World):
+class RewardedWorld(WorldWrapper):
     """Passes every call on to `world`, and observes after every step.
 
     `success` replaces the world's verdict: the episode terminates when it is true, and the reward is 1 then and 0
@@ -38,14 +36,11 @@ class RewardedWorld(World):
     def __init__(
         self, world: World, *, reward: RewardFunction | None = None, success: SuccessFunction | None = None
     ) -> None:
-        self._world = world
+        super().__init__(world)
         self._reward = reward
         self._success = success
-        number = ArraySpec(shape=(), dtype="float32")
-        self.step_spec = world.step_spec if reward is None else replace(world.step_spec, reward=number)
-        self.suite = world.suite
-        self.version_packages = world.version_packages
-        self.deterministic, self.simulated, self.hz = world.deterministic, world.simulated, world.hz
+        if reward is not None:
+            self.step_spec = replace(world.step_spec, reward=ArraySpec(shape=(), dtype="float32"))
         self._before: Tree = {}  # the observation that the next action answers
         self._fresh: Tree | None = None  # the same, until `observe` has handed it out
 
@@ -57,28 +52,16 @@ class RewardedWorld(World):
         functions = [None if path is None else import_object(path, WorldError) for path in (reward, success)]
         return RewardedWorld(build(factory, options), reward=functions[0], success=functions[1])
 
-    def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
-        raise WorldError("RewardedWorld: its episodes are begun by reset")
-
-    def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        raise WorldError("RewardedWorld: its steps are taken by step")
-
     def reset_without_observation(
         self, *, seed: int | None = None, options: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        chosen = {"task": self.task.name, **(options or {})}
-        self._state = "not reset"
-        info = self._world.reset_without_observation(seed=seed, options=chosen)
-        self._task, self._num_steps, self._state = self.suite.task(info["task"]), 0, "running"
+        info = super().reset_without_observation(seed=seed, options=options)
         self._before = self._fresh = self._world.observe()
         return info
 
     def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
-        if self._state != "running":
-            self._refuse_step()
         before = self._before
-        reward, terminated, truncated, info = self._world.step_without_observation(action)
-        self._num_steps += 1
+        reward, terminated, truncated, info = super().step_without_observation(action)
         after = self._before = self._fresh = self._world.observe()
         if self._success is not None:
             success = bool(self._success(after))
@@ -94,19 +77,6 @@ class RewardedWorld(World):
     def observe(self) -> Tree:
         fresh, self._fresh = self._fresh, None
         return self._world.observe() if fresh is None else fresh
-
-    def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
-        return self._world.expert_action(noise=noise, rng=rng)
-
-    @property
-    def has_expert(self) -> bool:
-        return self._world.has_expert
-
-    def versions(self) -> dict[str, str]:
-        return self._world.versions()
-
-    def close(self) -> None:
-        self._world.close()
 
     def _checked_reward(self, reward: Any) -> float:
         try:

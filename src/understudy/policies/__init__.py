@@ -7,12 +7,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from understudy.policies.actor import ActorPolicy
-    from understudy.policies.classifier import SuccessClassifier
     from understudy.policies.config import ActorConfig, ClassifierConfig, EncoderConfig, LoraConfig
-    from understudy.policies.gripper import Gripper
     from understudy.policies.inputs import Inputs
     from understudy.policies.protocol import Acted, BlockPolicy, Evaluated, Policy, PolicyError, Sampling
+    from understudy.policies.rlpd.actor import ActorPolicy
+    from understudy.policies.rlpd.classifier import SuccessClassifier
+    from understudy.policies.rlpd.gripper import Gripper
     from understudy.policies.stats import Stats
 
 __all__ = [
@@ -34,10 +34,10 @@ __all__ = [
 ]
 
 _MODULES = {
-    "actor": ("ActorPolicy",),
-    "classifier": ("SuccessClassifier",),
+    "rlpd.actor": ("ActorPolicy",),
+    "rlpd.classifier": ("SuccessClassifier",),
     "config": ("ActorConfig", "ClassifierConfig", "EncoderConfig", "LoraConfig"),
-    "gripper": ("Gripper",),
+    "rlpd.gripper": ("Gripper",),
     "inputs": ("Inputs",),
     "protocol": ("Acted", "BlockPolicy", "Evaluated", "Policy", "PolicyError", "Sampling"),
     "stats": ("Stats",),

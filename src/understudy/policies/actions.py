@@ -8,8 +8,8 @@ import torch
 from understudy.core import Spec, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.core.spec import describe
-from understudy.policies.inputs import to_tensor
 from understudy.policies.protocol import Array, PolicyError
+from understudy.policies.transfer import to_tensor
 
 
 class Actions:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from understudy.policies.gripper import Gripper
 from understudy.policies.protocol import PolicyError
+from understudy.policies.rlpd.gripper import Gripper
 
 ALL_LINEAR = "all-linear"
 
@@ -62,6 +62,9 @@ class EncoderConfig:
                     f"leave it out, or set kind to {' or '.join(map(repr, kinds))}"
                 )
 
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> EncoderConfig:
         """The config that `asdict` was taken of; fields that are missing have their defaults."""
@@ -87,12 +90,17 @@ class ActorConfig:
     gripper: Gripper | None = None
     """A gripper with a few values, such as {"values": [-1, 1]}, which a critic of its own chooses from. None treats it
     like the other numbers of the action."""
+    residual_scale: float | None = None
+    """Largest change of the base policy's action that the actor can make, as a share of half the range of each number,
+    more than 0 and at most 2. None gives whole actions, without a base policy."""
 
     def __post_init__(self) -> None:
         if not self.hidden or min(self.hidden) < 1:
             raise PolicyError(f"hidden: expected at least one positive number, got {self.hidden}")
         if not self.log_std[0] < self.log_std[1]:
             raise PolicyError(f"log_std: expected a lower and a higher bound, got {self.log_std}")
+        if self.residual_scale is not None and not 0.0 < self.residual_scale <= 2.0:
+            raise PolicyError(f"residual_scale: expected more than 0 and at most 2, got {self.residual_scale}")
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,6 +113,7 @@ class ActorConfig:
             hidden=tuple(value["hidden"]),
             log_std=(value["log_std"][0], value["log_std"][1]),
             gripper=None if gripper is None else Gripper(**{**gripper, "values": tuple(gripper["values"])}),
+            residual_scale=value.get("residual_scale"),
         )
 
 
@@ -126,6 +135,32 @@ class ClassifierConfig:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> ClassifierConfig:
         return ClassifierConfig(encoder=EncoderConfig.from_json(value["encoder"]), hidden=tuple(value["hidden"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValueConfig:
+    """The network of a value model, besides its encoder."""
+
+    hidden: tuple[int, ...] = (128, 128)
+    """Number of units of each hidden layer."""
+    num_bins: int = 201
+    """Number of bins of the returns from -1 to 0."""
+    word_size: int = 16
+    """Number of features of a word; an instruction is the mean of its words."""
+
+    def __post_init__(self) -> None:
+        if not self.hidden or min(self.hidden) < 1:
+            raise PolicyError(f"hidden: expected at least one positive number, got {self.hidden}")
+        for name, least in (("num_bins", 2), ("word_size", 1)):
+            if getattr(self, name) < least:
+                raise PolicyError(f"{name}: expected a number from {least}, got {getattr(self, name)}")
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> ValueConfig:
+        return ValueConfig(**{**value, "hidden": tuple(value["hidden"])})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from understudy.core import Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import policy_file
+from understudy.policies.encoders.words import Words
 from understudy.policies.protocol import Array, PolicyError
 from understudy.policies.stats import Stats
-from understudy.policies.words import Words
 
 
 class FilePolicy:

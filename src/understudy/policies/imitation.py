@@ -47,7 +47,10 @@ class ImitationPolicy(BlockPolicy, Protocol):
     def imitation_loss(
         self, tensors: Mapping[str, Tensor], action: Tensor, weight: Tensor, *, generator: torch.Generator
     ) -> ImitationLoss:
-        """Of demonstrated blocks: actions [B, H, A] from -1 to 1 with weights [B, H]; tensors as `tensors` gives."""
+        """Of demonstrated blocks: actions [B, H, A] from -1 to 1 with weights [B, H]; tensors as `tensors` gives.
+
+        A policy that can be told which blocks are good also takes `good`, bool [B].
+        """
         ...
 
     def with_stats(self, stats: Stats) -> ImitationPolicy:

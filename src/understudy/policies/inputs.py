@@ -18,6 +18,7 @@ from understudy.core.resize import resize_frame
 from understudy.core.spec import describe
 from understudy.core.suggestion import did_you_mean
 from understudy.policies.protocol import PolicyError
+from understudy.policies.transfer import to_tensor
 
 if TYPE_CHECKING:
     import torch
@@ -108,29 +109,6 @@ class Inputs:
 
 def is_camera(leaf: ArraySpec) -> bool:
     return leaf.dtype == "uint8" and len(leaf.shape) == 3
-
-
-def to_tensor(array: Any, device: torch.device) -> torch.Tensor:
-    """A numpy array as a tensor on the device, without a copy if possible."""
-    import torch  # only now: a config needs Inputs and no torch
-
-    array = np.asarray(array)
-    as_it_is = array.flags.writeable and all(
-        stride >= 0 for stride in array.strides
-    )  # torch takes no negative strides, such as those of a flipped image
-    tensor = torch.from_numpy(array if as_it_is else array.copy())
-    if device.type == "cuda":
-        return tensor.pin_memory().to(device, non_blocking=True)
-    return tensor.to(device)
-
-
-def to_array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """A tensor as a numpy array on the host, which waits for the device; bfloat16 becomes float32."""
-    import torch
-
-    tensor = tensor.detach()
-    array: np.ndarray[Any, Any] = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
-    return array
 
 
 def _leaf(flat: Mapping[str, Any], path: str) -> Any:

@@ -9,9 +9,9 @@ import torch
 
 from understudy.core import StepSpec
 from understudy.policies import policy_file
-from understudy.policies.actor import KIND as ACTOR
 from understudy.policies.protocol import PolicyError
 from understudy.policies.registry import policy_class
+from understudy.policies.rlpd.actor import KIND as ACTOR
 
 if TYPE_CHECKING:
     from understudy.policies.openvla import OpenVLAConfig

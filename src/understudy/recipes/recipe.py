@@ -22,6 +22,7 @@ NAMES = (
     "metaworld-state",
     "metaworld-camera",
     "libero-vla",
+    "libero-openvla-grpo",
     "your-robot",
 )
 CONFIGS = {  # the kinds of runs, as `understudy train` names them

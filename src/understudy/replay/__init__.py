@@ -9,6 +9,7 @@ from understudy.replay.maintain.summary import Summary, summarize
 from understudy.replay.maintain.verify import VerifyReport, verify
 from understudy.replay.read.batch_shapes import Sequences, Transitions
 from understudy.replay.read.derived_frames import FrameCache
+from understudy.replay.read.estimates import EpisodeEstimates, Estimates
 from understudy.replay.read.reader import Changes, Reader
 from understudy.replay.read.view import DEMO, EVERYTHING, ONLINE, Clause, View
 from understudy.replay.sample.batch_source import BatchSource, EmptyError, ViewSampler
@@ -32,8 +33,10 @@ __all__ = [
     "Clause",
     "CompactionReport",
     "EmptyError",
+    "EpisodeEstimates",
     "EpisodePart",
     "EpisodeRecord",
+    "Estimates",
     "Fifo",
     "FrameCache",
     "Mixture",

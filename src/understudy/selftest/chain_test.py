@@ -108,7 +108,7 @@ def run_chain_test(
     """
     rng = random.Random(seed)
     report = ChainReport()
-    contents = Contents(encoded)
+    contents = Contents(encoded=encoded)
     with _running(directory, contents, seed, report, report_early=report_early) as chain:
         for name in ACTORS:
             chain.wait_for_report(name, SETTLE_S)
@@ -302,7 +302,7 @@ def _server(directory: Path, incarnation: int, port: str) -> None:
 def _actor(
     directory: Path, incarnation: int, name: str, address: str, seed: str, encoded: str, report_early: str
 ) -> None:
-    contents = Contents(encoded == "1")
+    contents = Contents(encoded=encoded == "1")
     rng = random.Random(f"{seed} {name} {incarnation}")
     report = os.open(_report_path(directory, name, incarnation), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     with connect(address) as remote:
@@ -362,7 +362,7 @@ class _RowReports:
 
 
 def _reader(directory: Path, incarnation: int, encoded: str) -> None:
-    contents = Contents(encoded == "1")
+    contents = Contents(encoded=encoded == "1")
     output = directory / "reader"
     saved: dict[str, Any] = {"sampler": None, "log_bytes": 0}
     if (output / "state.json").exists():

@@ -19,7 +19,7 @@ FIELD_PIXELS = 8  # of such a field, in each direction
 MAX_ERROR = 64  # of the mean of a field, which is black or white
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Contents:
     """The steps of all episodes; with `encoded` they also have a video in H.264 and a depth camera in PNG."""
 

@@ -98,7 +98,7 @@ def run_crash_test(
 
     With `encoded` the steps have cameras that are stored in H.264 and PNG.
     """
-    contents = Contents(encoded)
+    contents = Contents(encoded=encoded)
     rng = random.Random(seed)
     report = CrashReport(damage=DamageReport() if damage else None)
     ledger = _Ledger()
@@ -115,7 +115,8 @@ def run_crash_test(
         checked = _check_new(directory, contents, ledger, report, checked)
         if report.damage is not None:
             write_one = partial(_write_one, contents, seed=report.kills)
-            damage_copy(killed, directory, rng, report.damage, partial(_rows_match, contents), write_one)
+            match = partial(_rows_match, contents)
+            damage_copy(killed, directory, ledger.rows, rng, report.damage, match, write_one)
             if not report.ok:
                 break
         if progress:

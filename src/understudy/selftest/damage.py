@@ -2,7 +2,8 @@
 
 The damage is done to a copy of the store, so that each kill is followed by exactly one. The operator opens the store or
 verifies it first, repairs it if that is refused or finds something, and goes on writing. Two things must hold then:
-each row that a reader returns is what was written, and each episode with no row in a damaged segment is there.
+each row that a reader returns is what was written, and the acknowledged rows of each episode with no row in a damaged
+segment are there. A last commit that was not acknowledged may be lost: a damaged log is like one that ends before it.
 """
 
 from __future__ import annotations
@@ -45,20 +46,24 @@ class DamageReport:
 class _Expected:
     """An episode of the undamaged store."""
 
-    num_rows: int
+    num_rows: int  # that were acknowledged
     files: frozenset[Path]  # its segments, relative to the store
 
 
 def damage_copy(
     killed: Path,
     reopened: Path,
+    acknowledged: Mapping[int, int],
     rng: random.Random,
     report: DamageReport,
     rows_match: RowsMatch,
     write_more: Callable[[Store], None],
 ) -> None:
-    """Damage `killed`, a copy of a store as a kill left it; `reopened` is the same store, sound and closed."""
-    expected = _expected(reopened)
+    """Damage `killed`, a copy of a store as a kill left it; `reopened` is the same store, sound and closed.
+
+    `acknowledged` is how many rows of each episode were, by its seed.
+    """
+    expected = _expected(reopened, acknowledged)
     file, what = _damage(killed, rng)
     report.damaged[f"{_kind(file)}: {what}"] += 1
     where = f"damage {report.damaged.total()}, {file}: {what}"
@@ -70,7 +75,7 @@ def damage_copy(
     report.problems += [f"{where}: {problem}" for problem in verify(killed).problems[:3]]
 
 
-def _expected(store: Path) -> dict[int, _Expected]:
+def _expected(store: Path, acknowledged: Mapping[int, int]) -> dict[int, _Expected]:
     """The episodes that are not deleted, by seed."""
     found = {}
     with Reader(store) as reader:
@@ -78,7 +83,8 @@ def _expected(store: Path) -> dict[int, _Expected]:
             spans = reader.catalog.spans("episode = ?", (record.id,))
             files = frozenset(segment_path(store, int(span["segment"])).relative_to(store) for span in spans)
             assert record.info.seed is not None
-            found[record.info.seed] = _Expected(num_rows=record.num_rows, files=files)
+            num_rows = min(record.num_rows, acknowledged.get(record.info.seed, 0))
+            found[record.info.seed] = _Expected(num_rows=num_rows, files=files)
     return found
 
 

@@ -79,12 +79,13 @@ def test_the_client_of_today_works_with_a_server_of_tomorrow(calls: list[Call], 
 def test_a_server_that_is_too_new_is_refused(calls: list[Call], tmp_path: Path) -> None:
     newer = with_replies(calls, version=VERSION + 2)
     text = "the server speaks version 3 of the protocol, .*: update the client with `pip install"
-    with replayed_server(newer) as (address, _), connect(address) as remote:
+    with replayed_server(newer) as (address, _), connect("shard-0=127.0.0.1:1") as remote:
         spec, episode = CANONICAL["nested"]()
         writer = remote.writer("arm", spec, spool=tmp_path / "spool")
         writer.begin(episode.info)
         writer.append(next(iter(episode.steps())))
-        writer.flush()
+        writer.flush()  # before it finds the server: once it is refused, flush raises too
+        remote.update_address("shard-0", address)
         with pytest.raises(RefusedError, match=text):
             writer.wait_delivered(30.0)
         with pytest.raises(RefusedError, match=text):

@@ -72,7 +72,7 @@ def main() -> None:
     server = reverb.Server([table])
     client = reverb.Client(f"localhost:{server.port}")
     observer = reverb_utils.ReverbAddTrajectoryObserver(client, "pairs", sequence_length=2, stride_length=1)
-    with pytest.raises(SpecError, match="policy_info/x: the table takes None"):
+    with pytest.raises(SpecError, match="policy_info/x: expected None as in the table"):
         push_rlds_to_reverb(data, observer, lambda step, after: {"x": np.float32(0)})
     pushed = push_rlds_to_reverb(as_tensorflow(data), observer)
     observer.flush()

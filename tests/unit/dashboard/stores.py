@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec
-from understudy.replay import Store, Writer
+from understudy.replay import Estimates, Reader, Store, Writer
 
 SPEC = StepSpec(
     observation=Spec(
@@ -82,6 +82,24 @@ def make_store(path: Path, num_episodes: int = 12, **options: int) -> Path:
         for number in range(num_episodes):
             live(writer, number)
     return path
+
+
+def write_estimates(path: Path, *episodes: int, model: str = "0123456789abcdef") -> Path:
+    """A file of estimates as of now: the value rises by the step to 0, and the second half of each episode is good."""
+    with Reader(path) as reader:
+        num_steps = [reader.record(episode).num_steps for episode in episodes]
+        store_id, commit = reader.catalog.store_id, reader.last_commit()
+    left = [np.arange(number, 0, -1) / number for number in num_steps]
+    return Estimates(
+        store_id=store_id,
+        commit=commit,
+        model=model,
+        episode=np.array(episodes, np.int64),
+        num_steps=np.array(num_steps, np.int64),
+        value=-np.concatenate(left).astype(np.float32),
+        advantage=np.concatenate([0.25 - part / 2 for part in left]).astype(np.float32),
+        good=np.concatenate([part <= 0.5 for part in left]),
+    ).write(path)
 
 
 def copy_of(source: Path, target: Path) -> Path:

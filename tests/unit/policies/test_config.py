@@ -17,7 +17,7 @@ FILES = [
     "algorithms/onpolicy/config.py",
     "algorithms/sft/config.py",
     "policies/config.py",
-    "policies/gripper.py",
+    "policies/rlpd/gripper.py",
     "policies/openvla/config.py",
     "policies/flow/config.py",
     "policies/vla/config.py",

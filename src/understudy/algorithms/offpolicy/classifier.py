@@ -17,10 +17,10 @@ from understudy.algorithms.optimizers import FlatAdam
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, Spec, TransitionBatch, Tree
 from understudy.core.spec import describe
-from understudy.policies.classifier import ClassifierNetwork, SuccessClassifier, copy_of
-from understudy.policies.inputs import to_tensor
 from understudy.policies.protocol import Array
+from understudy.policies.rlpd.classifier import ClassifierNetwork, SuccessClassifier, copy_of
 from understudy.policies.stats import Stats
+from understudy.policies.transfer import to_tensor
 
 KIND = "classifier"
 

@@ -14,10 +14,10 @@ from understudy.algorithms.offpolicy.transitions import numbers
 from understudy.algorithms.optimizers import FlatAdam
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, StepSpec, TransitionBatch, Tree
-from understudy.policies import tanh_normal
-from understudy.policies.actor import Actor, ActorPolicy, copy_of
-from understudy.policies.inputs import to_tensor
+from understudy.policies.rlpd import tanh_normal
+from understudy.policies.rlpd.actor import Actor, ActorPolicy, copy_of
 from understudy.policies.stats import Stats
+from understudy.policies.transfer import to_tensor
 
 KIND = "cloning"
 

@@ -42,7 +42,8 @@ class SACConfig:
     backup_entropy: bool = False
     """Whether the targets of the critics include the entropy of later actions."""
     bc_weight: float = 0.0
-    """Weight of the behaviour-cloning loss on human and scripted steps in the actor's loss. 0 turns it off."""
+    """Weight of the behaviour-cloning loss on human and scripted steps in the actor's loss; with a base policy also on
+    the other steps, towards the base action. 0 turns it off."""
     shift_pixels: int = 4
     """Largest random shift of the camera images, in pixels. 0 turns augmentation off."""
     gripper_penalty: str | None = None

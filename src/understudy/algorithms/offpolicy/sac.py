@@ -24,8 +24,8 @@ from understudy.algorithms.offpolicy.transitions import TransitionTensors, numbe
 from understudy.algorithms.optimizers import FlatAdam, flatten_parameters
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, StepSpec, TransitionBatch, Tree
-from understudy.policies import tanh_normal
-from understudy.policies.actor import Actor, ActorPolicy, copy_of
+from understudy.policies.rlpd import tanh_normal
+from understudy.policies.rlpd.actor import Actor, ActorPolicy, copy_of
 from understudy.policies.stats import Stats
 
 KIND = "sac"
@@ -108,7 +108,8 @@ class SAC(Resumable):
         arm, choice = self.actor.split(part.action)
         with torch.no_grad():
             next_features = encoder(self._shifted(part.next_observation))
-            next_arm, next_log_prob = self._draw(*self.actor.distribution(next_features))
+            drawn, next_log_prob = self._draw(*self.actor.distribution(next_features))
+            next_arm = self.actor.executed(part.next_observation, drawn)
             next_q = self.target["critic"](torch.cat([next_features, next_arm], dim=1), self._target_choice())
             temperature = self.log_temperature.exp() if config.backup_entropy else None
             target = self._target_of(part, part.reward, losses.pessimistic(next_q, temperature, next_log_prob))
@@ -160,17 +161,20 @@ class SAC(Resumable):
     def _actor_step(self, part: TransitionTensors, features: Tensor, metrics: dict[str, Tensor] | None) -> None:
         temperature = self.log_temperature.detach().exp()
         mean, log_std = self.actor.distribution(features)
-        arm, log_prob = self._draw(mean, log_std)
+        drawn, log_prob = self._draw(mean, log_std)
+        arm = self.actor.executed(part.observation, drawn)
         q = self.critic(torch.cat([features, arm], dim=1))
         loss = losses.actor_loss(q, log_prob, temperature, part.weight)
         if self.config.bc_weight:
-            demonstrated, _ = self.actor.split(part.action)
-            distance = losses.bc_mse(torch.tanh(mean), demonstrated, part.weight * part.demonstrated)
+            wanted, weight = self._imitated(part)
+            distance = losses.bc_mse(
+                self.actor.executed(part.observation, torch.tanh(mean)), wanted, part.weight * weight
+            )
             loss = loss + self.config.bc_weight * distance
             if metrics is not None:
-                metrics["bc_mse"] = distance / part.demonstrated.mean().clamp(min=1e-6)
+                metrics["bc_mse"] = distance / weight.mean().clamp(min=1e-6)
         self._actor_adam.descend(loss)
-        arm, log_prob = arm.detach(), log_prob.detach()
+        drawn, log_prob = drawn.detach(), log_prob.detach()
         self._temperature_adam.descend(losses.temperature_loss(self.log_temperature, log_prob, self.target_entropy))
         if metrics is not None:
             metrics |= {
@@ -178,9 +182,19 @@ class SAC(Resumable):
                 "actor_gradient": self._actor_adam.gradient_norm(),
                 "actor_q": q.mean(),
                 "entropy": -log_prob.mean(),
-                "saturation": (arm.abs() > 0.99).float().mean(),
+                "saturation": (drawn.abs() > 0.99).float().mean(),
                 "temperature": temperature,
             }
+
+    def _imitated(self, part: TransitionTensors) -> tuple[Tensor, Tensor]:
+        """The arm's numbers [B, arm] that the actor is kept close to, and in which rows [B]: those of humans and
+        scripts, and in the other rows of a residual actor the base action."""
+        demonstrated, _ = self.actor.split(part.action)
+        if self.config.actor.residual_scale is None:
+            return demonstrated, part.demonstrated
+        is_demonstrated = part.demonstrated[:, None] > 0
+        wanted = torch.where(is_demonstrated, demonstrated, self.actor.base(part.observation))
+        return wanted, torch.ones_like(part.demonstrated)
 
     def _draw(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
         """The arm's numbers [B, arm] from -1 to 1 and their log-prob [B]."""

@@ -13,8 +13,8 @@ from understudy.algorithms.algorithm import AlgorithmError
 from understudy.core import Source, TransitionBatch
 from understudy.core import tree as trees
 from understudy.core.spec import describe
-from understudy.policies.actor import Actor
-from understudy.policies.inputs import to_tensor
+from understudy.policies.rlpd.actor import Actor
+from understudy.policies.transfer import to_tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

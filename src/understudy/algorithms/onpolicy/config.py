@@ -141,3 +141,9 @@ class PolicyGradientConfig:
         if self.whiten_advantages is None:
             return self.adv_estimator in ("gae", "reinforce_plus_plus")
         return self.whiten_advantages
+
+    def recomputes(self, precision: str) -> bool:
+        """Whether a learner of this precision computes the log-probs of a batch again."""
+        if self.recompute_log_probs is None:
+            return precision != "float32"  # in which sampler and learner differ by the order of sums alone
+        return self.recompute_log_probs

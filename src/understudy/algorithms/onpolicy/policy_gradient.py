@@ -62,9 +62,7 @@ class PolicyGradient:
 
     def recomputes(self, precision: str) -> bool:
         """Whether `prepare` wants the log-probs of the batch as a learner of this precision computes them."""
-        if self.config.recompute_log_probs is None:
-            return precision != "float32"  # in which sampler and learner differ by the order of sums alone
-        return self.config.recompute_log_probs
+        return self.config.recomputes(precision)
 
     # ---- once per batch
 

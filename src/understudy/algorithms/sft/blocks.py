@@ -16,3 +16,4 @@ class Blocks:
     instruction: tuple[str, ...]  # B
     action: Tree  # [B, H, ...]
     weight: Array  # [B, H] float32: 0 behind the end of an episode
+    good: Array | None = None  # [B] bool: which blocks are worth repeating; None: all, or the policy is not told

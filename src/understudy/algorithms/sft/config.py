@@ -28,6 +28,9 @@ class SFTUpdateConfig:
     checkpoint_gradients: bool = False
     """Whether activations are recomputed in the backward pass, which takes less memory and more time."""
 
+    advantage_dropout: float = 0.1
+    """Share of the blocks of which a policy with advantage is not told whether they are good, from 0 to 1."""
+
     def __post_init__(self) -> None:
         for name in ("warmup_updates", "weight_decay", "sigma", "shift_pixels"):
             if getattr(self, name) < 0:
@@ -36,5 +39,6 @@ class SFTUpdateConfig:
             raise AlgorithmError(
                 f"learning_rate, clip_norm: expected more than 0, got {self.learning_rate} and {self.clip_norm}"
             )
-        if not 0 <= self.min_lr_ratio <= 1:
-            raise AlgorithmError(f"min_lr_ratio: expected a share from 0 to 1, got {self.min_lr_ratio}")
+        for name in ("min_lr_ratio", "advantage_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise AlgorithmError(f"{name}: expected a share from 0 to 1, got {getattr(self, name)}")

@@ -22,11 +22,11 @@ from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.policies.imitation import ImitationPolicy
-from understudy.policies.inputs import to_tensor
 from understudy.policies.stats import Stats
+from understudy.policies.transfer import to_tensor
 
 KIND = "sft"
-LOSS_OPTIONS = ("sigma",)  # of SFTUpdateConfig, that only some policies' losses have
+LOSS_OPTIONS = ("sigma", "advantage_dropout")  # of SFTUpdateConfig, that only some policies' losses have
 
 
 # ---- pure functions
@@ -76,7 +76,10 @@ class SFT(Resumable):
         tensors = policy.tensors(batch.observation, batch.instruction)
         tensors = shifted(tensors, policy.image_names, config.shift_pixels, self._generator)
         unit, weight = self._demonstrated(batch)
-        found = policy.imitation_loss(tensors, unit, weight, generator=self._generator, **self._loss_options)
+        options = dict(self._loss_options)
+        if batch.good is not None:
+            options["good"] = to_tensor(batch.good, self.device)
+        found = policy.imitation_loss(tensors, unit, weight, generator=self._generator, **options)
         reported = found.report() if report else {}
         scale = cosine(
             self.num_updates, total=self.total_updates, warmup=config.warmup_updates, min_ratio=config.min_lr_ratio
@@ -128,8 +131,11 @@ class SFT(Resumable):
     def _state_parts(self) -> StateParts:
         policy = self._policy
         description = policy.description()
+        update = asdict(self.config)
+        if "advantage_dropout" not in policy.imitation_options:
+            del update["advantage_dropout"]  # states are older than this option
         settings = {  # everything that must be equal between a saved state and the run that resumes it
-            "update": asdict(self.config),
+            "update": update,
             "total_updates": self.total_updates,
             str(description["kind"]): description["config"],
             **({"words": description["words"]} if "words" in description else {}),

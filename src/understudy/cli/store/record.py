@@ -19,7 +19,7 @@ from understudy.envs.teleop.takeover import AlwaysScript, Device, Takeover
 from understudy.envs.world import World
 from understudy.processes.stop import stop_on_signals
 from understudy.training import EpisodeResult, RecordConfig, RecordReport, open_target
-from understudy.training.data.record import record
+from understudy.training.data.record import check_target_options, record
 from understudy.training.data.run_episode import Show
 
 SIMULATED_NOISE = 0.1  # of the script's actions in a simulated world
@@ -66,10 +66,7 @@ def command(
         tls_cert: File with the server's TLS certificate in PEM format, if it uses one.
     """
     console = Console(highlight=False)
-    if spool is not None and ":" not in target:
-        raise UnderstudyError(
-            "spool: a store on this machine needs none; leave --spool out, or give the address of a server"
-        )
+    check_target_options(target, spool=spool, token_file=token_file, tls_cert=tls_cert)
     with ExitStack() as stack:
         with ProgressLine(console, f"starting {env}"):
             world = stack.enter_context(open_world(env))

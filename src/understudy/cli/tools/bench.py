@@ -164,12 +164,17 @@ def parameters(*, directory: Path | None = None, megabytes: int = 100, readers: 
     return 0
 
 
+def working_directory(directory: Path | None) -> Path:
+    """Where temporary files go: the directory that was asked for, or the current one."""
+    if directory is not None and not directory.is_dir():
+        raise UnderstudyError(f"{directory}: no such directory; create it, or choose another")
+    return directory or Path.cwd()
+
+
 @contextmanager
 def _temporary_directory(directory: Path | None) -> Iterator[Path]:
     """A new directory to measure in, removed afterwards."""
-    if directory is not None and not directory.is_dir():
-        raise UnderstudyError(f"{directory}: no such directory; create it, or choose another")
-    with tempfile.TemporaryDirectory(prefix="understudy-bench-", dir=directory or Path.cwd()) as path:
+    with tempfile.TemporaryDirectory(prefix="understudy-bench-", dir=working_directory(directory)) as path:
         yield Path(path)
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from understudy.cli.console import with_remote
 from understudy.cli.progress import ProgressLine
+from understudy.cli.tools.bench import working_directory
 from understudy.core import UnderstudyError
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ def command(
         damage: After each kill, also flip bits in a file of a copy of the store or cut it short, then open, verify and
             repair the copy and check that no wrong row is served and that all undamaged episodes are there.
         encoded: Write steps with a camera in H.264 and a depth camera in PNG too, which needs the extra "cameras".
-        directory: Directory for the store, which is removed after success; by default a new one in the working
-            directory.
+        directory: Directory in which the store is made, by default the working directory; the store is removed after
+            success.
         seed: Seed of the times of the kills and of the data.
     """
     if chain and damage:
@@ -50,7 +51,7 @@ def command(
     if encoded:
         _check_encoder()
     console = Console()
-    path = Path(tempfile.mkdtemp(prefix="understudy-crash-test-", dir=directory or Path.cwd()))
+    path = Path(tempfile.mkdtemp(prefix="understudy-crash-test-", dir=working_directory(directory)))
     # Drawn only between two kills: a process with another thread must not fork.
     with ProgressLine(console, "crash-test", "events" if chain else "kills", threaded=False) as progress:
 

@@ -12,6 +12,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
@@ -49,6 +50,8 @@ EXTRAS = {
 FREE_BYTES = 5 * 10**9
 OPEN_FILES = 1024
 TORCH_S = 180.0  # its first import compiles thousands of files, perhaps on a busy machine
+GPU_S = 600.0  # for all GPUs: each takes seconds, and what it computes on the CPU for comparison some more
+GPU_CHECK = "understudy.training.estimate.gpu_check"
 TORCH = (
     "import json, torch; n = torch.cuda.device_count(); "
     "print(json.dumps([torch.__version__, torch.get_num_threads(), [torch.cuda.get_device_name(i) for i in range(n)]]))"
@@ -65,23 +68,27 @@ MARKS: dict[State, tuple[str, str]] = {
 class Finding:
     """The result of one check."""
 
-    part: str  # python, extras, worlds, this machine
+    part: str  # python, extras, worlds, this machine; with --gpu: GPUs, cuda:0
     name: str
     state: State  # missing: optional; careful: works, but may fail later
     found: str
     remedy: str = ""  # a command, or a sentence
 
 
-def command(*, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> int:
+def command(*, gpu: bool = False, as_json: Annotated[bool, tyro.conf.arg(name="json")] = False) -> int:
     """Show what is installed, what is missing and how to install it; changes nothing, and uses no network.
 
     The exit code is 1 if something that is installed is broken; a missing optional part is no error.
 
     Args:
+        gpu: Also test the GPUs that torch sees: numbers, attention kernels, speed, NCCL, and an update of a small
+            VLA with its peak memory. Takes about a minute, and needs a gigabyte or two on each GPU.
         as_json: Print JSON instead of tables, for a bug report.
     """
     with _importing_torch() as torch:
         findings = [*_python(), *_torch(torch), *_extras(), *_worlds(), *_machine()]
+    if gpu and not any(finding.name == "torch" and finding.state == "broken" for finding in findings):
+        findings += _gpus()
     if as_json:
         print(json.dumps([asdict(finding) for finding in findings], indent=1))
     else:
@@ -259,6 +266,35 @@ def _machine() -> Iterator[Finding]:
             found=f"{directory} cannot be written",
             remedy="export UNDERSTUDY_HOME=/where/simulators/may/go",
         )
+
+
+def _gpus() -> Iterator[Finding]:
+    """The rows of the GPU check, which runs in a process of its own: a fault on a GPU may end that."""
+    if importlib.util.find_spec("torch") is None:
+        remedy = "pip install 'understudy-robotics[train]'"
+        yield Finding(part="GPUs", name="devices", state="missing", found="torch is not installed", remedy=remedy)
+        return
+    with tempfile.TemporaryDirectory() as place:
+        out, said = Path(place) / "rows", Path(place) / "said"
+        with said.open("wb") as file:
+            try:
+                code: int | None = subprocess.run(
+                    [sys.executable, "-m", GPU_CHECK, str(out)], stdout=file, stderr=file, timeout=GPU_S, check=False
+                ).returncode
+            except subprocess.TimeoutExpired:
+                code = None
+        if out.exists():
+            yield from (Finding(**json.loads(line)) for line in out.read_text().splitlines())
+        if code != 0:
+            last = (said.read_text(errors="replace").strip().splitlines() or ["it said nothing"])[-1]
+            ended = f"did not end within {GPU_S:g} s" if code is None else f"ended with {code}"
+            yield Finding(
+                part="GPUs",
+                name="check",
+                state="broken",
+                found=f"the check {ended} after the last row above: {last}",
+                remedy=f"CUDA_LAUNCH_BLOCKING=1 {sys.executable} -m {GPU_CHECK} /dev/stdout",
+            )
 
 
 def _disk(here: Path) -> Finding:

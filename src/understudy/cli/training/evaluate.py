@@ -9,8 +9,10 @@ import tyro
 
 from understudy.cli.console import needs_extra
 from understudy.policies.openvla.config import OpenVLAConfig
+from understudy.policies.rtc.config import RTCConfig
 
 DEFAULT_OPENVLA = OpenVLAConfig()
+DEFAULT_RTC = RTCConfig()
 
 
 def command(
@@ -26,6 +28,9 @@ def command(
     threads: int | None = None,
     videos: int = 0,
     out: Path | None = None,
+    async_inference: bool = False,
+    hz: float | None = None,
+    rtc: RTCConfig = DEFAULT_RTC,
     openvla: OpenVLAConfig = DEFAULT_OPENVLA,
 ) -> int:
     """Evaluate a policy on held-out episodes; prints its success rate with a 95 % interval and a fingerprint.
@@ -44,6 +49,10 @@ def command(
             core, up to 8.
         videos: Number of the worst episodes to write as videos, if the world has cameras.
         out: Directory for the result and the videos; by default evaluations/ in the run.
+        async_inference: Compute the next block of a block policy while the current one is executed: in a thread if the
+            world runs in real time, else as if so many steps passed meanwhile (--rtc.inference-delay).
+        hz: Control rate in steps per second, to run a simulated world in real time; only with --async-inference.
+        rtc: How a block continues the one before; only with --async-inference.
         openvla: How an OpenVLA checkpoint is used; a run has its own options.
     """
     with needs_extra("train"):
@@ -61,5 +70,8 @@ def command(
         threads=threads,
         videos=videos,
         out=out,
+        async_inference=async_inference,
+        hz=hz,
+        rtc=rtc,
         openvla=openvla,
     )

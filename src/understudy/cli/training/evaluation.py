@@ -6,28 +6,31 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from rich.console import Console
 
+from understudy.cli.operator import open_pace
 from understudy.cli.progress import ProgressLine
 from understudy.core import NO_VERSION, Tree, UnderstudyError
 from understudy.core.spec import describe
 from understudy.envs.registry import open_world
 from understudy.envs.world import World
-from understudy.policies import ActorPolicy
+from understudy.policies import ActorPolicy, Sampling
 from understudy.policies.load import is_actor, load_block_policy
 from understudy.policies.openvla.config import OpenVLAConfig
+from understudy.policies.rtc import AsyncBlocks, RTCConfig
 from understudy.processes.python_path import import_object
 from understudy.training.collection.collector import Collector
 from understudy.training.data.run_episode import Act
-from understudy.training.offpolicy.rlpd import policy_act
+from understudy.training.offpolicy.rlpd import RLPDConfig, policy_act
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.multi_task_evaluation import evaluate_tasks
 from understudy.training.onpolicy.policy_files import policy_path, run_of
+from understudy.training.runs import config as configs
 from understudy.training.runs.evaluate import EvaluationConfig, evaluate
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.run import CONFIG, Run
@@ -49,9 +52,14 @@ def run_evaluation(
     threads: int | None,
     videos: int,
     out: Path | None,
+    async_inference: bool,
+    hz: float | None,
+    rtc: RTCConfig,
     openvla: OpenVLAConfig,
 ) -> int:
     """Evaluate a policy, print the result and write it to `out`; returns the exit code."""
+    if not async_inference and (rtc != RTCConfig() or hz is not None):
+        raise UnderstudyError("rtc, hz: these options have no effect without --async-inference; give it, or omit them")
     own = is_python_path(policy)
     if not own and not policy.exists():
         raise UnderstudyError(f"{policy}: there is no such run or policy file; check the path")
@@ -74,6 +82,8 @@ def run_evaluation(
         seed=seed,
         workers=workers,
         videos=videos,
+        rtc=rtc if async_inference else None,
+        hz=hz,
         run_config=run_config,
         openvla=_openvla_of(run_config) if run is not None else openvla if policy.is_dir() else None,
         out=out or (None if run is None else policy / "evaluations"),
@@ -81,9 +91,16 @@ def run_evaluation(
     console = Console(highlight=False)
     check_threads(threads)
     small = own or is_actor(request.policy)  # it acts on one observation at a time
+    if small and async_inference:
+        raise UnderstudyError(
+            f"async_inference: expected a policy that decides on blocks, got {policy}, which decides at each step; "
+            f"leave the option out"
+        )
+    in_real_time = async_inference and (hz is not None or rtc.inference_delay is None)
     console.print(str(use_threads(threads, large=not small)), soft_wrap=True)
     with ProgressLine(console, "evaluate", "episodes") as progress:
-        run_episodes = evaluate_own if own else evaluate_actor if small else evaluate_vla
+        large = evaluate_in_real_time if in_real_time else evaluate_vla
+        run_episodes = evaluate_own if own else evaluate_actor if small else large
         score, made_of, text = run_episodes(request, lambda: progress.advance(episodes))
     console.print(text, style="green", soft_wrap=True)
     console.print(f"policy {made_of.parameters}, code {made_of.code}, config {made_of.config}", soft_wrap=True)
@@ -109,6 +126,8 @@ class EvaluationRequest:
     seed: int
     workers: int | None
     videos: int
+    rtc: RTCConfig | None  # how to act asynchronously
+    hz: float | None  # control rate for a world that has none
     run_config: dict[str, Any] | None  # of the policy's run, if it has one
     openvla: OpenVLAConfig | None  # how to read an OpenVLA checkpoint
     out: Path | None
@@ -116,6 +135,8 @@ class EvaluationRequest:
     def fingerprint(self, parameters: Tree, versions: Mapping[str, str]) -> Fingerprint:
         evaluation = [self.episodes, self.split, self.sampled, self.seed, self.temperature]
         config: dict[str, Any] = {"evaluation": evaluation, "run": self.run_config}
+        if self.rtc is not None:
+            config |= {"rtc": self.rtc.to_json(), "hz": self.hz}
         if self.run_config is None and self.openvla is not None:
             config["openvla"] = self.openvla.to_json()
         return fingerprint(
@@ -159,10 +180,17 @@ def evaluate_actor(
     request: EvaluationRequest, on_episode: Callable[[], None]
 ) -> tuple[dict[str, Any], Fingerprint, str]:
     """Evaluate an actor on one task, in this process."""
-    with open_world(request.env) as world:
+    with _world_of_actor(request) as world:
         loaded = ActorPolicy.load(request.policy, world.step_spec)
         act = policy_act(loaded, np.random.default_rng(request.seed), deterministic=not request.sampled)
         return _evaluate_act(request, on_episode, world, act, loaded.parameters())
+
+
+def _world_of_actor(request: EvaluationRequest) -> World:
+    """The world, with the actions of the base policy that the actor of a run changes."""
+    if request.run_config is None or request.run_config.get("base_policy") is None:
+        return open_world(request.env)
+    return replace(configs.from_json(RLPDConfig, request.run_config), env=request.env).open_world()
 
 
 def _evaluate_act(
@@ -195,6 +223,7 @@ def evaluate_vla(request: EvaluationRequest, on_episode: Callable[[], None]) -> 
         num_parallel_envs=request.workers or os.cpu_count() or 1,
         max_steps=run_config.get("max_steps"),  # as in the evaluations of the run itself
         clip_actions=bool(run_config.get("clip_actions", False)),
+        rtc=request.rtc,
     ) as collector:
         loaded = load_block_policy(request.policy, collector.step_spec, openvla=request.openvla)
         found = evaluate_tasks(
@@ -203,3 +232,39 @@ def evaluate_vla(request: EvaluationRequest, on_episode: Callable[[], None]) -> 
         made_of = request.fingerprint(loaded.parameters(), collector.versions)
     tasks = "".join(f"\n  {name}: {score}" for name, score in found.tasks.items())
     return found.to_json(), made_of, f"{found}{tasks}"
+
+
+def evaluate_in_real_time(
+    request: EvaluationRequest, on_episode: Callable[[], None]
+) -> tuple[dict[str, Any], Fingerprint, str]:
+    """Evaluate a block policy on one task, in this process; a thread computes the next block meanwhile."""
+    assert request.rtc is not None
+    if request.split == "all" or request.workers is not None:
+        raise UnderstudyError(
+            "split all, workers: expected neither in real time, where one world runs one task; leave them out"
+        )
+    with open_world(request.env) as world:
+        pace = open_pace(world, request.hz, human=False)
+        if pace is None and world.hz is None:
+            raise UnderstudyError(
+                f"rtc/inference_delay: expected a number of steps, because {request.env} waits for the policy; set it "
+                f"to the inference time times the control rate, or run in real time with --hz"
+            )
+        policy = load_block_policy(request.policy, world.step_spec, openvla=request.openvla)
+        sampling = Sampling(temperature=request.temperature, greedy=not request.sampled)
+        config = EvaluationConfig(episodes=request.episodes, split=request.split, videos=request.videos)
+        with AsyncBlocks(policy, request.rtc, sampling=sampling, seed=request.seed) as blocks:
+            found = evaluate(
+                world,
+                blocks,
+                config,
+                seed=request.seed,
+                videos=request.out,
+                progress=lambda _: on_episode(),
+                pace=pace,
+                on_reset=blocks.begin,
+            )
+        made_of = request.fingerprint(policy.parameters(), world.versions())
+        kept = pace or getattr(world, "pace", None)
+        text = f"{found.success_rate} succeed on {found.num_starts} {request.split} starts of {world.task.name}"
+        return found.to_json(), made_of, f"{text}\n  {blocks.report}" + (f"\n  {kept.report}" if kept else "")

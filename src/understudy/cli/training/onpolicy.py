@@ -131,6 +131,8 @@ def _run_rank(run: Run, ranks: Ranks) -> int:
     from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 
     console = Console(highlight=False, quiet=not ranks.first)
+    if ranks.first and ranks.device.type == "cuda":
+        warn_if_too_large(run.config(OnPolicyConfig), ranks, console)
     try:
         with (
             stop_on_signals() as stop,
@@ -147,6 +149,17 @@ def _run_rank(run: Run, ranks: Ranks) -> int:
     if ranks.first:
         _print_score(run, console)
     return 0
+
+
+def warn_if_too_large(config: OnPolicyConfig, ranks: Ranks, console: Console) -> None:
+    """Say so before the run starts if it is not expected to fit on its GPUs."""
+    from understudy.training.estimate.estimate import memory_warning
+    from understudy.training.estimate.gpus import device_memory
+
+    name, memory = device_memory(ranks.device)
+    warning = memory_warning(config, ranks=ranks.size, gpu=name, memory=memory)
+    if warning is not None:
+        console.print(f"warning: {warning}", style="yellow", soft_wrap=True, markup=False)
 
 
 def _run_on_cluster(run: Run, num_ranks: int, cluster: str, cluster_config: ClusterConfig) -> int:

@@ -46,6 +46,10 @@ def command(
         from understudy.cli.training import sft
 
         return sft.run_until_finished(found)
+    if found.kind == "improve":
+        from understudy.cli.training import improve
+
+        return improve.run_until_finished(found)
     if found.kind == "cloning":
         from understudy.cli.training import clone
 

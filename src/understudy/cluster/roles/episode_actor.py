@@ -18,7 +18,6 @@ import torch
 from understudy.cluster.roles.process import Notice, RoleProcess
 from understudy.cluster.roles.rlpd_job import follow
 from understudy.core import StepSpec, Tree
-from understudy.envs.registry import open_world
 from understudy.envs.world import World
 from understudy.policies import ActorPolicy
 from understudy.service.client.remote import Remote, connect
@@ -98,7 +97,7 @@ class EpisodeActor(RoleProcess):
             if self._job.directory.is_dir():
                 os.chdir(self._job.directory)
             torch.set_num_threads(self._job.threads)
-            self._world = self._undo.enter_context(open_world(self._job.config.env))
+            self._world = self._undo.enter_context(self._job.config.open_world())
         return self._world
 
     def _record(self, world: World) -> tuple[Remote, RemoteWriter, Actor]:

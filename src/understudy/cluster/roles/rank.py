@@ -97,6 +97,10 @@ class RankBackend:
         }
         self._writers: dict[str, RemoteWriter] = {}
 
+    @property
+    def prefetches(self) -> bool:
+        return self._max_lag > 0
+
     def follow(self, addresses: Mapping[str, str]) -> None:
         """Use the present addresses of shards that may have moved."""
         for name, address in addresses.items():
@@ -123,7 +127,7 @@ class RankBackend:
         self._published = version
 
     def prefetch(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
-        if self._max_lag:
+        if self.prefetches:
             self.runner.prefetch(tickets(), sampling)
 
     def store(self, rollouts: Sequence[Rollout]) -> None:

@@ -17,7 +17,6 @@ from understudy.cluster.roles.episode_actor import EpisodeActorJob, PolicySnapsh
 from understudy.cluster.roles.process import Notice, Supervised
 from understudy.cluster.status import EventKind, RoleName
 from understudy.core import StepSpec
-from understudy.envs.registry import open_world
 from understudy.policies import ActorPolicy
 from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.demo_online_mixture import Shards
@@ -116,7 +115,7 @@ class RemoteEvaluator:
     """Evaluates policies in a process of its own; if that cannot be, in this one."""
 
     def __init__(self, open_client: OpenClient, job: EpisodeActorJob):
-        self._env = job.config.env
+        self._config = job.config
         self.client = open_client("evaluator", lambda: job, Notice, lambda doing: None)
         self._local = False
 
@@ -128,7 +127,7 @@ class RemoteEvaluator:
                 self._local = True
                 self.client.close()
                 self.client.record("worker lost", "evaluator", f"the learner evaluates by itself: {error}")
-        with open_world(self._env) as world:
+        with self._config.open_world() as world:
             return evaluator_for(world)(policy, config, videos)
 
     def close(self) -> None:

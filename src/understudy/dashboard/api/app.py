@@ -24,6 +24,7 @@ from understudy.dashboard.api import alarms, episode_queries, store_stats
 from understudy.dashboard.api.change_events import MAX_PAGES, ChangeEvents
 from understudy.dashboard.api.cluster import cluster_view, workers
 from understudy.dashboard.api.compare import compare
+from understudy.dashboard.api.episode_estimates import estimates_of
 from understudy.dashboard.api.episode_files import EXPORTS, export_episode, trim_episode
 from understudy.dashboard.api.episode_rows import EpisodeImages, steps_of
 from understudy.dashboard.api.filters import Filter
@@ -219,7 +220,8 @@ def _add_episodes(app: FastAPI, targets: list[Target]) -> None:
     @app.get("/api/{number}/episode/{episode}")
     def episode(number: str, episode: int) -> Response:
         target = _target(targets, number)
-        return answer({**episode_queries.one_episode(target, episode), "steps": steps_of(target, episode)})
+        found, steps = episode_queries.one_episode(target, episode), steps_of(target, episode)
+        return answer({**found, "steps": steps, "estimates": estimates_of(target, episode, steps["num_steps"])})
 
     @app.get("/api/{number}/thumbnail/{episode}")
     def thumbnail(number: str, episode: int, at: float = 1.0, v: str = "") -> Response:

@@ -8,7 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from understudy.core import StoreError, StoreLockedError
-from understudy.dashboard.api.filters import SORTS, Filter, Overlay
+from understudy.dashboard.api.episode_estimates import mean_values
+from understudy.dashboard.api.filters import SORTS, VALUES, Filter, Overlay
 from understudy.dashboard.api.targets import Target
 from understudy.replay import Store
 from understudy.replay.format.catalog import Catalog
@@ -78,7 +79,7 @@ def pending_edits(target: Target) -> Overlay:
 def list_episodes(target: Target, wanted: Filter, offset: int, limit: int) -> dict[str, Any]:
     """One page of a list, and the newest episode of the store; the first page also has the length of the list."""
     overlay = pending_edits(target)
-    where, values = wanted.where(overlay)
+    where, values = wanted.where(overlay, mean_values(target) if wanted.value else {})
     with target.catalog().reader() as reader:
         catalog = reader.catalog
         total, num_steps = None, None
@@ -172,7 +173,21 @@ def facets(target: Target) -> dict[str, Any]:
             )[0][0]
             return found
 
-    return target.cached("facets", count)
+    return {**target.cached("facets", count), "value": _values(target)}
+
+
+def _values(target: Target) -> list[list[Any]]:
+    """The ranges of mean values that episodes have, with their number; none if their file is damaged."""
+    try:
+        means = mean_values(target)
+    except StoreError:
+        return []
+    found = []
+    with target.catalog().reader() as reader:
+        for name in VALUES if means else ():
+            where, values = Filter(value=name).where(Overlay(), means)
+            found.append([name, reader.catalog.select(f"select count(*) from episodes where {where}", values)[0][0]])
+    return [[name, number] for name, number in found if number]
 
 
 # ---- edits

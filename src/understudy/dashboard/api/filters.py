@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -19,6 +20,12 @@ SORTS = {
     "reward": "total_reward desc, id desc",
     "human": "num_human desc, id desc",
 }
+VALUES = {  # of the mean over the steps of an episode, as a value model has estimated them: from, up to
+    "value below -0.75": (float("-inf"), -0.75),
+    "value -0.75 to -0.5": (-0.75, -0.5),
+    "value -0.5 to -0.25": (-0.5, -0.25),
+    "value above -0.25": (-0.25, float("inf")),
+}
 _EQUAL = ("task", "kind", "actor", "operator", "split", "state")
 _TEXT = ("task", "instruction", "actor", "operator", "group_key", "labels")
 _NUMBERS: dict[str, type] = {"since_s": float, "until_s": float, "upto": int}
@@ -27,6 +34,7 @@ _CHOICES = {
     "source": tuple(source.name.lower() for source in Source),
     "deleted": ("no", "only", "all"),
     "sort": tuple(SORTS),
+    "value": tuple(VALUES),
 }
 
 
@@ -75,6 +83,7 @@ class Filter:
     success: str = ""
     source: str = ""  # of at least one of its steps
     label: str = ""  # name, or name=value
+    value: str = ""  # one of VALUES
     text: str = ""
     since_s: float = 0.0
     until_s: float = 0.0
@@ -99,8 +108,8 @@ class Filter:
                 raise StoreError(f"{item.name}: expected a number, got {given!r}") from None
         return Filter(**found)
 
-    def where(self, overlay: Overlay) -> tuple[str, list[Any]]:
-        """The SQL condition and its values."""
+    def where(self, overlay: Overlay, mean_values: Mapping[int, float]) -> tuple[str, list[Any]]:
+        """The SQL condition and its values; `mean_values` are those of the episodes that have estimates."""
         conditions, values = ["not purged"], list[Any]()
 
         def add(condition: str, *more: Any) -> None:
@@ -123,6 +132,10 @@ class Filter:
                 add("exists (select 1 from json_each(labels) j where j.key = ? and j.value = ?)", name, value)
             else:
                 add("exists (select 1 from json_each(labels) j where j.key = ?)", name)
+        if self.value:
+            low, high = VALUES[self.value]
+            chosen = [episode for episode, mean in mean_values.items() if low <= mean < high]
+            add("id in (select value from json_each(?))", json.dumps(chosen))
         if self.text:
             pattern = "%" + self.text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"
             like = " or ".join(f"{name} like ? escape '\\'" for name in _TEXT)

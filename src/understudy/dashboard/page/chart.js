@@ -7,23 +7,33 @@ const LEFT = 44, RIGHT = 12, TOP = 24, BOTTOM = 38; // the label of y stands abo
 
 // `xLabel` and `yLabel` say what the axes count, with the unit; `x` and `y` write their numbers.
 // series: { name, color, points: [[x, y], ...], band: [[x, low, high], ...], dots, dash, bars }
+// `seek` is called with the x of a click or a drag; `move` shows where a film is.
 export class Chart {
-  constructor({ height = 200, xMin = 0, yMin = null, yMax = null, y = short, x = short, label = "", xLabel, yLabel, legend = true }) {
+  constructor({ height = 200, xMin = 0, yMin = null, yMax = null, y = short, x = short, label = "", xLabel, yLabel, legend = true, seek = null }) {
     Object.assign(this, { height, xMin, yMin, yMax, formatY: y, formatX: x, named: legend, label, xLabel, yLabel });
     this.series = [];
+    this.marks = null; // { name, color, spans: [[first, last], ...] }: parts of x
+    this.at = null; // of a film
     this.svg = svg("svg", { class: "chart", role: "img", "aria-label": label, height });
     this.legend = h("div", { class: "legend" });
     this.tip = h("div", { class: "tip", hidden: true });
     this.node = h("div", { class: "plot" }, this.legend, h("div", { class: "canvas" }, this.svg, this.tip));
     this.svg.addEventListener("pointermove", (event) => this.point(event));
     this.svg.addEventListener("pointerleave", () => this.leave());
+    if (seek) {
+      const choose = (event) => { if (this.scale && event.buttons) seek(Math.round(this.xOf(event))); };
+      this.svg.classList.add("seek");
+      this.svg.addEventListener("pointerdown", (event) => { this.svg.setPointerCapture(event.pointerId); choose(event); });
+      this.svg.addEventListener("pointermove", choose);
+    }
     new ResizeObserver(() => this.draw()).observe(this.svg.parentNode);
   }
 
-  set(series, { xLabel = this.xLabel } = {}) {
+  set(series, { xLabel = this.xLabel, marks = null } = {}) {
     this.xLabel = xLabel;
+    this.marks = marks;
     this.series = series.filter((one) => one.points.some(([, y]) => y !== null));
-    this.legend.replaceChildren(...(this.named && (series.length > 1 || series[0]?.always) ? series : []).map((one) =>
+    this.legend.replaceChildren(...[...(this.named && (series.length > 1 || series[0]?.always) ? series : []), ...(marks ? [marks] : [])].map((one) =>
       h("span", { class: one.dash ? "dash" : "", vars: { "--c": one.color } }, h("i", {}), one.name)));
     this.svg.setAttribute("aria-label", `${this.label}: ${this.series.map(described(this.formatY)).join("; ") || "no data yet"}`);
     this.draw();
@@ -61,9 +71,23 @@ export class Chart {
       parts.push(svg("text", { class: "tick", x: Math.min(sx(x), width - RIGHT - 8), y: this.height - BOTTOM + 16, "text-anchor": "middle" }, this.formatX(x)));
     }
     parts.push(svg("text", { class: "axis", x: 0, y: 11 }, this.yLabel), svg("text", { class: "axis", x: width - RIGHT, y: this.height - 5, "text-anchor": "end" }, this.xLabel));
+    for (const [first, last] of this.marks?.spans ?? []) {
+      const left = Math.max(sx(first - 0.5), LEFT), wide = Math.max(Math.min(sx(last + 0.5), width - RIGHT) - left, 1), bottom = this.height - BOTTOM;
+      const part = (name, y, height) => svg("rect", { class: name, x: left, width: wide, y, height, style: { fill: this.marks.color } });
+      parts.push(part("band", TOP, bottom - TOP), part("mark", bottom, 4));
+    }
     for (const one of this.series) parts.push(...this.lines(one, sx, sy, y0, width));
     this.cursor = svg("line", { class: "cursor", y1: TOP, y2: this.height - BOTTOM, visibility: "hidden" });
-    this.svg.replaceChildren(...parts, this.cursor);
+    this.now = svg("line", { class: "now", y1: TOP, y2: this.height - BOTTOM, visibility: "hidden" });
+    this.svg.replaceChildren(...parts, this.cursor, this.now);
+    this.move(this.at);
+  }
+
+  move(at) {
+    this.at = at;
+    if (at === null || !this.scale) return;
+    const x = this.scale.sx(Math.min(at, this.scale.x1));
+    for (const [name, value] of [["x1", x], ["x2", x], ["visibility", "visible"]]) this.now.setAttribute(name, value);
   }
 
   lines(one, sx, sy, y0, width) {
@@ -99,10 +123,14 @@ export class Chart {
     return found;
   }
 
+  xOf(event) {
+    const { x0, x1, width } = this.scale;
+    return x0 + (event.offsetX - LEFT) / (width - LEFT - RIGHT) * (x1 - x0);
+  }
+
   point(event) {
     if (!this.scale) return;
-    const { sx, x0, x1, width } = this.scale;
-    const at = x0 + (event.offsetX - LEFT) / (width - LEFT - RIGHT) * (x1 - x0);
+    const { sx, width } = this.scale, at = this.xOf(event);
     const near = (points) => points.reduce((best, one) => (one[1] !== null && (best === null || Math.abs(one[0] - at) < Math.abs(best[0] - at)) ? one : best), null);
     const found = this.series.map((one) => [one, near(one.points)]).filter(([, point]) => point);
     if (!found.length) return;

@@ -63,7 +63,7 @@ export function plural(number, one, many = `${one}s`) {
 
 // Kinds of run that roll out groups of episodes; and those without rollouts.
 export const ON_POLICY = new Set(["grpo", "rloo", "reinforce", "ppo"]);
-export const IMITATION = new Set(["sft", "cloning"]);
+export const IMITATION = new Set(["sft", "cloning", "improve"]);
 
 // How an evaluation chose its starts and sampled its actions.
 export function protocolText(data) {

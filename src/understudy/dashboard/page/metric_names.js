@@ -55,6 +55,7 @@ const NAMES = {
   value_clip_fraction: ["clipped values", SHARE, "share of blocks whose value was clipped"],
   gradient: ["gradient", NORM, "mean gradient norm before clipping"],
   learning_rate: ["learning rate", "per update", "learning rate of the last update"],
+  busy: ["busy simulators", SHARE, "share of the time of collecting in which simulators had an episode, on the rank with the least"],
   collect_s: ["collecting rollouts", "seconds", "seconds that an iteration collected rollouts"],
   learn_s: ["updating", "seconds", "seconds that an iteration updated the policy"],
   updates_per_s: ["update rate", "updates per second", "updates per second of the learner"],

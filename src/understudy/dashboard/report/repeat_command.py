@@ -13,6 +13,7 @@ COMMANDS = {  # by the kind of the run
     "rlpd": "train rlpd",
     "cloning": "train clone",
     "sft": "sft",
+    "improve": "improve",
     **{kind: f"train {kind}" for kind in ON_POLICY},
 }
 
@@ -31,7 +32,7 @@ def command_of(kind: str, config: Mapping[str, Any]) -> str:
 def evaluation_of(kind: str, config: Mapping[str, Any]) -> str:
     """The command that evaluates the policy as the run itself did."""
     words = ["understudy", "evaluate", "again"]
-    if kind in (*ON_POLICY, "sft") and "evaluation" in config:
+    if kind in (*ON_POLICY, "sft", "improve") and "evaluation" in config:
         asked = config["evaluation"]
         words += ["--episodes", str(asked["episodes"])]
         words += ["--sampled", "--temperature", str(asked["temperature"])] if asked["sampling"] == "sampled" else []
@@ -76,6 +77,10 @@ def _default_config(kind: str) -> Any:
         from understudy.training.onpolicy.sft import SFTConfig
 
         return SFTConfig()
+    if kind == "improve":
+        from understudy.training.improvement.config import ImproveConfig
+
+        return ImproveConfig(policy="", experience=("",))
     from understudy.training.offpolicy.cloning import CloningRunConfig
     from understudy.training.offpolicy.rlpd import RLPDConfig
 

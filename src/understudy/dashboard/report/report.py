@@ -25,6 +25,7 @@ ALGORITHMS = {
     "rlpd": "RLPD",
     "cloning": "behaviour cloning",
     "sft": "supervised fine-tuning",
+    "improve": "improvement from recorded experience",
     "grpo": "GRPO",
     "rloo": "RLOO",
     "reinforce": "REINFORCE++",

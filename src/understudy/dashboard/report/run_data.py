@@ -19,7 +19,7 @@ from understudy.training.runs.run import Run
 
 Line: TypeAlias = Mapping[str, Any]
 
-IMITATION = ("cloning", "sft")  # kinds of run without rollouts
+IMITATION = ("cloning", "sft", "improve")  # kinds of run without rollouts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,7 +48,7 @@ def evaluations(data: RunData) -> str:
     body = "".join(_evaluation(when, update, line, has_sampling=has_sampling) for when, update, line in rows)
     left = len(data.evaluations) - LAST
     more = f"<p class='soft'>{left} earlier ones are in <code>metrics.jsonl</code>.</p>" if left > 0 else ""
-    first = "iteration" if data.on_policy else "sampled steps" if data.kind == "sft" else "step"
+    first = "iteration" if data.on_policy else "sampled steps" if data.kind in ("sft", "improve") else "step"
     names = [first, "update", "success", "95 % interval", "episodes", "starts"]
     names += ["split", "actions"] if has_sampling else []
     head = "".join(f"<th>{name}</th>" for name in (*names, "mean length", "policy", "code", "commit"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -138,7 +139,7 @@ def encode(frames: Array, codec: Codec, fps: int) -> bytes:
     """Encode frames [T, height, width, 3] as an MP4 video."""
     os.environ.setdefault("SVT_LOG", "1")  # otherwise the encoder prints its settings for each episode
     video = io.BytesIO()
-    with av.open(video, "w", format="mp4") as container:
+    with _kept_scheduling(), av.open(video, "w", format="mp4") as container:
         stream: Any = container.add_stream(codec.encoder, rate=fps, options=dict(codec.settings))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = codec.pixels
@@ -149,6 +150,20 @@ def encode(frames: Array, codec: Codec, fps: int) -> bytes:
             container.mux(stream.encode(frame))
         container.mux(stream.encode(None))
     return video.getvalue()
+
+
+@contextmanager
+def _kept_scheduling() -> Iterator[None]:
+    """Gives this thread its scheduling back: as root, SVT-AV1 makes the thread that opens it a real-time one."""
+    if not hasattr(os, "sched_getscheduler"):  # only Linux has it
+        yield
+        return
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    try:
+        yield
+    finally:
+        if os.sched_getscheduler(0) != policy:
+            os.sched_setscheduler(0, policy, parameters)
 
 
 def mean_error(video: bytes, frames: Array) -> float:

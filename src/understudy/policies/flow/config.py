@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -32,6 +33,11 @@ class FlowConfig:
     RLOO, REINFORCE++ and PPO need more than 0."""
     value_head: bool = False
     """Whether the model has a value head, which PPO needs."""
+    advantage: bool = False
+    """Whether the model is told if a block is good or bad, for `understudy improve --by recap`."""
+    guidance: float = 1.0
+    """How far a policy with `advantage` moves from what it does without knowing towards what is good, when it acts: 0
+    not at all, 1 all the way, more goes beyond it."""
     act_rows: int = 8
     """Number of rows of every forward pass in `act`. Fewer rows are padded, so that results do not depend on them."""
 
@@ -49,9 +55,18 @@ class FlowConfig:
                 raise PolicyError(f"{name}: expected a number from 1, got {getattr(self, name)}")
         if not 0 <= self.noise_level <= 1:
             raise PolicyError(f"noise_level: expected a number from 0 to 1, got {self.noise_level}; pi_RL uses 0.5")
+        if not 0 <= self.guidance < math.inf:
+            raise PolicyError(f"guidance: expected a number from 0, got {self.guidance}; 1 to 2.5 are usual")
+        if self.guidance != FlowConfig.guidance and not self.advantage:
+            raise PolicyError(
+                f"guidance: has no effect on a policy without advantage, got {self.guidance}; leave it out, or train "
+                f"with `understudy improve --by recap`"
+            )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without what only a policy with `advantage` has: the file of any other is as it was before there were any."""
+        found = asdict(self)
+        return found if self.advantage else {k: v for k, v in found.items() if k not in ("advantage", "guidance")}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> FlowConfig:

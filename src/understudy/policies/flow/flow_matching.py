@@ -9,6 +9,7 @@ distributions are passed through, because what the noise spreads the second term
     dx = (v - sigma^2 / (2 (1 - t)) (x - t v)) dt + sigma dW,   sigma^2 = a^2 (1 - t) / max(t, 1 / num_steps)
 
 x - t v is the noise that v takes x_t to be made of, and -(x - t v) / (1 - t) the gradient of the log-density of x_t.
+x + (1 - t) v is the block that it takes x_t to become.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ def squared_errors(velocity: Tensor, noise: Tensor, action: Tensor) -> Tensor:
     return (velocity - (action - noise)).square().mean(dim=-1)
 
 
+def towards_good(plain: Tensor, good: Tensor, guidance: float) -> Tensor:
+    """The velocity of a policy that knows what is good: from that without knowing, `guidance` times the way to good."""
+    return plain + guidance * (good - plain)
+
+
 def times(num_steps: int) -> list[float]:
     """The times at which the Euler steps begin."""
     return [step / num_steps for step in range(num_steps)]
@@ -46,6 +52,25 @@ def noise_stds(num_steps: int, noise_level: float) -> list[float]:
 def step_mean(x: Tensor, velocity: Tensor, num_steps: int, time: Tensor | float, std: Tensor | float) -> Tensor:
     """Where a step that begins at x and adds noise of this standard deviation leads on average."""
     return x + velocity / num_steps - std**2 / (2.0 * (1.0 - time)) * (x - time * velocity)
+
+
+def guided(velocity: Tensor, x: Tensor, wanted: Tensor, weight: Tensor, time: float, max_weight: float) -> Tensor:
+    """The velocity [B, H, A], turned so that the block becomes the wanted one where weights [B, H] are above 0.
+
+    This is the guidance of real-time chunking: the weighted difference from the block that x would become, taken back
+    to x by the gradient. `velocity` was computed from `x`, which requires its gradient.
+    """
+    becomes = x + (1.0 - time) * velocity
+    difference = (wanted - becomes.detach()) * weight[..., None]
+    (back,) = torch.autograd.grad(becomes, x, difference)
+    return velocity.detach() + guidance_weight(time, max_weight) * back
+
+
+def guidance_weight(time: float, max_weight: float) -> float:
+    """(1 - t) / (t r^2) with r^2 = (1 - t)^2 / (t^2 + (1 - t)^2), up to `max_weight`; it has no limit near 0 and 1."""
+    if not 0.0 < time < 1.0:
+        return max_weight
+    return min(max_weight, (time**2 + (1.0 - time) ** 2) / (time * (1.0 - time)))
 
 
 def step_log_probs(chain: Tensor, velocity: Tensor, noise_level: float, temperature: float) -> Tensor:

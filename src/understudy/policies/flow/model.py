@@ -4,6 +4,7 @@
     words [W] --- mean of embeddings ---+- features -+- MLP: value
                                                      |
     noisy block [H A], time - sines ---- Linear -----+- residual blocks - Linear: velocity [H A]
+    good, bad or unknown -- embedding ---------------+ (with `advantage`)
 
 Features do not depend on the noisy block: the first of several steps gives them, and the others take them.
 """
@@ -20,17 +21,18 @@ from torch.nn import functional
 from understudy.core import StepSpec
 from understudy.policies.actions import Actions
 from understudy.policies.encoders.encoder import Encoder
+from understudy.policies.encoders.words import PADDING
 from understudy.policies.flow.config import FlowConfig
 from understudy.policies.mlp import MLP, init_linear, new_linear, uninitialized
 from understudy.policies.stats import Stats
-from understudy.policies.words import PADDING
 
-WORDS, FEATURES, NOISY, TIME = "words", "features", "noisy", "time"
+WORDS, FEATURES, NOISY, TIME, ADVANTAGE = "words", "features", "noisy", "time", "advantage"
+UNKNOWN, BAD, GOOD = range(3)  # what a model with `advantage` is told about a block
 TIME_SIZE = 32
 LONGEST_PERIOD, SHORTEST_PERIOD = 4.0, 0.04  # of the sines of time
 
 # observation/PATH as Inputs gives it and words int64 [B, W], or features [B, F]; noisy float32 [N, H A] and time [N],
-# where N is a multiple of B: the rows of one observation follow each other
+# where N is a multiple of B: the rows of one observation follow each other. With `advantage`: advantage int64 [N]
 Tensors = Mapping[str, Tensor]
 
 
@@ -54,6 +56,7 @@ class FlowModel(nn.Module):
         self.layers = nn.ModuleList(ResidualBlock(config.hidden) for _ in range(config.layers))
         self.velocity = new_linear(config.hidden, block_size)
         self.value = MLP((num_features, config.hidden, 1)) if config.value_head else None
+        self.advantage = uninitialized(nn.Embedding, 3, config.hidden) if config.advantage else None
         shares = torch.arange(TIME_SIZE // 2) / (TIME_SIZE // 2 - 1)
         periods = LONGEST_PERIOD * (SHORTEST_PERIOD / LONGEST_PERIOD) ** shares
         self.register_buffer("periods", periods, persistent=False)
@@ -71,6 +74,8 @@ class FlowModel(nn.Module):
         init_linear(self.velocity, generator, gain=0.1)
         if self.value is not None:
             self.value.init_parameters(generator)
+        if self.advantage is not None:
+            self.advantage.weight.zero_()  # good is as bad, until it is learned
 
     def forward(self, tensors: Tensors) -> tuple[Tensor, Tensor | None, Tensor]:
         """Velocity float32 [N, H A]; value float32 [B] if it has that head; features [B, F]."""
@@ -78,6 +83,8 @@ class FlowModel(nn.Module):
         noisy, time = tensors[NOISY], tensors[TIME]
         rows = features.repeat_interleave(len(noisy) // len(features), dim=0)
         x = self.enter(torch.cat([noisy, self._sines(time), rows], dim=1))
+        if self.advantage is not None:
+            x = x + self.advantage(tensors[ADVANTAGE])
         for layer in self.layers:
             x = layer(x)
         velocity = self.velocity(functional.silu(functional.layer_norm(x, x.shape[-1:])))

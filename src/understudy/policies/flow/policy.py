@@ -4,13 +4,17 @@ A sampled block is a chain: noise, and what each Euler step made of it, up to th
 `act` records and what `evaluate` gives the log-probs of, one for each step of each action. Without `noise_level` the
 steps have no noise of their own: the noise that the chain begins with decides the block, and the one log-prob of an
 action is that of this noise, which does not depend on the weights.
+
+A policy with `advantage` was told in training which blocks are good. It acts, and gives log-probs, with the velocity
+v_0 + guidance (v_good - v_0), where v_0 is the velocity without knowing.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -18,18 +22,32 @@ import torch
 from torch import Tensor
 
 from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tree
-from understudy.policies import inputs as host
-from understudy.policies import policy_file
+from understudy.core import tree as trees
+from understudy.policies import policy_file, transfer
 from understudy.policies.actions import Actions
+from understudy.policies.encoders.words import Words
 from understudy.policies.file_policy import FilePolicy, check_rows, described_spec, fill, padded_batches
 from understudy.policies.flow import flow_matching
 from understudy.policies.flow.config import FlowConfig
-from understudy.policies.flow.model import FEATURES, NOISY, TIME, WORDS, FlowModel, Tensors, observed
+from understudy.policies.flow.model import (
+    ADVANTAGE,
+    BAD,
+    FEATURES,
+    GOOD,
+    NOISY,
+    TIME,
+    UNKNOWN,
+    WORDS,
+    FlowModel,
+    Tensors,
+    observed,
+)
 from understudy.policies.imitation import ImitationLoss, weighted_mean
-from understudy.policies.inputs import Inputs, to_tensor
+from understudy.policies.inputs import Inputs
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.rtc.guidance import Guidance
 from understudy.policies.stats import Stats
-from understudy.policies.words import Words
+from understudy.policies.transfer import to_tensor
 
 KIND = "flow"
 CHAIN = "chain"
@@ -37,11 +55,24 @@ CHAIN = "chain"
 Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None, Tensor]]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Guide:
+    """A Guidance as tensors."""
+
+    wanted: Tensor  # [B, H, A], from -1 to 1
+    weight: Tensor  # [B, H]
+    inpaint: bool
+    max_weight: float
+
+    def rows(self, rows: Tensor) -> _Guide:
+        return replace(self, wanted=self.wanted[rows], weight=self.weight[rows])
+
+
 class FlowPolicy(FilePolicy):
     """A policy with its model. A learner may train the model in place, and then raises `version`."""
 
     kind = KIND
-    imitation_options: tuple[str, ...] = ()
+    takes_guidance = True  # `act(..., guidance=)`
 
     def __init__(
         self, config: FlowConfig, spec: StepSpec, words: Words, model: FlowModel, *, version: int = NO_VERSION
@@ -57,6 +88,7 @@ class FlowPolicy(FilePolicy):
         self.device: torch.device = model.periods.device
         self.spec = StepSpec(observation=self.inputs.spec, action=spec.action)  # its inputs and outputs
         self.forward: Forward = model  # a learner puts its wrapper of the model (DDP) here
+        self.imitation_options: tuple[str, ...] = ("advantage_dropout",) if config.advantage else ()
 
     @staticmethod
     def new(
@@ -115,11 +147,13 @@ class FlowPolicy(FilePolicy):
         rngs: Sequence[np.random.Generator],
         sampling: Sampling,
         noise: Array | None = None,
+        guidance: Guidance | None = None,
     ) -> Acted:
         """Choose; `noise` [B, H, A] is what the chains begin with, else it is drawn, or 0 if greedy.
 
         Each row's generator gives H x A normal numbers unless `noise` is given, and then as many for each step with
-        noise; none if greedy. Every number that is drawn is multiplied by the temperature.
+        noise; none if greedy. Every number that is drawn is multiplied by the temperature. `guidance` leads the chains
+        to continue other blocks; their log-probs are those of the same chains without it.
         """
         num, steps = check_rows(instructions, rngs), self.config.num_inference_steps
         shape = (self.block_steps, self.actions.size)
@@ -134,7 +168,11 @@ class FlowPolicy(FilePolicy):
                 noises[row] = scale * rng.standard_normal((steps, *shape), np.float32)
         tensors = self.tensors(observation, instructions)
         begun, added = to_tensor(start, self.device), to_tensor(noises, self.device) if is_noisy else None
-        found = [self._act(tensors, begun, added, rows, sampling) for rows in padded_batches(num, self.config.act_rows)]
+        guide = None if guidance is None else self._guide(guidance, num)
+        found = [
+            self._act(tensors, begun, added, guide, rows, sampling)
+            for rows in padded_batches(num, self.config.act_rows)
+        ]
         parts = [list(part) for part in zip(*found, strict=True)]
         chain, log_prob = (np.concatenate(part)[:num] for part in parts[:2])
         return Acted(
@@ -145,20 +183,44 @@ class FlowPolicy(FilePolicy):
             version=self.version,
         )
 
-    @torch.inference_mode()
+    def _guide(self, guidance: Guidance, num: int) -> _Guide:
+        steps = self.block_steps
+        wanted = self.actions.to_unit(
+            trees.map_leaves(lambda leaf: np.reshape(leaf, (num * steps, *leaf.shape[2:])), guidance.previous),
+            self.device,
+        )
+        return _Guide(
+            wanted=wanted.view(num, steps, self.actions.size),
+            weight=to_tensor(guidance.weights(steps), self.device),
+            inpaint=guidance.method == "inpaint",
+            max_weight=guidance.max_guidance_weight,
+        )
+
     def _act(
-        self, tensors: Tensors, start: Tensor, noises: Tensor | None, rows: Tensor, sampling: Sampling
+        self,
+        tensors: Tensors,
+        start: Tensor,
+        noises: Tensor | None,
+        guide: _Guide | None,
+        rows: Tensor,
+        sampling: Sampling,
     ) -> tuple[Any, Any, Any]:
         """Chains, log-probs and values of `act_rows` rows."""
         rows = rows.to(self.device)
         part = {name: tensor[rows] for name, tensor in tensors.items()}
         added = None if noises is None else noises[rows]
-        chain, velocities, value = self._run(part, start[rows], added, self.forward)
-        log_prob = self._log_probs(chain, velocities, sampling)
-        return host.to_array(chain), host.to_array(log_prob), None if value is None else host.to_array(value)
+        chosen = None if guide is None else guide.rows(rows)
+        with torch.no_grad() if guide is not None else torch.inference_mode():  # guidance needs gradients
+            chain, velocities, value = self._run(part, start[rows], added, self.forward, chosen)
+            log_prob = self._log_probs(chain, velocities, sampling)
+        return (
+            transfer.to_array(chain),
+            transfer.to_array(log_prob),
+            None if value is None else transfer.to_array(value),
+        )
 
     def _run(
-        self, tensors: Tensors, start: Tensor, noises: Tensor | None, forward: Forward
+        self, tensors: Tensors, start: Tensor, noises: Tensor | None, forward: Forward, guide: _Guide | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Chains [B, K+1, H, A] from `start`, their velocities [B, K, H, A], and values; `noises` are [B, K, H, A]."""
         steps = self.config.num_inference_steps
@@ -166,19 +228,42 @@ class FlowPolicy(FilePolicy):
         chain, velocities = [start], []
         given: dict[str, Tensor] = dict(tensors)
         first_value: Tensor | None = None
+        acting = partial(self._velocity, forward=forward)
         for number, time in enumerate(flow_matching.times(steps)):
             x = chain[-1]
-            given |= {NOISY: x.flatten(1), TIME: torch.full((len(x),), time, device=x.device)}
-            velocity, value, features = forward(given)
+            if guide is not None and guide.inpaint:
+                kept = guide.weight[..., None] > 0
+                x = chain[-1] = torch.where(kept, (1.0 - time) * start + time * guide.wanted, x)
+            given[TIME] = torch.full((len(x),), time, device=x.device)
+            if guide is None or guide.inpaint:
+                velocity, value, features = acting({**given, NOISY: x.flatten(1)})
+                moved = velocity = velocity.view(x.shape)
+            else:
+                velocity, moved, value, features = _guided(acting, given, x, time, guide)
             if number == 0:
                 first_value, given = value, {FEATURES: features}
-            velocities.append(velocity.view(x.shape))
+            velocities.append(velocity)
             if noises is None:
-                chain.append(x + velocities[-1] / steps)
+                chain.append(x + moved / steps)
             else:
-                mean = flow_matching.step_mean(x, velocities[-1], steps, time, stds[number])
+                mean = flow_matching.step_mean(x, moved, steps, time, stds[number])
                 chain.append(mean + stds[number] * noises[:, number])
         return torch.stack(chain, dim=1), torch.stack(velocities, dim=1), first_value
+
+    def _velocity(self, given: Tensors, forward: Forward) -> tuple[Tensor, Tensor | None, Tensor]:
+        """What the policy acts with: the model's output, guided towards what is good if the model knows of it."""
+        guidance = self.config.guidance
+        if not self.config.advantage or guidance == 1.0:
+            return forward({**given, **self._told(GOOD, given)})
+        plain, value, features = forward({**given, **self._told(UNKNOWN, given)})
+        good, _, _ = forward({FEATURES: features, NOISY: given[NOISY], TIME: given[TIME], **self._told(GOOD, given)})
+        return flow_matching.towards_good(plain, good, guidance), value, features
+
+    def _told(self, what: int, given: Tensors) -> dict[str, Tensor]:
+        """That all blocks are of one kind; nothing for a model that does not know of it."""
+        if not self.config.advantage:
+            return {}
+        return {ADVANTAGE: torch.full((len(given[TIME]),), what, device=self.device)}
 
     def evaluate(
         self,
@@ -195,7 +280,7 @@ class FlowPolicy(FilePolicy):
         given = self.tensors(observation, instructions)
         given[NOISY] = chain[:, :-1].flatten(0, 1).flatten(1)  # all steps in one pass
         given[TIME] = torch.tensor(flow_matching.times(steps), device=self.device).repeat(len(chain))
-        velocity, value, _ = (module or self.forward)(given)
+        velocity, value, _ = self._velocity(given, module or self.forward)
         log_prob = self._log_probs(chain, velocity.view(chain[:, 1:].shape), sampling)
         return Evaluated(log_prob=log_prob, entropy=self._entropies(log_prob, sampling), value=value)
 
@@ -248,13 +333,29 @@ class FlowPolicy(FilePolicy):
         return tuple(observed(camera) for camera in self.inputs.cameras)
 
     def imitation_loss(
-        self, tensors: Tensors, action: Tensor, weight: Tensor, *, generator: torch.Generator
+        self,
+        tensors: Tensors,
+        action: Tensor,
+        weight: Tensor,
+        *,
+        generator: torch.Generator,
+        good: Tensor | None = None,
+        advantage_dropout: float = 0.0,
     ) -> ImitationLoss:
-        """Flow matching: new noise for each block, and a time that is uniform from 0 to 1."""
+        """Flow matching: new noise for each block, and a time that is uniform from 0 to 1.
+
+        `good` [B] bool says which blocks are good, by default all; of a share `advantage_dropout` of them a model with
+        `advantage` is not told, so that it also learns what all blocks have in common.
+        """
         noise = torch.randn(action.shape, generator=generator, device=self.device)
         time = torch.rand(len(action), generator=generator, device=self.device)
         noisy = flow_matching.interpolated(noise, action, time)
-        velocity, _, _ = self.model({**tensors, NOISY: noisy.flatten(1), TIME: time})
+        told: dict[str, Tensor] = {}
+        if self.config.advantage:
+            known = torch.full_like(time, GOOD, dtype=torch.int64) if good is None else torch.where(good, GOOD, BAD)
+            dropped = torch.rand(len(action), generator=generator, device=self.device) < advantage_dropout
+            told[ADVANTAGE] = torch.where(dropped, UNKNOWN, known)
+        velocity, _, _ = self.model({**tensors, NOISY: noisy.flatten(1), TIME: time, **told})
         errors = flow_matching.squared_errors(velocity.view(action.shape), noise, action)
 
         def report() -> dict[str, Tensor]:
@@ -294,6 +395,16 @@ class FlowPolicy(FilePolicy):
         made.load_state_dict(self.model.state_dict(), strict=False)  # all but the head
         return FlowPolicy(config, self.spec, self.words, made, version=self.version)
 
+    def with_advantage(self, guidance: float) -> FlowPolicy:
+        """The policy with a model that can be told what is good, and this guidance; the rest of it is a copy.
+
+        A model that could not be told before acts as it did, until it has learned from good and bad blocks.
+        """
+        config = replace(self.config, advantage=True, guidance=guidance)
+        made = FlowPolicy.new(config, self.spec, self.words.known, self.stats, seed=0, device=self.device).model
+        made.load_state_dict(self.model.state_dict(), strict=False)  # all but the embedding, if it has none
+        return FlowPolicy(config, self.spec, self.words, made, version=self.version)
+
     def with_noise_level(self, noise_level: float) -> FlowPolicy:
         """The policy with another noise in its steps. It has the same model."""
         config = replace(self.config, noise_level=noise_level)
@@ -310,6 +421,18 @@ class FlowPolicy(FilePolicy):
         policy_file.check_digest(model.encoder.digest, description.get("encoder_digest"))
         fill(model, weights)
         return FlowPolicy(config, spec, words, model, version=int(description["version"]))
+
+
+def _guided(
+    forward: Forward, given: Tensors, x: Tensor, time: float, guide: _Guide
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """The velocity at x [B, H, A], the same with guidance, values and features, all without gradients."""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        velocity, value, features = forward({**given, NOISY: x.flatten(1)})
+        velocity = velocity.view(x.shape)
+        moved = flow_matching.guided(velocity, x, guide.wanted, guide.weight, time, guide.max_weight)
+    return velocity.detach(), moved, None if value is None else value.detach(), features.detach()
 
 
 def _given_noise(noise: Array, shape: tuple[int, ...]) -> Array:

@@ -18,11 +18,12 @@ from torch import Tensor
 from understudy.core import Spec, SpecError, Tree
 from understudy.core import tree as trees
 from understudy.core.spec import describe
-from understudy.policies.inputs import is_camera, to_tensor
+from understudy.policies.inputs import is_camera
 from understudy.policies.openvla.config import Resize
 from understudy.policies.openvla.jpeg_lanczos import compress_and_resize
 from understudy.policies.openvla.tokens import Range
 from understudy.policies.protocol import Array, PolicyError
+from understudy.policies.transfer import to_tensor
 
 PROMPT = "In: What action should the robot take to {instruction}?\nOut:"
 PREPARED = "prepared images"  # uint8 [B, n, S, S, 3], in place of the camera fields of an observation

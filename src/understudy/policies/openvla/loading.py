@@ -73,15 +73,13 @@ def action_ids(checkpoint: Checkpoint, language: LlamaConfig) -> tuple[int, int]
     return first, end
 
 
-def build(
-    checkpoint: Checkpoint, config: OpenVLAConfig, *, proprio_size: int | None, device: torch.device
-) -> OpenVLANetwork:
-    """The network with the weights of the files; memory is taken once."""
+def outline(checkpoint: Checkpoint, config: OpenVLAConfig, *, proprio_size: int | None) -> OpenVLANetwork:
+    """The network on `meta`: its modules and the shapes of its weights, without their numbers."""
     l1_head = checkpoint.part(ACTION_HEAD, ACTION_HEAD) if checkpoint.has_action_head else None
-    vision, language = vision_shapes(checkpoint), language_config(checkpoint)
+    language = language_config(checkpoint)
     with torch.device("meta"):
         network = OpenVLANetwork(
-            vision,
+            vision_shapes(checkpoint),
             language,
             action_ids=action_ids(checkpoint, language),
             bidirectional=config.decoding == "parallel" and config.attention == "bidirectional",
@@ -90,6 +88,24 @@ def build(
             l1_head=None if l1_head is None else l1_head_shape(l1_head),
             film=checkpoint.has_film,
         )
+    choose_trained(network)
+    return network
+
+
+def choose_trained(network: OpenVLANetwork) -> None:
+    """Train all weights but those that have no part in the result: with an L1 head, those that give tokens."""
+    for name, parameter in network.named_parameters():
+        unused = network.action_head is not None and name.startswith("language_model.lm_head.")
+        parameter.requires_grad_(not unused)
+
+
+def build(
+    checkpoint: Checkpoint, config: OpenVLAConfig, *, proprio_size: int | None, device: torch.device
+) -> OpenVLANetwork:
+    """The network with the weights of the files; memory is taken once."""
+    l1_head = checkpoint.part(ACTION_HEAD, ACTION_HEAD) if checkpoint.has_action_head else None
+    vision, language = vision_shapes(checkpoint), language_config(checkpoint)
+    network = outline(checkpoint, config, proprio_size=proprio_size)
     wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     extras: dict[str, Tensor] = {}
     if proprio_size is not None:
@@ -111,9 +127,7 @@ def build(
     state |= {name: weight.to(device, dtype) for name, weight in checkpoint.weights(wanted.keys() - extras.keys())}
     network.load_state_dict(state, assign=True)
     fresh_rotary(network, device)
-    for name, parameter in network.named_parameters():
-        unused = l1_head is not None and name.startswith("language_model.lm_head.")  # an L1 head gives no tokens
-        parameter.requires_grad_(not unused)
+    choose_trained(network)
     return network
 
 

@@ -22,8 +22,7 @@ from transformers.cache_utils import DynamicCache
 
 from understudy.core import NO_VERSION, ArraySpec, Spec, StepSpec, Tree
 from understudy.core import tree as trees
-from understudy.policies import inputs as host
-from understudy.policies.inputs import to_tensor
+from understudy.policies import transfer
 from understudy.policies.lora import merged_state
 from understudy.policies.openvla import laplace, loading
 from understudy.policies.openvla.checkpoint import Checkpoint
@@ -33,6 +32,7 @@ from understudy.policies.openvla.network import OpenVLANetwork, Tensors
 from understudy.policies.openvla.tokens import ActionTokens, Range, statistics_of
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
 from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
+from understudy.policies.transfer import to_tensor
 from understudy.policies.vla import bins
 
 NUMBERS = "numbers"  # in the replay of a policy with an L1 head: what was drawn, mostly from -1 to 1
@@ -175,7 +175,7 @@ class OpenVLAPolicy(TokenPolicy):
             given = given.reshape(*shape, 2)
             numbers = laplace.draw(given, uniforms, sampling)
             log_prob, _ = laplace.weigh(given, numbers, sampling)
-            return host.to_array(numbers), host.to_array(log_prob), _values(value, len(numbers))
+            return transfer.to_array(numbers), transfer.to_array(log_prob), _values(value, len(numbers))
         if self.config.decoding == "parallel":
             logits, value = self.forward(self.tensors(observation, instructions))
             tokens = draw(logits.reshape(*shape, -1), uniforms, sampling)
@@ -183,7 +183,7 @@ class OpenVLAPolicy(TokenPolicy):
             tokens = self._generate(observation, instructions, uniforms, sampling)
             logits, value = self.forward(self.tensors(observation, instructions, tokens))  # as `evaluate` will see them
         log_prob, _ = weigh(logits.reshape(*shape, -1), tokens, sampling)
-        return host.to_array(tokens.to(torch.int32)), host.to_array(log_prob), _values(value, len(tokens))
+        return transfer.to_array(tokens.to(torch.int32)), transfer.to_array(log_prob), _values(value, len(tokens))
 
     def _generate(self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling) -> Tensor:
         """One number after the other, each seeing those before it: int64 [B, 1, D]."""
@@ -347,7 +347,7 @@ def draw(logits: Tensor, uniforms: Array, sampling: Sampling) -> Tensor:
 
 
 def _values(value: Tensor | None, num: int) -> Array:
-    return np.zeros(num, np.float32) if value is None else host.to_array(value)
+    return np.zeros(num, np.float32) if value is None else transfer.to_array(value)
 
 
 def _rows(observation: Tree, rows: list[int]) -> Tree:

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
+from understudy.policies.encoders.words import PADDING
 from understudy.policies.protocol import PolicyError
 from understudy.policies.vla.config import VLAConfig
-from understudy.policies.words import PADDING
 
 WORDS, PROPRIO = "words", "proprio"
 INIT_STD = 0.02

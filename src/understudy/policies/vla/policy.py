@@ -16,20 +16,20 @@ import torch
 from torch import Tensor
 
 from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
-from understudy.policies import inputs as host
-from understudy.policies import policy_file
+from understudy.policies import policy_file, transfer
 from understudy.policies.actions import Actions
+from understudy.policies.encoders.words import Words
 from understudy.policies.file_policy import FilePolicy, check_rows, described_spec, fill, padded_batches
 from understudy.policies.imitation import ImitationLoss, weighted_mean
-from understudy.policies.inputs import Inputs, is_camera, to_tensor
+from understudy.policies.inputs import Inputs, is_camera
 from understudy.policies.protocol import Acted, Evaluated, PolicyError, Sampling
 from understudy.policies.stats import Stats
 from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
+from understudy.policies.transfer import to_tensor
 from understudy.policies.vla import bins
 from understudy.policies.vla.config import MAX_CAMERAS, VLAConfig
 from understudy.policies.vla.model import PROPRIO, WORDS, Tensors, VLAModel, image
 from understudy.policies.vla.soft_targets import soft_cross_entropy, soft_targets
-from understudy.policies.words import Words
 
 KIND = "vla"
 
@@ -125,9 +125,9 @@ class VLAPolicy(TokenPolicy, FilePolicy):
             tokens = bins.draw(log_probs, uniforms[rows].to(self.device))
         log_prob = log_probs.gather(-1, tokens[..., None]).squeeze(-1)
         return (
-            host.to_array(tokens.to(torch.int32)),
-            host.to_array(log_prob),
-            None if value is None else host.to_array(value),
+            transfer.to_array(tokens.to(torch.int32)),
+            transfer.to_array(log_prob),
+            None if value is None else transfer.to_array(value),
         )
 
     def evaluate(

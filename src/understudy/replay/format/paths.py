@@ -12,6 +12,7 @@ SEGMENTS_DIRECTORY = "segments"
 PARAMETERS_DIRECTORY = "parameters"
 INBOX_DIRECTORY = "inbox"
 DERIVED_DIRECTORY = "derived"  # resized frames: a cache, see read/derived_frames.py
+ESTIMATES_DIRECTORY = "estimates"  # what value models think of the steps, see read/estimates.py
 REFUSED_DIRECTORY = "refused"  # in the inbox
 
 

@@ -17,7 +17,6 @@ import logging
 import math
 import os
 import re
-import shutil
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -25,6 +24,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
+from shutil import disk_usage
 from typing import Any, cast
 
 import numpy as np
@@ -48,7 +48,8 @@ RESERVED_BYTES = 16 * 2**20  # that a process may write between two looks at the
 IN_USE_S = 600.0  # a file that was read or written since then is not removed to make room
 TOUCH_S = 60.0  # between two notes that a file is in use
 RETRY_S = 10.0  # after which a cache that was full, or could not be written to, is tried again
-FREE_SHARE, FREE_BYTES = 10, 16 * 2**30  # one part in so many of the disk, or so many bytes, are left free
+FREE_SHARE, FREE_BYTES = 10, 16 * 2**30  # one part in so many of the disk, or so many bytes, left free are enough
+FREE_TIMES = 4  # on a disk with less, the cache leaves so many times its own size free
 _NAME = re.compile(r"[0-9a-f]{16}-[0-9]{8,}-[0-9]{4,}\.frames")
 
 
@@ -58,9 +59,9 @@ class FrameCache:
 
     `directory` is by default `derived` in the store's directory. `max_bytes` is for all files in it, of all sizes and
     samplers; each process that fills it may exceed that by 16 MiB. With 0 there is no cache. When it is full, files
-    that nobody has used for ten minutes make room. Nothing is added while less than a tenth of the disk is free, or
-    16 GiB if that is less. `num_threads` fill it in the background (0: none); by default one less than there are cores,
-    and at most 4.
+    that nobody has used for ten minutes make room. The rest of the disk is for recording: frames are added while a
+    tenth of the disk is free, or 16 GiB, or four times the size of the cache. `num_threads` fill it in the background
+    (0: none); by default one less than there are cores, and at most 4.
     """
 
     directory: Path | None = None
@@ -137,16 +138,18 @@ class CacheDirectory:
 
     def _make_room(self, num_bytes: int) -> bool:
         """Remove files that nobody uses until there is room, the longest unused first."""
-        disk = shutil.disk_usage(self.path)
-        if disk.free - num_bytes < min(disk.total // FREE_SHARE, FREE_BYTES):
-            return False
         found = []
         for entry in os.scandir(self.path):
             with suppress(FileNotFoundError):
                 if _NAME.fullmatch(entry.name):
                     known = entry.stat()
                     found.append((known.st_mtime, known.st_blocks * 512, entry.path))
-        surplus = sum(size for _, size, _ in found) + num_bytes - self._max_bytes
+        wanted = sum(size for _, size, _ in found) + num_bytes
+        disk = disk_usage(self.path)
+        if disk.free - num_bytes < min(disk.total // FREE_SHARE, FREE_BYTES, FREE_TIMES * wanted):
+            self._warn(f"only {disk.free / 2**30:.1f} GiB of the disk are free")
+            return False
+        surplus = wanted - self._max_bytes
         for used_at, size, path in sorted(found):
             if surplus <= 0 or used_at > time.time() - IN_USE_S:
                 break
@@ -158,9 +161,12 @@ class CacheDirectory:
     def _refuse(self, error: OSError) -> None:
         """Keep nothing for a while, because the directory cannot be written to; frames are made for each batch."""
         self._full_until = time.monotonic() + RETRY_S
+        self._warn(str(error))
+
+    def _warn(self, reason: str) -> None:
         if not self._warned:
             self._warned = True
-            logger.warning("%s: resized frames are not kept here, and made again for each batch: %s", self.path, error)
+            logger.warning("%s: resized frames are not kept here, and made again for each batch: %s", self.path, reason)
 
 
 class WantedFrames:

@@ -190,6 +190,11 @@ class ViewIndex:
         same = (r.run_span.values[following] == span) & (following > run)
         return np.where(same, following, r.span_first_run.values[r.span_next.values[span]])
 
+    def contains(self, episodes: Array, sources: Array) -> Array:
+        """Bool [B, ...]: whether steps of these sources [B, ...] in these episodes [B] are in the view."""
+        masks = self._mask.values[episodes].reshape(-1, *[1] * (sources.ndim - 1))
+        return np.asarray((masks & _BIT[sources]) != 0)
+
     def row_mask(self) -> Array:
         """For every row of the store, in the order of the commits, whether the step before it is in the view."""
         lengths = self.step_index.run_length.values

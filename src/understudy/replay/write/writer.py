@@ -98,7 +98,7 @@ class Writer:
                 raise EpisodeError(
                     f"writer {self.name!r}: episode {self._number} is still open; call end() or cut() first"
                 )
-            self._info = replace(info or EpisodeInfo(actor=self.name), **attributes)
+            self._info = (info or EpisodeInfo(actor=self.name)).with_attributes(**attributes)
             self._number += 1
             self._index = 0
             self._part_start = len(self._buffer)
@@ -143,7 +143,7 @@ class Writer:
     def end(self, last_observation: Tree, **attributes: Any) -> int:
         """End the episode with the observation after its last action; `success` and other attributes may be set now.
 
-        An episode whose last steps were refused is cut instead.
+        Labels are added to those that `begin` got. An episode whose last steps were refused is cut instead.
         """
         with self._turn:
             info = self._check_open("end")
@@ -154,7 +154,7 @@ class Writer:
                     f"writer {self.name!r}: the last step is neither terminated nor truncated; mark it, or call cut() "
                     f"to stop the episode here"
                 )
-            return self._finish("ended", replace(info, **attributes), last_observation)
+            return self._finish("ended", info.with_attributes(**attributes), last_observation)
 
     def cut(self, last_observation: Tree | None = None, **attributes: Any) -> int:
         """Stop the episode before its end: an operator's abort, a fault. Its steps are kept."""
@@ -165,7 +165,7 @@ class Writer:
                 return self._last_commit
             if self._num_refused:  # it does not follow the last step that was taken
                 last_observation = None
-            return self._finish("cut", replace(info, **attributes), last_observation)
+            return self._finish("cut", info.with_attributes(**attributes), last_observation)
 
     def flush(self) -> int:
         """Commit all that was appended; returns the number of the commit when it is durable."""
@@ -321,7 +321,7 @@ def check_commit_steps(commit_steps: int) -> None:
 
 def info_after_gap(info: EpisodeInfo, num_steps: int) -> EpisodeInfo:
     """The attributes of the rest of an episode in which steps are missing."""
-    return replace(info, labels={**info.labels, "steps_missing_before": str(num_steps)})
+    return info.with_attributes(labels={"steps_missing_before": str(num_steps)})
 
 
 class _Turn:

@@ -16,6 +16,7 @@ workers, their number, their speed or their failures.
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,9 +33,11 @@ from understudy.envs.workers.restarting_worker import Limits
 from understudy.envs.workers.vector import Vector
 from understudy.envs.world_factory import WorldFactory
 from understudy.policies.protocol import BlockPolicy, Sampling
+from understudy.policies.rtc import Continuation, RTCConfig
 from understudy.processes.stop import StopRequest
 from understudy.training.collection.block_rows import Decision, block_spec, block_step, decisions, stacked
 from understudy.training.collection.rollout import CLIPPED, Rollout
+from understudy.training.collection.shared_tickets import Sharing
 from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.runs.config import ConfigError
 
@@ -55,11 +58,19 @@ class _Attempt:
     rng: np.random.Generator
     info: EpisodeInfo = field(default_factory=EpisodeInfo)
     observation: AnyTree = None
-    decision: Decision | None = None  # sent to the worker
+    decision: Decision | None = None  # sent to the worker; when acting asynchronously, also continued by the next
     steps: list[Step] = field(default_factory=list)
     num_steps: int = 0  # of the world
     num_clipped: int = 0
     success: bool = False
+
+
+class _Shared:
+    """The tickets of other processes that this one may run."""
+
+    def __init__(self, sharing: Sharing | None):
+        self.others = [] if sharing is None else [_first_attempt(ticket) for ticket in sharing.others]
+        self.claim: Callable[[Ticket], bool] = (lambda ticket: True) if sharing is None else sharing.claim
 
 
 class TicketRunner(Protocol):
@@ -77,7 +88,19 @@ class TicketRunner(Protocol):
     @property
     def versions(self) -> dict[str, str]: ...
 
-    def stream(self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling) -> Iterator[Rollout]: ...
+    @property
+    def num_envs(self) -> int:
+        """The number of simulators."""
+        ...
+
+    @property
+    def busy_s(self) -> float:
+        """How long simulators had a ticket so far, summed over them."""
+        ...
+
+    def stream(
+        self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *, sharing: Sharing | None = None
+    ) -> Iterator[Rollout]: ...
 
 
 class Collector(Closeable):
@@ -94,12 +117,15 @@ class Collector(Closeable):
         max_act_rows: int = 64,
         task_affinity: int = 10,
         clip_actions: bool = False,
+        rtc: RTCConfig | None = None,
         stop: StopRequest | None = None,
     ):
         """`env` is a world's name, or how to build it. A ticket whose worker fails is run again, up to `max_attempts`
         times in all. `max_steps` ends episodes before the task's own limit. The policy acts for at most `max_act_rows`
         workers in one call. A worker keeps `task_affinity` tasks loaded and gets tickets of these first; with 0 it
-        takes tickets in order. `clip_actions` clips actions to their bounds instead of raising. After a `stop` request
+        takes tickets in order. `clip_actions` clips actions to their bounds instead of raising. With `rtc` the policy
+        acts as if it computed while the block before is executed, with a delay of `rtc.inference_delay` steps: for
+        evaluation, since log-probs are of the policy's own blocks and not of the executed ones. After a `stop` request
         no further episode begins, those that are running have their time to end, and `stream` raises Stopped.
         """
         for name, value, minimum in (
@@ -113,14 +139,27 @@ class Collector(Closeable):
                 raise ConfigError(f"{name}: expected {minimum} or more, got {value}")
         self.max_attempts, self.max_steps, self.max_act_rows = max_attempts, max_steps, max_act_rows
         self.task_affinity, self.clip_actions = task_affinity, clip_actions
+        if rtc is not None and rtc.inference_delay is None:
+            raise ConfigError(
+                "rtc/inference_delay: expected a number of steps, got None; simulators wait for the policy, so there "
+                "is no delay to measure: set it to the inference time times the control rate"
+            )
+        self._rtc = rtc
         self._stop = stop or StopRequest()
         self.num_loads = 0  # episodes whose task the worker had to load first
+        self.busy_s = 0.0  # how long workers had a ticket, summed over them
         named = find_world(env) if isinstance(env, str) else ResolvedWorld(source=env, task=None, isolated=True)
         self._task = named.task
         self._loaded: list[OrderedDict[str, None]] = [OrderedDict() for _ in range(num_parallel_envs)]
         self._vector = Vector([named.source] * num_parallel_envs, limits=limits or named.limits)
         try:
             self._vector.start()
+            hz = self._vector.workers[0].hz
+            if rtc is not None and hz is not None:
+                raise ConfigError(
+                    f"rtc: expected a world that waits for the policy, got one that runs at {hz:g} Hz by itself; use "
+                    f"AsyncBlocks, or `understudy evaluate` without an inference delay"
+                )
         except BaseException:
             self._vector.close()
             raise
@@ -149,6 +188,11 @@ class Collector(Closeable):
         return sum(worker.num_failures for worker in self._vector.workers)
 
     @property
+    def num_envs(self) -> int:
+        """The number of workers."""
+        return len(self._vector)
+
+    @property
     def pids(self) -> list[int]:
         """Process ids of the workers that are running."""
         return [worker.pid for worker in self._vector.workers if worker.pid is not None]
@@ -165,32 +209,47 @@ class Collector(Closeable):
         return in_order(tickets, self.stream(tickets, policy, sampling), on_result)
 
     def stream(
-        self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *, more: MoreTickets | None = None
+        self,
+        tickets: Sequence[Ticket],
+        policy: BlockPolicy,
+        sampling: Sampling,
+        *,
+        sharing: Sharing | None = None,
+        more: MoreTickets | None = None,
     ) -> Iterator[Rollout]:
         """Run all tickets; yields each rollout when it is finished. One stream at a time.
 
-        `more` is called for further tickets until it returns None.
+        With `sharing`, those that other processes have claimed are left out, and some of theirs may be added. `more` is
+        called for further tickets until it returns None.
         """
         check_tickets(tickets, self.suite)
         self._drain()
         spec = block_spec(self.step_spec, policy)
-        waiting = [_Attempt(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in tickets]
+        waiting = [_first_attempt(ticket) for ticket in tickets]
+        shared = _Shared(sharing)
         running: dict[int, _Attempt] = {}
         undecided: list[int] = []  # slots whose observation waits for the policy, oldest first
         truncated: list[_Attempt] = []  # finished, but their last value must be bootstrapped
         num_left = 0  # tickets that were not begun because of a stop request
-        while waiting or running or truncated or more is not None:
+        noted_s = time.monotonic()
+        while waiting or shared.others or running or truncated or more is not None:
+            now_s = time.monotonic()
+            self.busy_s += len(running) * (now_s - noted_s)
+            noted_s = now_s
             if self._stop.requested:
                 num_left += len(waiting)
                 waiting.clear()
+                shared.others.clear()
                 self._stop.check_overdue()
             if more is not None:
-                added = more(not (waiting or running or truncated))
+                added = more(not (waiting or shared.others or running or truncated))
                 more = None if added is None else more
-                waiting += [_Attempt(ticket=ticket, attempt=1, rng=_generator(ticket)) for ticket in added or ()]
-                if not (waiting or running or truncated):
+                waiting += [_first_attempt(ticket) for ticket in added or ()]
+                if not (waiting or shared.others or running or truncated):
                     continue
-            self._fill(waiting, running)
+            self._fill(waiting, shared, running)
+            if not running and not truncated:
+                continue  # others have claimed what was left
             for slot, outcome in self._vector.ready(0.0 if undecided or truncated else READY_S):
                 run = running[slot]
                 if isinstance(outcome, WorkerFailure):
@@ -226,18 +285,27 @@ class Collector(Closeable):
         while self._vector.num_pending:
             self._vector.ready(READY_S)
 
-    def _fill(self, waiting: list[_Attempt], running: dict[int, _Attempt]) -> None:
+    def _fill(self, waiting: list[_Attempt], shared: _Shared, running: dict[int, _Attempt]) -> None:
         for slot in range(len(self._vector)):
-            if not waiting:
-                return
             if slot in running:
                 continue
-            others = [name for index, tasks in enumerate(self._loaded) if index != slot for name in tasks]
-            index = choose([run.ticket.task for run in waiting], self._loaded[slot], others)
-            run = running[slot] = waiting.pop(index if self.task_affinity else 0)
+            run = self._take(slot, waiting, shared)
+            if run is None:
+                return
+            running[slot] = run
             self._note_task(slot, run.ticket.task)
             options = {"task": run.ticket.task, "start": run.ticket.start}
             self._vector.send(slot, Reset(seed=run.ticket.world_seed, options=options))
+
+    def _take(self, slot: int, waiting: list[_Attempt], shared: _Shared) -> _Attempt | None:
+        """The next ticket for a worker: of this process's own, or else one that another process has not begun."""
+        elsewhere = [name for index, tasks in enumerate(self._loaded) if index != slot for name in tasks]
+        while queue := waiting or shared.others:
+            index = choose([run.ticket.task for run in queue], self._loaded[slot], elsewhere)
+            run = queue.pop(index if self.task_affinity else 0)
+            if run.attempt > 1 or shared.claim(run.ticket):
+                return run
+        return None
 
     def _note_task(self, slot: int, task: str) -> None:
         loaded = self._loaded[slot]
@@ -274,17 +342,28 @@ class Collector(Closeable):
 
     def _decide(self, runs: Mapping[int, _Attempt], policy: BlockPolicy, sampling: Sampling, spec: StepSpec) -> None:
         rows = list(runs.values())
-        acted = policy.act(
-            stacked([run.observation for run in rows], spec.observation),
-            [run.info.instruction or "" for run in rows],
-            rngs=[run.rng for run in rows],
-            sampling=sampling,
-        )
+        observation = stacked([run.observation for run in rows], spec.observation)
+        instructions = [run.info.instruction or "" for run in rows]
+        rngs, num_steps = [run.rng for run in rows], policy.block_steps
+        if self._rtc is None:
+            acted = policy.act(observation, instructions, rngs=rngs, sampling=sampling)
+        else:
+            continuation = Continuation(policy, self._rtc)
+            num_steps = continuation.n_action_steps
+            acted = continuation.act(
+                observation,
+                instructions,
+                [None if run.decision is None else run.decision.action for run in rows],
+                used=num_steps,
+                delay=self._rtc.inference_delay or 0,
+                rngs=rngs,
+                sampling=sampling,
+            )
         found = decisions(acted, len(rows), spec, clip=self.clip_actions)
         for (slot, run), decision in zip(runs.items(), found, strict=True):
             run.decision = decision
-            left = policy.block_steps if self.max_steps is None else self.max_steps - run.num_steps
-            self._vector.send(slot, Steps(actions=decision.first(min(policy.block_steps, left))))
+            left = num_steps if self.max_steps is None else self.max_steps - run.num_steps
+            self._vector.send(slot, Steps(actions=decision.first(min(num_steps, left))))
 
 
 def in_order(
@@ -314,6 +393,10 @@ def choose(tasks: Sequence[str], loaded: Collection[str], others: Sequence[str])
         if task in loaded:
             return index
     return min(range(len(tasks)), key=lambda index: (others.count(tasks[index]), index))
+
+
+def _first_attempt(ticket: Ticket) -> _Attempt:
+    return _Attempt(ticket=ticket, attempt=1, rng=_generator(ticket))
 
 
 def _generator(ticket: Ticket) -> np.random.Generator:

@@ -154,13 +154,6 @@ class Plan:
         for start in starts if self.config.skip_solved_for else ():
             self._skipped[task][start] = self._iteration + self.config.skip_solved_for
 
-    def share(self, tickets: Sequence[Ticket], rank: int, world_size: int) -> list[Ticket]:
-        """The tickets that one of several processes runs: equally many, so that none is idle, and of few tasks each."""
-        position = {task.name: index for index, task in enumerate(self.tasks)}
-        ordered = sorted(tickets, key=lambda ticket: (position[ticket.task], ticket.number))
-        first, after = (len(ordered) * number // world_size for number in (rank, rank + 1))
-        return sorted(ordered[first:after], key=lambda ticket: ticket.number)
-
     def state(self) -> dict[str, Any]:
         """All that the next tickets depend on, as plain JSON."""
         return {

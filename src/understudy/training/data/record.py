@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -109,52 +110,74 @@ def record(
     )
     last = report.num_episodes + config.max_episodes
     writer = target.writer(world.step_spec, config.codec)
-    broken_in_a_row = 0
+    attempts = Attempts(target)
     stop = stop or StopRequest()
     while report.num_successes < config.successes and report.num_episodes < last:
+        run = partial(
+            run_episode,
+            world,
+            writer,
+            takeover=takeover,
+            kind="demonstration",
+            seed=config.seed + report.num_episodes,
+            options={"task": task.name},
+            pace=pace,
+            show=_counted(show, report),
+            stop=stop,
+            labels={} if config.env is None else {ENV: config.env},
+        )
         try:
             stop.check()
-            episode = run_episode(
-                world,
-                writer,
-                takeover=takeover,
-                kind="demonstration",
-                seed=config.seed + report.num_episodes,
-                options={"task": task.name},
-                pace=pace,
-                show=_counted(show, report),
-                stop=stop,
-                labels={} if config.env is None else {ENV: config.env},
-            )
+            episode = attempts.run(run)
         except Stopped as stopped:
             stopped.sentence = (
                 f"stopped; {report.num_successes} of {config.successes} successes are recorded, and the same command "
                 f"continues"
             )
             raise
-        except WorkerFailure as failure:
-            broken_in_a_row += 1
-            if broken_in_a_row >= MAX_BROKEN_IN_A_ROW:
-                raise
-            logger.warning("the world is restarted: %s", failure)
-            if failure.doing not in ("start", "reset"):  # an episode had begun
-                report = replace(report, num_episodes=report.num_episodes + 1, num_broken=report.num_broken + 1)
-            continue
-        broken_in_a_row = 0
-        if episode.discarded:
-            if episode.num_steps:  # otherwise nothing was stored
-                target.discard_last()
-            report = replace(report, num_discarded=report.num_discarded + 1)
+        num_stored = report.num_episodes + attempts.num_broken - report.num_broken + (episode is not None)
+        report = replace(
+            report, num_episodes=num_stored, num_broken=attempts.num_broken, num_discarded=attempts.num_discarded
+        )
+        if episode is None:
             continue
         report = replace(
             report,
             num_successes=report.num_successes + episode.success,
-            num_episodes=report.num_episodes + 1,
             num_steps=report.num_steps + episode.num_steps,
         )
         if progress is not None:
             progress(report, episode)
     return report
+
+
+class Attempts:
+    """Episodes one after the other: one whose world failed is cut and the world restarted, a discarded one deleted."""
+
+    def __init__(self, target: RecordTarget):
+        self.num_broken = 0  # episodes that are stored up to the failure of the world's process
+        self.num_discarded = 0
+        self._target = target
+        self._broken_in_a_row = 0
+
+    def run(self, run: Callable[[], EpisodeResult]) -> EpisodeResult | None:
+        """Run an episode; None if it was broken or discarded. MAX_BROKEN_IN_A_ROW failures raise the last one."""
+        try:
+            episode = run()
+        except WorkerFailure as failure:
+            self._broken_in_a_row += 1
+            if self._broken_in_a_row >= MAX_BROKEN_IN_A_ROW:
+                raise
+            logger.warning("the world is restarted: %s", failure)
+            self.num_broken += failure.doing not in ("start", "reset")  # an episode had begun
+            return None
+        self._broken_in_a_row = 0
+        if not episode.discarded:
+            return episode
+        if episode.num_steps:  # otherwise nothing was stored
+            self._target.discard_last()
+        self.num_discarded += 1
+        return None
 
 
 def record_script(
@@ -209,12 +232,27 @@ def open_target(
     where: str, *, spool: Path | None = None, token_file: Path | None = None, tls_cert: Path | None = None
 ) -> Iterator[RecordTarget]:
     """Open a store's directory, or connect to a server (host:port)."""
+    check_target_options(where, spool=spool, token_file=token_file, tls_cert=tls_cert)
     with ExitStack() as undo:
-        host, colon, port = where.rpartition(":")
-        if host and colon and port.isdigit() and not Path(where).exists():
+        if _is_address(where):
             yield _ServerTarget(undo, where, spool, token_file, tls_cert)
         else:
             yield _StoreTarget(undo.enter_context(Store.open(where)))
+
+
+def check_target_options(where: str, **options: Path | None) -> None:
+    """Refuse options of a server's connection for a store on this machine."""
+    for name, value in options.items():
+        if value is not None and not _is_address(where):
+            raise StoreError(
+                f"{name}: has no effect on a store on this machine, and {where} is one; leave "
+                f"--{name.replace('_', '-')} out, or give the address of a server (host:port)"
+            )
+
+
+def _is_address(where: str) -> bool:
+    host, colon, port = where.rpartition(":")
+    return bool(host and colon and port.isdigit()) and not Path(where).exists()
 
 
 class _StoreTarget:

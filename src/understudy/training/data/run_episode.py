@@ -56,21 +56,25 @@ def run_episode(
     source: Source = Source.POLICY,
     pace: Pace | None = None,
     show: Show | None = None,
+    on_reset: Callable[[Mapping[str, Any]], None] | None = None,
     stop: StopRequest | None = None,
     labels: Mapping[str, str] = MappingProxyType({}),
 ) -> EpisodeResult:
     """Run one episode of `world` and record it into `writer`; a policy acts, or an operator, or both.
 
     `source` says what `act` is. Without `act` the episode starts with the operator's first input. `pace` keeps a
-    control rate; `show` is called before each step and at the end. The episode gets these `labels` besides its own. If
-    anything raises, the steps so far are stored as a cut episode. With `stop`, an operator is no longer waited for
-    after a request, and an episode that has had its time to end is truncated there.
+    control rate from the first action on; `show` is called before each step and at the end; `on_reset` gets what the
+    world's reset said, such as `AsyncBlocks.begin`. The episode gets these `labels` besides its own. If anything
+    raises, the steps so far are stored as a cut episode. With `stop`, an operator is no longer waited for after a
+    request, and an episode that has had its time to end is truncated there.
     """
     if act is None and takeover is None:
         raise EpisodeError("act, takeover: expected at least one of them, got neither; give a policy or a takeover")
     if takeover is not None:
         takeover.begin()
     observation, reset_info = world.reset(seed=seed, options=options)
+    if on_reset is not None:
+        on_reset(reset_info)
     status: dict[str, Any] = {
         "task": reset_info["task"],
         "instruction": reset_info["instruction"],
@@ -89,13 +93,14 @@ def run_episode(
     num_steps, num_human, total, success = 0, 0, 0.0, False
     missed_before = 0
     if pace is not None:
-        pace.begin()
         missed_before = pace.num_missed
     try:
         while True:
             choice, version = _choose(observation, act, source, takeover)
             if choice.discard:
                 break
+            if pace is not None and num_steps == 0:
+                pace.begin()  # nothing moves before the first action, so it may take its time
             next_observation, reward, terminated, truncated, outcome = world.step(choice.action)
             success = bool(outcome["success"])
             if choice.verdict is not None:  # the operator's verdict overrides the world's

@@ -21,7 +21,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -41,6 +41,7 @@ SETTLE_S = 0.1
 MEETING_DAYS = 365  # gloo's own limit of a wait that lasts as long as there is progress
 LOOK_S = 1.0  # how often a waiting rank looks for progress of the others
 PIECE_BYTES = 2**28  # maximum size of a message
+JOINED_BYTES = 2**16  # arrays up to this size go in one message: each costs a millisecond, however small it is
 _VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -66,6 +67,8 @@ class Ranks:
         self._store = store
         self._grouped = store is not None  # whether `close` must leave a process group
         self._num_collectives = 0
+        self._num_claims = 0  # calls of `claims`
+        self._claimed: list[str] = []  # keys in the store that this rank was the first to claim
         self._num_progress, self._progress_s = 0, float("-inf")
         self._host: dist.ProcessGroup | None = None
         self._meeting: dist.ProcessGroup | None = None
@@ -130,6 +133,29 @@ class Ranks:
             self._num_progress, self._progress_s = self._num_progress + 1, now_s
             self._record(f"progress/{self.rank}", [self._num_progress, doing])
 
+    def claims(self) -> Callable[[int], bool]:
+        """A function that says whether this rank is the first of all to claim a number, for work that the ranks share.
+
+        All ranks call this, and meet in another call before they call it again; in between, each claims when it likes.
+        """
+        if self._store is None:
+            return lambda number: True
+        store, self._num_claims = self._store, self._num_claims + 1
+        for key in self._claimed:  # of the last call, about which nobody asks any more
+            store.delete_key(key)
+        self._claimed = claimed = []
+        prefix = f"claim/{self._num_claims}"
+
+        def claim(number: int) -> bool:
+            key = f"{prefix}/{number}"
+            with self.translate_errors("claims"):
+                if store.add(key, 1) > 1:
+                    return False
+            claimed.append(key)
+            return True
+
+        return claim
+
     def barrier(self, name: str) -> None:
         """Wait until all ranks have reached the barrier of this name."""
         self.gather_json(None, name=name)
@@ -143,13 +169,17 @@ class Ranks:
         layouts = self.gather_json(layout if self.rank == source else None, name="broadcast_arrays")[source]
         if self.size == 1:
             return mine
-        got: dict[str, Array] = {}
+        got = mine if self.rank == source else {name: np.empty(shape, dtype) for name, dtype, shape in layouts}
+        small = [array for array in got.values() if array.nbytes <= JOINED_BYTES]
+        joined = np.concatenate([np.zeros(0, np.uint8), *map(_bytes_of, small)])
         with self.collective("broadcast_arrays"):
-            for name, dtype, shape in layouts:
-                array = mine[name] if self.rank == source else np.empty(shape, dtype)
+            for array in [joined, *(array for array in got.values() if array.nbytes > JOINED_BYTES)]:
                 for piece in pieces(array):
                     dist.broadcast(piece, src=source, group=self._host)
-                got[name] = array
+        if self.rank != source:
+            ends = np.cumsum([array.nbytes for array in small])
+            for array, end in zip(small, ends, strict=True):
+                _bytes_of(array)[:] = joined[end - array.nbytes : end]
         return got
 
     @contextlib.contextmanager
@@ -286,7 +316,12 @@ def pieces(array: Array) -> Sequence[torch.Tensor]:
         return []
     if not array.flags.writeable:  # torch accepts only writable memory, also for sending
         array = array.copy()
-    return torch.split(torch.from_numpy(array.reshape(-1).view(np.uint8)), PIECE_BYTES)
+    return torch.split(torch.from_numpy(_bytes_of(array)), PIECE_BYTES)
+
+
+def _bytes_of(array: Array) -> Array:
+    """The bytes of a contiguous array, in place."""
+    return array.reshape(-1).view(np.uint8)
 
 
 def _rendezvous(rank: int, size: int, join_s: float) -> Store:

@@ -28,7 +28,6 @@ import numpy as np
 
 from understudy.core import Source, Tree, UnavailableError, UnderstudyError
 from understudy.envs.pace import Pace
-from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import Takeover
 from understudy.envs.workers import WorkerFailure
 from understudy.envs.world import World
@@ -186,7 +185,7 @@ def run_actor(
     stop = stop or StopRequest()
     with ExitStack() as undo:
         undo.enter_context(health)
-        world = undo.enter_context(open_world(config.env))
+        world = undo.enter_context(config.open_world())
         remote = server
         if isinstance(remote, str):
             remote = undo.enter_context(connect(remote, token_file=token_file, tls_cert=tls_cert))

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from understudy.core import StepSpec
-from understudy.envs.registry import open_world
 from understudy.envs.world import World
 from understudy.policies import ActorPolicy
 from understudy.processes.stop import StopRequest
@@ -84,7 +83,7 @@ class LocalEpisodeBackend:
         self._evaluator: Evaluator | None = None
         self._undo = ExitStack()
         try:
-            self._world: World = self._undo.enter_context(open_world(config.env))
+            self._world: World = self._undo.enter_context(config.open_world())
             self._store = self._undo.enter_context(Store.open(run.store))
         except BaseException:
             self._undo.close()

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from understudy.core import UnavailableError
-from understudy.envs.registry import open_world
 from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.sample.rate_limiter import RateLimiter
@@ -71,7 +70,7 @@ def run_learner(
         stop.check()
 
     with ExitStack() as undo:
-        world = undo.enter_context(open_world(config.env))
+        world = undo.enter_context(config.open_world())
         threads = config.use_threads(world.step_spec)
         remote = server
         if isinstance(remote, str):

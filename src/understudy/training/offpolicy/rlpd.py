@@ -16,17 +16,19 @@ import numpy as np
 from understudy.algorithms import CloningConfig, SACConfig
 from understudy.core import NO_VERSION, Spec, StepSpec, TransitionBatch, Tree
 from understudy.core.examples import random_tree
+from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import ScriptedHuman, Takeover
 from understudy.envs.world import World
-from understudy.policies import ActorConfig, Inputs, Stats
+from understudy.policies import ActorConfig, BlockPolicy, Inputs, Stats
 from understudy.processes.stop import StopRequest
 from understudy.replay import DEMO, Mixture, Transitions
 from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_online_mixture
 from understudy.training.runs.config import ConfigError
-from understudy.training.runs.device import AUTO
+from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
 from understudy.training.runs.metrics import SinkName
+from understudy.training.runs.run import Run
 from understudy.training.runs.threads import Threads, check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch
@@ -87,6 +89,9 @@ class RLPDConfig:
     """Share of online experience in each batch, as a ratio to --demo-weight."""
     cloning_updates: int = 0
     """Number of behaviour cloning updates that the first policy gets from the demonstrations."""
+    base_policy: str | None = None
+    """Policy that stays as it is, and whose actions the actor learns to change: a file of `understudy sft`, a directory
+    of an OpenVLA checkpoint, or a run. None trains an actor from nothing."""
     intervention: InterventionConfig = field(default_factory=InterventionConfig)
     seed: int = 0
     """Seed of all random numbers of the run."""
@@ -138,9 +143,28 @@ class RLPDConfig:
                 f"max_pending_updates: expected at least publish_every ({self.publish_every}), got "
                 f"{self.max_pending_updates}; actors would wait for a policy that is never published"
             )
+        self._check_base_policy()
         if self.batch_size % self.sac.critic_steps:
             raise ConfigError(
                 f"batch_size: expected a multiple of sac.critic_steps ({self.sac.critic_steps}), got {self.batch_size}"
+            )
+
+    def _check_base_policy(self) -> None:
+        scale = self.sac.actor.residual_scale
+        if (self.base_policy is None) != (scale is None):
+            raise ConfigError(
+                f"base_policy: expected it together with sac.actor.residual_scale, got {self.base_policy!r} and "
+                f"{scale}; add --sac.actor.residual-scale 0.5, or leave both out"
+            )
+        if self.base_policy is None:
+            return
+        for name in ("start_steps", "cloning_updates"):
+            if getattr(self, name):
+                raise ConfigError(f"{name}: expected 0 with a base policy, which acts from the first step on")
+        if self.demos is None:
+            raise ConfigError(
+                "demos: expected a store with demonstrations, got None; a base policy needs them in a store of their "
+                "own, because its actions are added to a copy"
             )
 
     @property
@@ -149,12 +173,17 @@ class RLPDConfig:
         return max(self.steps - self.start_steps, 1) * self.updates_per_step
 
     def open_mixture(
-        self, store: Path | Shards, spec: StepSpec, on_wait: Callable[[str], None] | None = None
+        self,
+        store: Path | Shards,
+        spec: StepSpec,
+        on_wait: Callable[[str], None] | None = None,
+        demos: Path | None = None,
     ) -> Mixture[TransitionBatch]:
-        """Demonstrations and experience to learn from; see open_demo_online_mixture."""
+        """Demonstrations and experience to learn from; see open_demo_online_mixture. `demos` replaces those of the
+        config."""
         return open_demo_online_mixture(
             store=store,
-            demos=None if self.demos is None else Path(self.demos),
+            demos=demos or (None if self.demos is None else Path(self.demos)),
             spec=spec,
             batch_size=self.batch_size,
             demo_weight=self.demo_weight,
@@ -164,6 +193,37 @@ class RLPDConfig:
             resize=self.inputs(spec).batch_resize,
             on_wait=on_wait,
         )
+
+    def open_world(self) -> World:
+        """The world to train in, with the actions of the base policy in its observations if there is one."""
+        world = open_world(self.env)
+        if self.base_policy is None:
+            return world
+        from understudy.training.offpolicy.base_policy import BasePolicyWorld  # only now: it needs torch
+
+        try:
+            return BasePolicyWorld(world, self.load_base_policy(world.step_spec))
+        except BaseException:
+            world.close()
+            raise
+
+    def load_base_policy(self, spec: StepSpec) -> BlockPolicy:
+        """The base policy, for a world with this spec."""
+        from understudy.policies.load import load_block_policy
+
+        policy: BlockPolicy = load_block_policy(self.base_policy_path, spec, device=choose_device(self.device).name)
+        return policy
+
+    @property
+    def base_policy_path(self) -> Path:
+        """The file or directory of the base policy; a run stands for its newest policy."""
+        path = Path(self.base_policy or "")
+        path = Run(path).policy if Run.is_at(path) else path
+        if not path.exists():
+            raise ConfigError(
+                f"base_policy: expected a policy file or a run with one, got {path}, which does not exist"
+            )
+        return path
 
     def inputs(self, spec: StepSpec) -> Inputs:
         """The parts of an observation that the policy sees."""
@@ -256,7 +316,7 @@ def allow_random_actions(config: RLPDConfig, world: World) -> bool:
             f"start_steps: expected 0, because {config.env} is not simulated, got {config.start_steps} steps with "
             f"random actions; set it to 0, or ask for random actions with --random-actions"
         )
-    if not config.cloning_updates:
+    if not config.cloning_updates and config.base_policy is None:
         raise ConfigError(
             f"cloning_updates: expected at least 1, because {config.env} is not simulated, got 0: the first policy "
             f"would be untrained, and its actions random; begin from demonstrations with --cloning-updates 1000, or "

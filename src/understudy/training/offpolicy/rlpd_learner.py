@@ -33,11 +33,12 @@ from understudy.training.offpolicy.rlpd import RLPDConfig, new_sac, restored_sac
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.runs.device import choose_device
 from understudy.training.runs.evaluate import EvaluationResult, Evaluator
-from understudy.training.runs.fingerprint import fingerprint
+from understudy.training.runs.fingerprint import digest_of_policy, fingerprint
 from understudy.training.runs.health import Health
 from understudy.training.runs.metrics import MetricLog, open_sink, rewind
-from understudy.training.runs.run import Run
+from understudy.training.runs.run import Run, RunError
 
+DEMOS = "demos"  # directory in a run with a base policy: the demonstrations with its actions
 POLL_S = 5.0  # between two reports of progress while an evaluation is waited for
 
 
@@ -76,6 +77,7 @@ class RLPDLearner(Closeable):
         self.sac: SAC | None = None
         self.version = 0  # of the policy that acts now, as far as the learner knows
         self.restored: list[str] = []  # what a resumed run restored, for the user
+        self._base_digest: str | None = None  # of the base policy
         self._watch = watch or (lambda progress: None)
         # How many evaluations and checkpoints were due so far, and the version of the policy evaluated last.
         self._schedule = {"evaluations": 0, "checkpoints": 0, "evaluated_version": -1}
@@ -91,7 +93,8 @@ class RLPDLearner(Closeable):
             self.device = choose_device(config.device)
             self.config = config = replace(config, device=self.device.name)  # networks are made on this one
             self._undo.enter_context(run)
-            self.mixture = config.open_mixture(experience or run.store, spec, self.health.progress)
+            demos = self._demos_with_base_actions()
+            self.mixture = config.open_mixture(experience or run.store, spec, self.health.progress, demos)
             self._undo.callback(self.mixture.close)
             self._checkpoint = self._restore(spec)
             sinks = tuple(open_sink(name, run.path, run.metadata["config"]) for name in config.sinks)
@@ -104,6 +107,22 @@ class RLPDLearner(Closeable):
 
     def close(self) -> None:
         self._undo.close()
+
+    def _demos_with_base_actions(self) -> Path | None:
+        """The run's own copy of the demonstrations, with the actions of the base policy; None without one."""
+        config, path = self.config, self.run.path / DEMOS
+        if config.base_policy is None:
+            return None
+        self._base_digest = digest_of_policy(config.base_policy_path)
+        if not path.exists():
+            from understudy.training.offpolicy.base_policy import add_base_actions, without_base_action
+
+            assert config.demos is not None  # the config asks for them
+            inner = without_base_action(self.spec)
+            policy = config.load_base_policy(inner)
+            report = lambda number: self.health.progress(f"adding base actions, episode {number}")  # noqa: E731
+            add_base_actions(Path(config.demos), path, policy, inner, seed=config.seed, progress=report)
+        return path
 
     # ---- progress
 
@@ -266,6 +285,7 @@ class RLPDLearner(Closeable):
         all_facts = {
             "batches": batches,
             "metrics": self._log.position,
+            "base_policy": self._base_digest,
             "schedule": schedule,
             "learning": None if learning is None else learning.to_json(),
             **facts,
@@ -286,6 +306,11 @@ class RLPDLearner(Closeable):
         if newest is None:
             return None
         checkpoint = read_checkpoint(newest)
+        if checkpoint.facts.get("base_policy") != self._base_digest:
+            raise RunError(
+                f"base_policy: {self.config.base_policy} is not the policy any more that this run started from; "
+                f"restore it, or start a new run"
+            )
         self.mixture.restore(checkpoint.facts["batches"])
         self._schedule = dict(checkpoint.facts["schedule"])
         if checkpoint.state:

@@ -6,7 +6,7 @@ Every episode counts; one whose worker failed for good counts as a failure.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from understudy.envs.suite import Suite, Task
 from understudy.policies.protocol import BlockPolicy
 from understudy.training.collection.collector import TicketRunner
 from understudy.training.collection.rollout import Rollout
+from understudy.training.collection.shared_tickets import Sharing
 from understudy.training.collection.task_start_plan import Ticket, derived_seed
+from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationEpisode, success_rate_of
@@ -87,6 +89,56 @@ def _numbers(episodes: Sequence[EvaluationEpisode]) -> dict[str, Any]:
     }
 
 
+class TaskEvaluation:
+    """An evaluation that one process runs, or several together: each runs some of the tickets, all know the result."""
+
+    def __init__(
+        self, runner: TicketRunner, config: TaskEvaluationConfig, *, seed: int, videos: Path | None = None
+    ) -> None:
+        """Videos of the worst episodes, failures and then long ones first, go to the directory `videos`."""
+        self.tickets = evaluation_tickets(runner.suite, runner.tasks, config, seed=seed)
+        self._runner, self._config, self._videos = runner, config, videos
+        self._episodes: dict[int, EvaluationEpisode] = {}  # that this process ran, by the number of their ticket
+        self._worst: list[tuple[tuple[bool, int, int], Rollout]] = []  # of these, the candidates for a video
+
+    def run(
+        self,
+        policy: BlockPolicy,
+        tickets: Sequence[Ticket],
+        progress: Callable[[EvaluationEpisode], None] | None = None,
+        sharing: Sharing | None = None,
+    ) -> None:
+        """Run these tickets, or those that `sharing` leaves to this process."""
+        for rollout in self._runner.stream(tickets, policy, self._config.to_sampling(), sharing=sharing):
+            number = rollout.ticket.number
+            episode = self._episodes[number] = evaluation_episode(rollout)
+            if self._videos is not None and self._config.videos and _has_cameras(rollout.episode):
+                heapq.heappush(self._worst, ((not episode.success, episode.num_steps, number), rollout))
+                if len(self._worst) > self._config.videos:
+                    heapq.heappop(self._worst)
+            if progress is not None:
+                progress(episode)
+
+    def result(self, ranks: Ranks | None = None) -> TaskEvaluationResult:
+        """The episodes of all processes, and their videos. All of them call this."""
+        gather: Callable[[Any], list[Any]] = (lambda value: [value]) if ranks is None else ranks.gather_json
+        given = gather(
+            {
+                "episodes": [[number, asdict(episode)] for number, episode in self._episodes.items()],
+                "worst": [key for key, _ in self._worst],
+            }
+        )
+        found = {number: EvaluationEpisode(**fields) for part in given for number, fields in part["episodes"]}
+        worst = sorted((tuple(key) for part in given for key in part["worst"]), reverse=True)[: self._config.videos]
+        names = {number: _video_name(number, found[number]) for _, _, number in worst}
+        mine = {rollout.ticket.number: rollout for _, rollout in self._worst}
+        for number in names.keys() & mine.keys():
+            _write_video(self._videos, names[number], mine[number])
+        gather(None)  # all videos are written
+        episodes = tuple(found[ticket.number] for ticket in self.tickets)
+        return TaskEvaluationResult(config=self._config, episodes=episodes, videos=tuple(names.values()))
+
+
 def evaluate_tasks(
     runner: TicketRunner,
     policy: BlockPolicy,
@@ -96,24 +148,10 @@ def evaluate_tasks(
     videos: Path | None = None,
     progress: Callable[[EvaluationEpisode], None] | None = None,
 ) -> TaskEvaluationResult:
-    """Run all tasks of the runner's world.
-
-    Videos of the worst episodes, failures and then long ones first, go to the directory `videos`.
-    """
-    tickets = evaluation_tickets(runner.suite, runner.tasks, config, seed=seed)
-    worst: list[tuple[tuple[bool, int, int], Rollout]] = []
-    found: dict[int, EvaluationEpisode] = {}
-    for rollout in runner.stream(tickets, policy, config.to_sampling()):
-        episode = found[rollout.ticket.number] = evaluation_episode(rollout)
-        if videos is not None and config.videos and _has_cameras(rollout.episode):
-            heapq.heappush(worst, ((not episode.success, episode.num_steps, rollout.ticket.number), rollout))
-            if len(worst) > config.videos:
-                heapq.heappop(worst)
-        if progress is not None:
-            progress(episode)
-    written = [] if videos is None else _write_videos(videos, (rollout for _, rollout in sorted(worst, reverse=True)))
-    episodes = tuple(found[ticket.number] for ticket in tickets)
-    return TaskEvaluationResult(config=config, episodes=episodes, videos=tuple(written))
+    """Run all tasks of the runner's world, in this process."""
+    evaluation = TaskEvaluation(runner, config, seed=seed, videos=videos)
+    evaluation.run(policy, evaluation.tickets, progress)
+    return evaluation.result()
 
 
 def evaluation_tickets(suite: Suite, tasks: Sequence[Task], config: TaskEvaluationConfig, *, seed: int) -> list[Ticket]:
@@ -162,12 +200,13 @@ def _has_cameras(episode: Episode | None) -> bool:
     return episode is not None and bool(cameras_of(episode.last_observation))
 
 
-def _write_videos(directory: Path, rollouts: Iterable[Rollout]) -> list[str]:
-    names = []
-    for rollout in rollouts:
-        assert rollout.episode is not None
-        ticket, outcome = rollout.ticket, "success" if rollout.success else "failure"
-        directory.mkdir(parents=True, exist_ok=True)
-        names.append(video_name(f"{ticket.task}-start-{ticket.start}-{ticket.number}-{outcome}"))
-        write_video(directory / names[-1], draw_episode(rollout.episode), fps=VIDEO_FPS)
-    return names
+def _video_name(number: int, episode: EvaluationEpisode) -> str:
+    outcome = "success" if episode.success else "failure"
+    return video_name(f"{episode.task}-start-{episode.start}-{number}-{outcome}")
+
+
+def _write_video(directory: Path | None, name: str, rollout: Rollout) -> None:
+    assert directory is not None
+    assert rollout.episode is not None
+    directory.mkdir(parents=True, exist_ok=True)
+    write_video(directory / name, draw_episode(rollout.episode), fps=VIDEO_FPS)

@@ -21,10 +21,11 @@ from understudy.training.collection.groups import Group, group_rollouts
 from understudy.training.collection.iteration import CollectedIteration, IterationReport, collect_iteration, first_wave
 from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.serialization import restore_collection, save_collection
+from understudy.training.collection.shared_tickets import Sharing, share
 from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks, single_rank
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationResult, evaluate_tasks
+from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluation, TaskEvaluationResult
 from understudy.training.onpolicy.policy_files import is_one_file, keep_policy, save_policy
 from understudy.training.onpolicy.policy_gradient_learner import Learning
 from understudy.training.onpolicy.rollout_backend import LocalRolloutBackend, RolloutBackendFactory
@@ -178,13 +179,16 @@ class OnPolicyRun:
             num_steps=self.num_steps,
             algorithm=self._learner.algorithm.state(),
         )
+        busy_s = self.backend.runner.busy_s
         with self._acting():
             collected = collect_iteration(self._plan, self._collect, self.config.filters, self._carried)
         collected_s = time.monotonic() - began
+        busy = (self.backend.runner.busy_s - busy_s) / (collected_s * self.backend.runner.num_envs)
+        least_busy = min(self.ranks.gather_json(busy, name="busy"))
         self._carried = collected.carried
         self.num_steps += sum(rollout.num_steps for rollout in collected.all_rollouts)
         if not collected.groups:
-            return self._skip_learning(collected, collected_s)
+            return self._skip_learning(collected)
         self._num_empty = 0
         if self.iteration + 1 < self.config.iterations:
             self.backend.prefetch(
@@ -195,14 +199,21 @@ class OnPolicyRun:
         check = self._check_stop if self.backend.uses_local_policy else lambda: None
         metrics = {**self._learner.learn(collected.rollouts, self.iteration, check), "lag": float(lag)}
         self._end_iteration()
-        self._report(collected, metrics, collected_s, time.monotonic() - began - collected_s, time.process_time() - cpu)
+        self._report(
+            collected,
+            metrics,
+            collect_s=collected_s,
+            learn_s=time.monotonic() - began - collected_s,
+            cpu_s=time.process_time() - cpu,
+            busy=least_busy,
+        )
         return metrics
 
-    def _skip_learning(self, collected: CollectedIteration, collected_s: float) -> dict[str, float]:
+    def _skip_learning(self, collected: CollectedIteration) -> dict[str, float]:
         """Leave the policy as it is, since all groups were rejected. Too often in a row, and the run ends."""
         self._num_empty += 1
         self._end_iteration()
-        self._report(collected, {}, collected_s, 0.0, 0.0)
+        self._report(collected, {})
         if self._num_empty >= self.config.max_empty:
             raise UnderstudyError(
                 f"{collected.report}. {self._num_empty} iterations in a row had no group to learn from: with success "
@@ -224,14 +235,22 @@ class OnPolicyRun:
         return engine.unsharded() if self.backend.uses_local_policy else nullcontext()
 
     def _mine(self, tickets: Sequence[Ticket]) -> list[Ticket]:
-        return self._plan.share(tickets, self.ranks.rank, self.ranks.size)
+        return share(tickets, self.ranks.rank, self.ranks.size)
+
+    def _sharing(self, tickets: Sequence[Ticket]) -> Sharing | None:
+        """How the ranks run these tickets together; None if each has perhaps begun its share already."""
+        if self.backend.prefetches:
+            return None
+        return Sharing.of(tickets, self.ranks.rank, self.ranks.size, self.ranks.claims())
 
     def _collect(self, tickets: Sequence[Ticket]) -> list[Rollout]:
         """Run the tickets that a stopped run has not finished; of all ranks, in their order."""
-        mine = self._mine([ticket for ticket in tickets if ticket.number not in self._collected])
+        left = [ticket for ticket in tickets if ticket.number not in self._collected]
         finished: dict[int, Rollout] = {}
         try:
-            for rollout in self.backend.runner.stream(mine, self.policy, self.config.sampling):
+            for rollout in self.backend.runner.stream(
+                self._mine(left), self.policy, self.config.sampling, sharing=self._sharing(left)
+            ):
                 finished[rollout.ticket.number] = rollout
                 engine = self._learner.engine
                 self.health.progress("collecting", self.num_steps, engine.num_updates, self.policy.version)
@@ -239,31 +258,18 @@ class OnPolicyRun:
                 self._notify(episodes=len(finished))
         except Stopped:  # the other ranks are told below
             pass
-        rollouts = [finished[ticket.number] for ticket in mine if ticket.number in finished]
+        rollouts = [finished[ticket.number] for ticket in tickets if ticket.number in finished]
         self.backend.store(rollouts)
         self._collected |= self._exchange.add(rollouts)
         self._check_stop()
         return [self._collected[ticket.number] for ticket in tickets]
 
     def evaluate(self) -> None:
-        """Evaluate the present policy on held-out starts of every task, once for each version. Rank 0 runs it."""
+        """Evaluate the present policy on held-out starts of every task, once for each version, on all ranks."""
         if self._evaluated_version == self.policy.version:
             return
-        stopped = False
         all_weights = is_one_file(self.policy)  # for its digest; an OpenVLA's is that of what is trained
         weights = self._learner.engine.parameters(trainable_only=not all_weights, everywhere=False)
-        with self._acting():
-            if self.ranks.first:
-                try:
-                    self._run_evaluation(weights)
-                except Stopped:  # the other ranks are told below
-                    stopped = True
-            if any(self.ranks.gather_json(stopped, name="evaluated")):
-                self._stop.request()
-                raise self._stop.stopped()
-        self._evaluated_version = self.policy.version
-
-    def _run_evaluation(self, weights: Mapping[str, Any]) -> None:
         runner = self.backend.runner
 
         def progress(_: object = None) -> None:
@@ -271,24 +277,29 @@ class OnPolicyRun:
             self.ranks.progress("evaluating")
             self._stop.check()  # the resumed run evaluates again
 
-        progress()
-        result = evaluate_tasks(
-            runner,
-            self.policy,
-            self.config.evaluation,
-            seed=EVALUATION_SEED,
-            videos=self.directory.videos / f"iteration-{self.iteration:06d}",
-            progress=progress,
-        )
-        measured_on = fingerprint(
-            config=self.directory.metadata["config"],
-            parameters=self.policy.parameters(weights),
-            env=self.config.env,
-            versions=runner.versions,
-        )
-        values = {**result.to_json(), "fingerprint": measured_on.to_json()}
-        self._write("evaluation", iteration=self.iteration, **values)
-        self._notify(evaluation=result)
+        videos = self.directory.videos / f"iteration-{self.iteration:06d}"
+        evaluation = TaskEvaluation(runner, self.config.evaluation, seed=EVALUATION_SEED, videos=videos)
+        tickets = evaluation.tickets
+        with self._acting():
+            sharing = Sharing.of(tickets, self.ranks.rank, self.ranks.size, self.ranks.claims())
+            try:
+                progress()
+                evaluation.run(self.policy, self._mine(tickets), progress, sharing)
+            except Stopped:  # the other ranks are told below
+                pass
+            self._check_stop()
+        result = evaluation.result(self.ranks)
+        self._evaluated_version = self.policy.version
+        if self.ranks.first:
+            measured_on = fingerprint(
+                config=self.directory.metadata["config"],
+                parameters=self.policy.parameters(weights),
+                env=self.config.env,
+                versions=runner.versions,
+            )
+            values = {**result.to_json(), "fingerprint": measured_on.to_json()}
+            self._write("evaluation", iteration=self.iteration, **values)
+            self._notify(evaluation=result)
 
     # ---- reporting
 
@@ -296,9 +307,11 @@ class OnPolicyRun:
         self,
         collected: CollectedIteration,
         metrics: Mapping[str, float],
-        collect_s: float,
-        learn_s: float,
-        cpu_s: float,
+        *,
+        collect_s: float = 0.0,
+        learn_s: float = 0.0,
+        cpu_s: float = 0.0,
+        busy: float = 0.0,
     ) -> None:
         for rollout in collected.all_rollouts:
             self._write(
@@ -328,6 +341,7 @@ class OnPolicyRun:
             carried=len(collected.carried),
             waves=collected.report.num_waves,
             collect_s=collect_s,
+            busy=busy,
             learn_s=learn_s,
             cpu_s=cpu_s,
             steps_per_s=steps / max(collect_s, 1e-9),

@@ -12,34 +12,44 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import xxhash
 
 from understudy.core import StepSpec
 from understudy.durable import files
-from understudy.policies.load import load_block_policy
+from understudy.policies.load import load_block_policy, load_policy_file
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.trainable_policy import TrainablePolicy
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import choose_device
 from understudy.training.runs.run import Run
 
+if TYPE_CHECKING:
+    from torch import nn
+
 Array = np.ndarray[Any, Any]
 
 WHOLE, ADAPTER, KEPT = "policy", "adapter", "policies"  # directories in that of a run
 
 
-def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: bool) -> TrainablePolicy:
-    """The policy that a run starts from, or the reference; with a value head or adapter if the config needs one."""
+def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec | None, *, adapted: bool) -> TrainablePolicy:
+    """The policy that a run starts from, or the reference; with a value head or adapter if the config needs one.
+
+    Without the Spec of a world, a policy file is loaded for any.
+    """
     needs_value = config.algorithm.adv_estimator == "gae"
     openvla = config.openvla
     if path.is_dir():
         openvla = replace(openvla, value_head=openvla.value_head or needs_value)
     elif openvla != type(openvla)():
         raise ConfigError(f"openvla: {path} is no OpenVLA checkpoint, so these options do not apply; leave them out")
-    loaded = load_block_policy(path, spec, openvla=openvla, device=choose_device(config.device).name)
+    device = choose_device(config.device).name
+    loaded: Any = (
+        load_policy_file(path, device=device)
+        if spec is None
+        else load_block_policy(path, spec, openvla=openvla, device=device)
+    )
     if config.noise_level is not None:
         if not hasattr(loaded, "with_noise_level"):
             raise ConfigError(f"noise_level: {path} is no flow policy, so it would have no effect; leave it out")
@@ -54,13 +64,20 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec, *, adapted: 
     if needs_value and not loaded.has_value:
         loaded = loaded.with_value_head(seed=config.seed)
     policy: TrainablePolicy = loaded
-    if adapted and config.lora.rank:
-        from understudy.policies.config import ALL_LINEAR, LoraConfig
-        from understudy.policies.lora import add_lora  # only now: it needs peft
-
-        chosen = LoraConfig(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR)
-        add_lora(policy.model, chosen, seed=config.seed)
+    if adapted:
+        add_adapter(policy.model, config)
     return policy
+
+
+def add_adapter(model: nn.Module, config: OnPolicyConfig) -> None:
+    """Give a network the adapter that the config asks for, if any."""
+    if not config.lora.rank:
+        return
+    from understudy.policies.config import ALL_LINEAR, LoraConfig
+    from understudy.policies.lora import add_lora  # only now: it needs peft
+
+    chosen = LoraConfig(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR)
+    add_lora(model, chosen, seed=config.seed)
 
 
 def policy_path(given: str) -> Path:
@@ -77,16 +94,6 @@ def run_of(path: Path) -> Run | None:
     """The run at a path, or the run that kept the policy of an iteration there."""
     at = path.parent.parent if path.parent.name == KEPT else path
     return Run(at) if Run.is_at(at) else None
-
-
-def digest_of_policy(path: Path) -> str:
-    """A digest of a policy. The weight files of a directory are large, so only their names and sizes count."""
-    digest = xxhash.xxh3_128()
-    for file in sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]:
-        digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
-        if not path.is_dir() or file.suffix == ".json":
-            digest.update(file.read_bytes())
-    return digest.hexdigest()
 
 
 def is_one_file(policy: TrainablePolicy) -> bool:

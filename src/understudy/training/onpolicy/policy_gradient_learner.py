@@ -20,8 +20,7 @@ from understudy.algorithms.onpolicy.policy_gradient import (
 )
 from understudy.core import BlockBatch, Tree
 from understudy.core import tree as trees
-from understudy.policies import Evaluated, Sampling
-from understudy.policies import inputs as host
+from understudy.policies import Evaluated, Sampling, transfer
 from understudy.training.collection.block_rows import to_batch
 from understudy.training.collection.rollout import Rollout
 from understudy.training.distributed.config import EngineConfig
@@ -136,7 +135,7 @@ class PolicyGradientLearner:
         except NonFiniteError as error:
             raise NonFiniteError(f"{error}; {self._write_failure(parts, data, prepared, sums)}") from None
         totals = self.learning.totals
-        for row in host.to_array(torch.stack(sums)):
+        for row in transfer.to_array(torch.stack(sums)):
             for name, value in zip(names, row, strict=True):
                 totals[name] = totals.get(name, 0.0) + float(value)
         self.learning.norms.append(norm)
@@ -159,7 +158,7 @@ class PolicyGradientLearner:
             "old_log_prob": prepared.old_log_prob[rows],
             "advantage": prepared.advantage[rows],
             "executed": batch.executed[rows],
-            "finite": np.array([np.isfinite(host.to_array(one)).all() for one in sums]),  # by micro batch
+            "finite": np.array([np.isfinite(transfer.to_array(one)).all() for one in sums]),  # by micro batch
             **{f"replay/{name}": column[rows] for name, column in batch.replay.items()},
             **{f"observation/{path}": leaf[at] for path, leaf in trees.flatten(data.seen).items()},
         }
@@ -184,7 +183,7 @@ class PolicyGradientLearner:
         rows, found = [], []
         for part in parts:
             with torch.no_grad():
-                log_prob = host.to_array(self._evaluate(policy, data, part.rows).log_prob.float())
+                log_prob = transfer.to_array(self._evaluate(policy, data, part.rows).log_prob.float())
             own = part.value_weight > 0  # another rank may evaluate what is padding here
             rows.append(part.rows[own])
             found.append(log_prob[own])

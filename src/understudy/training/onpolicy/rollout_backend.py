@@ -35,6 +35,11 @@ class RolloutBackend(Protocol):
         """Whether this process's policy acts, so that it must hold all its weights."""
         ...
 
+    @property
+    def prefetches(self) -> bool:
+        """Whether `prefetch` begins with tickets."""
+        ...
+
     def open(self, policy: BlockPolicy) -> None:
         """Get ready to store the episodes of a policy."""
         ...
@@ -75,6 +80,7 @@ class LocalRolloutBackend:
     """
 
     uses_local_policy = True
+    prefetches = False
 
     def __init__(self, run: Run, config: OnPolicyConfig, ranks: Ranks, stop: StopRequest | None = None):
         self._name = f"rank-{ranks.rank}"

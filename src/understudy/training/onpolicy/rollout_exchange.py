@@ -54,10 +54,6 @@ class RolloutExchange:
         numbers = {rollout.ticket.number for rollout in rollouts}
         self._here = {number: tree for number, tree in self._here.items() if number in numbers}
 
-    def rows_here(self, rollouts: Sequence[Rollout]) -> Array:
-        """The rows of a batch of these rollouts whose observations this rank holds."""
-        return self._columns(rollouts)[0]
-
     def observations(self, rollouts: Sequence[Rollout], need: Array) -> Tree:
         """The observations of rows `need` of a batch of these rollouts, from any rank. All ranks call this."""
         ids, columns = self._columns(rollouts)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from understudy.algorithms.sft import Blocks, SFTUpdateConfig
-from understudy.core import SequenceBatch, StepSpec, StoreError
+from understudy.core import Episode, SequenceBatch, StepSpec, StoreError
 from understudy.core import tree as trees
 from understudy.envs.registry import open_world
 from understudy.policies import Inputs, Stats
 from understudy.policies.flow import FlowConfig
+from understudy.policies.protocol import Array
 from understudy.policies.vla import VLAConfig
 from understudy.processes.stop import StopRequest
-from understudy.replay import DEMO, Reader, Sampler, Sequences
+from understudy.replay import DEMO, Reader, Sampler, Sequences, View
 from understudy.training.collection.collector import Collector
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.multi_task_evaluation import (
@@ -33,7 +36,7 @@ from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.health import HEALTH, Health
-from understudy.training.runs.imitation_loop import ImitationLoop
+from understudy.training.runs.imitation_loop import ImitationLoop, Schedule
 from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
 from understudy.training.runs.threads import check_threads, use_threads
@@ -120,56 +123,99 @@ def run_sft(
     with run, Health(run.path / HEALTH, role="local", name=run.kind) as health, ExitStack() as undo:
         reader = undo.enter_context(Reader(store))
         sft, demos = _open(run, config, reader, undo)
-        log = MetricLog(run.metrics)
-        undo.callback(log.close)
+        return imitate(
+            run,
+            config,
+            sft,
+            demos,
+            env=config.env,
+            evaluation=config.evaluation if config.evaluate else None,
+            health=health,
+            stop=stop,
+            say=say,
+            progress=progress,
+        )
+
+
+def imitate(
+    run: Run,
+    schedule: Schedule,
+    sft: SFT,
+    demos: Any,
+    *,
+    env: str,
+    evaluation: TaskEvaluationConfig | None,
+    health: Health,
+    stop: StopRequest,
+    say: Callable[[str], None],
+    progress: Callable[[int, int], None],
+) -> tuple[Any, TaskEvaluationResult | None]:
+    """Do the updates that are left, save the policy and evaluate it in the world `env`, if `evaluation` is given."""
+    log = MetricLog(run.metrics)
+    with closing(log):
         facts = {"policy": sft.description()}
-        loop = ImitationLoop(run, config, sft, demos, log=log, health=health, stop=stop, facts=facts)
+        loop = ImitationLoop(run, schedule, sft, demos, log=log, health=health, stop=stop, facts=facts)
         with loop.saving_when_stopped():
             loop.run_updates(say, progress, doing="imitating")
             policy: Any = sft.policy(version=sft.num_updates)
             policy.save(run.policy)
-            if not config.evaluate:
+            if evaluation is None:
                 return policy, None
             say("evaluating")
-            found, measured_on = _evaluate(run, config, policy, health, stop)
+            found, measured_on = evaluate_policy(run, policy, env, evaluation, health, stop)
         log.write(
-            "evaluation", step=len(demos), update=config.updates, **found.to_json(), fingerprint=measured_on.to_json()
+            "evaluation", step=len(demos), update=schedule.updates, **found.to_json(), fingerprint=measured_on.to_json()
         )
     return policy, found
 
 
-def _evaluate(
-    run: Run, config: SFTConfig, policy: Any, health: Health, stop: StopRequest
+def evaluate_policy(
+    run: Run, policy: Any, env: str, evaluation: TaskEvaluationConfig, health: Health, stop: StopRequest
 ) -> tuple[TaskEvaluationResult, Fingerprint]:
-    """Evaluate the policy on held-out starts of all tasks of the world; a run that is stopped evaluates again."""
+    """Evaluate a policy on held-out starts of all tasks of the world; a run that is stopped evaluates again."""
 
     def progress(_: object = None) -> None:
         health.progress("evaluating")
         stop.check()
 
     progress()
-    with Collector(config.env, num_parallel_envs=os.cpu_count() or 1, stop=stop) as collector:
+    with Collector(env, num_parallel_envs=os.cpu_count() or 1, stop=stop) as collector:
         found = evaluate_tasks(
             collector,
             policy,
-            config.evaluation,
+            evaluation,
             seed=0,
             videos=run.videos,
             progress=progress,
         )
         measured_on = fingerprint(
-            config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=collector.versions
+            config=run.metadata["config"], parameters=policy.parameters(), env=env, versions=collector.versions
         )
     return found, measured_on
 
 
 class Demonstrations:
-    """Blocks of the demonstrations of a store, each with the instruction of its episode."""
+    """Blocks of the demonstrations of a store, or of another view of it, each with the instruction of its episode.
 
-    def __init__(self, reader: Reader, *, block_steps: int, batch_size: int, seed: int):
+    A block ends before the first step that is not in the view, as it does at the end of the episode: what follows
+    weighs nothing. So a correction ends where the human lets go, and never teaches what the policy did next.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        view: View = DEMO,
+        *,
+        block_steps: int,
+        batch_size: int,
+        seed: int,
+        spec: StepSpec | None = None,
+    ):
         self._reader = reader
         shape = Sequences(length=block_steps, first_observation_only=True)
-        self._sampler: Sampler[SequenceBatch] = Sampler(reader, DEMO, shape=shape, batch_size=batch_size, seed=seed)
+        self._sampler: Sampler[SequenceBatch] = Sampler(
+            reader, view, shape=shape, batch_size=batch_size, seed=seed, spec=spec
+        )
         self._instructions: dict[int, str] = {}  # by episode
 
     @property
@@ -180,24 +226,65 @@ class Demonstrations:
         """Number of steps that a block can start at."""
         return len(self._sampler)
 
-    def follow(self) -> int:
-        return self._sampler.follow()
+    @property
+    def store(self) -> Path:
+        return self._reader.path
+
+    @property
+    def store_id(self) -> str:
+        return self._sampler.store_id
+
+    def read(self, episode: int) -> Episode:
+        """A whole episode of the store."""
+        return self._reader.read(episode)
+
+    def num_steps(self, episode: int) -> int:
+        """The number of steps of an episode."""
+        return self._reader.record(episode).num_steps
+
+    @property
+    def commit(self) -> int:
+        """The commit of the store as of which batches are drawn."""
+        return self._sampler.step_index.commit
+
+    def follow(self, until: int | None = None) -> int:
+        """Take in new commits (up to `until`); returns the number of steps that a block can start at."""
+        return self._sampler.follow(until)
+
+    def episodes(self) -> list[int]:
+        """The episodes with steps in the view."""
+        return self._sampler.index.episodes().tolist() if len(self) else []
 
     def sample(self, size: int | None = None) -> Blocks:
         """The next batch."""
-        batch = self._sampler.sample(size=size)
+        return self.blocks(self.draw(size))
+
+    def draw(self, size: int | None = None) -> SequenceBatch:
+        """The next batch as the store has it."""
+        return self._sampler.sample(size=size)
+
+    def blocks(self, batch: SequenceBatch) -> Blocks:
+        """What there is to imitate in a batch."""
+        inside = self._sampler.index.contains(batch.episode, batch.source) | (batch.weight == 0)
+        inside = np.logical_and.accumulate(inside, axis=1)
+
+        def cut(leaf: Array) -> Array:
+            leaf[~inside] = 0
+            return leaf
+
         return Blocks(
             observation=trees.map_leaves(lambda leaf: leaf[:, 0], batch.observation),
-            instruction=tuple(self._instruction(episode) for episode in batch.episode.tolist()),
-            action=batch.action,
-            weight=batch.weight,
+            instruction=tuple(self.instruction(episode) for episode in batch.episode.tolist()),
+            action=trees.map_leaves(cut, batch.action),
+            weight=batch.weight * inside,
         )
 
     def instructions(self) -> list[str]:
         """The instructions of all episodes."""
         return sorted({record.info.instruction for record in self._reader.episodes() if record.info.instruction})
 
-    def _instruction(self, episode: int) -> str:
+    def instruction(self, episode: int) -> str:
+        """The instruction of an episode."""
         if episode not in self._instructions:
             found = self._reader.record(episode).info.instruction
             if found is None:
@@ -223,12 +310,11 @@ def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple
     from understudy.algorithms.sft import SFT
     from understudy.policies.load import load_policy_file
 
-    newest = newest_checkpoint(run.checkpoints)
-    saved = None if newest is None else read_checkpoint(newest)
+    saved = newest_state(run.checkpoints)
     rewind(run.metrics, 0 if saved is None else int(saved.facts["metrics"]))
     policy: Any = None
     if saved is not None:
-        policy = _saved_policy(saved, config.device)
+        policy = saved_policy(saved, config.device)
     elif config.policy is not None:
         policy = load_policy_file(Path(config.policy), device=config.device)
     block_steps = _network(config).block_steps if policy is None else policy.block_steps
@@ -248,7 +334,13 @@ def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple
     return sft, demos
 
 
-def _saved_policy(saved: Checkpoint, device: str) -> Any:
+def newest_state(checkpoints: Path) -> Checkpoint | None:
+    """The newest checkpoint of a run, if it has one."""
+    newest = newest_checkpoint(checkpoints)
+    return None if newest is None else read_checkpoint(newest)
+
+
+def saved_policy(saved: Checkpoint, device: str) -> Any:
     """The policy of a checkpoint."""
     from understudy.policies.registry import policy_class
 

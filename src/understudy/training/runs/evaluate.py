@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from understudy.core import Source, Split, Tree
+from understudy.envs.pace import Pace
 from understudy.envs.world import World
 from understudy.training.data.run_episode import Act
 from understudy.training.runs.config import ConfigError
@@ -114,10 +115,13 @@ def evaluate(
     seed: int,
     videos: Path | None = None,
     progress: Callable[[EvaluationEpisode], None] | None = None,
+    pace: Pace | None = None,
+    on_reset: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> EvaluationResult:
     """Run the world's task from its start states in turn; if there are more episodes than starts, these repeat.
 
-    Videos of the worst episodes, failures and then long ones first, go to the directory `videos`.
+    Videos of the worst episodes, failures and then long ones first, go to the directory `videos`. `pace` keeps a
+    control rate; `on_reset` gets what each reset of the world said, before the first action.
     """
     task = world.task
     starts = world.suite.starts(task, config.split)
@@ -128,7 +132,7 @@ def evaluate(
         frames: Frames = []
         start = starts[number % len(starts)]
         wanted = frames if videos is not None and config.videos else None
-        episode = _run_episode(world, act, start, seed + number, wanted)
+        episode = _run_episode(world, act, start, seed + number, wanted, pace, on_reset)
         episodes.append(episode)
         if frames:
             heapq.heappush(worst, ((not episode.success, episode.num_steps), next(order), episode, frames))
@@ -140,12 +144,24 @@ def evaluate(
     return EvaluationResult(episodes=tuple(episodes), versions=world.versions(), videos=tuple(written))
 
 
-def _run_episode(world: World, act: Act, start: int, seed: int, frames: Frames | None) -> EvaluationEpisode:
+def _run_episode(
+    world: World,
+    act: Act,
+    start: int,
+    seed: int,
+    frames: Frames | None,
+    pace: Pace | None,
+    on_reset: Callable[[Mapping[str, Any]], None] | None,
+) -> EvaluationEpisode:
     observation, info = world.reset(seed=seed, options={"task": world.task.name, "start": start})
     total, num_steps, ended, success = 0.0, 0, False, False
     _add_frame(frames, observation)
+    if on_reset is not None:
+        on_reset(info)
     while not ended:
         action, _ = act(observation)
+        if pace is not None:
+            pace.wait() if num_steps else pace.begin()  # the first action may take its time
         observation, reward, terminated, truncated, outcome = world.step(action)
         _add_frame(frames, observation)
         num_steps += 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 import understudy
 from understudy.core import Tree
@@ -85,3 +86,13 @@ def _git(*arguments: str) -> str:
 
 def _digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of_policy(path: Path) -> str:
+    """A digest of a policy. The weight files of a directory are large, so only their names and sizes count."""
+    digest = xxhash.xxh3_128()
+    for file in sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]:
+        digest.update(f"{file.relative_to(path)} {file.stat().st_size}\n".encode())
+        if not path.is_dir() or file.suffix == ".json":
+            digest.update(file.read_bytes())
+    return digest.hexdigest()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from understudy.processes.stop import Stopped, StopRequest
@@ -48,7 +49,11 @@ class Demonstrations(Protocol):
 
 
 class ImitationLoop:
-    """The updates of one run. `facts` go into each checkpoint, beside what the loop itself needs."""
+    """The updates of one run. `facts` go into each checkpoint, beside what the loop itself needs.
+
+    A run with several stages has a loop for each, whose metrics are of another `kind` and whose checkpoints are in
+    another directory.
+    """
 
     def __init__(
         self,
@@ -61,11 +66,15 @@ class ImitationLoop:
         health: Health,
         stop: StopRequest,
         facts: Mapping[str, Any] | None = None,
+        kind: str = "train",
+        checkpoints: Path | None = None,
     ):
         self._run, self._schedule = run, schedule
         self._learner, self._demos = learner, demos
         self._log, self._health, self._stop = log, health, stop
         self._facts = facts or {}
+        self._kind = kind
+        self._checkpoints = checkpoints or run.checkpoints
         self._saved = learner.num_updates
         stop.describe_unsaved = lambda: (
             f"{learner.num_updates - self._saved} updates since the last checkpoint will be done again; "
@@ -87,7 +96,7 @@ class ImitationLoop:
             self._health.progress(doing, update=number)
             progress(number, schedule.updates)
             if report:
-                self._log.write("train", step=len(self._demos), update=number, **metrics)
+                self._log.write(self._kind, step=len(self._demos), update=number, **metrics)
                 say(f"update {number:,} of {schedule.updates:,}, loss {metrics['loss']:.4f}")
             if number % schedule.checkpoint_every == 0 or number == schedule.updates:
                 self._save()
@@ -110,5 +119,5 @@ class ImitationLoop:
         learner = self._learner
         facts = {**self._facts, "demos": self._demos.state(), "metrics": self._log.position}
         keep = self._schedule.keep_checkpoints
-        write_checkpoint(self._run.checkpoints, learner.num_updates, learner.state(), facts, keep=keep)
+        write_checkpoint(self._checkpoints, learner.num_updates, learner.state(), facts, keep=keep)
         self._saved = learner.num_updates

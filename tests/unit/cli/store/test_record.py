@@ -67,7 +67,9 @@ def test_it_records_to_a_server(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (["--env", "toy:pik_red"], "did you mean 'pick_red'?"),
         (["--successes", "0"], "expected successes and max_episodes from 1"),
-        (["--spool", "somewhere"], "a store on this machine needs none"),
+        (["--spool", "somewhere"], "spool: has no effect on a store on this machine"),
+        (["--token-file", "somewhere"], "token_file: has no effect on a store on this machine"),
+        (["--tls-cert", "somewhere"], "leave --tls-cert out"),
     ],
 )
 def test_what_makes_no_sense_is_refused(

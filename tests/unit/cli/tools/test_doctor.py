@@ -21,10 +21,10 @@ from understudy.envs.registry import WORLD_REGISTRY
 CODE = "import sys; from understudy.cli import main; sys.exit(main())"
 
 
-def examine(*, env: dict[str, str] | None = None, **options: Any) -> tuple[int, dict[tuple[str, str], Any]]:
+def examine(*more: str, env: dict[str, str] | None = None, **options: Any) -> tuple[int, dict[tuple[str, str], Any]]:
     """The exit code, and the findings by part and name, of a doctor in a process of its own."""
     done = subprocess.run(
-        [sys.executable, "-c", CODE, "doctor", "--json"],
+        [sys.executable, "-c", CODE, "doctor", "--json", *more],
         env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
@@ -113,6 +113,46 @@ def test_a_missing_extra_is_no_fault(
     assert "without websockets" in out
     assert "pip install 'understudy-robotics[web]'" in out
     assert "everything that is installed works" in out
+
+
+def test_gpus_are_tested_if_asked(tmp_path: Path) -> None:
+    """On a machine without one, a row says so and what to install; that is no fault."""
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code, found = examine("--gpu", cwd=tmp_path)
+    assert code == 0
+    assert metadata.version("torch") in found["GPUs", "versions"]["found"]
+    said = found["GPUs", "devices"]
+    assert said["state"] == "missing"
+    assert "torch sees no GPU" in said["found"]
+    assert said["remedy"]
+
+
+def test_gpus_are_not_tested_unless_asked(healthy: tuple[int, dict[tuple[str, str], Any]]) -> None:
+    assert [part for part, _ in healthy[1] if part == "GPUs"] == []
+
+
+def test_a_fault_on_a_gpu_leaves_what_was_found_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A check that finds one thing, says something and is killed by a signal, as a driver does it."""
+    (tmp_path / "faulty_check.py").write_text(
+        "import json, os, sys\n"
+        "row = dict(part='cuda:0', name='memory', state='good', found='79 of 80 GiB free')\n"
+        "open(sys.argv[1], 'w').write(json.dumps(row) + chr(10))\n"
+        "print('an illegal memory access', flush=True)\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    monkeypatch.setattr("understudy.cli.tools.doctor.GPU_CHECK", "faulty_check")
+    monkeypatch.setattr("understudy.cli.tools.doctor.TORCH", "print('[\"2\", 1, []]')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", "--gpu", "--json"]) == 1
+    found = {(one["part"], one["name"]): one for one in json.loads(capsys.readouterr().out)}
+    assert found["cuda:0", "memory"]["found"] == "79 of 80 GiB free"
+    assert found["GPUs", "check"]["state"] == "broken"
+    assert "ended with -9 after the last row above: an illegal memory access" in found["GPUs", "check"]["found"]
 
 
 def test_every_extra_that_it_names_is_one() -> None:

@@ -154,6 +154,14 @@ def test_a_policy_file_needs_a_world(run: Path, tmp_path: Path, capsys: pytest.C
     assert "observation" in capsys.readouterr().err
 
 
+def test_a_policy_that_decides_at_each_step_cannot_act_asynchronously(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(run), "--async-inference"]) == 1
+    said = capsys.readouterr().err.replace("\n", " ")
+    assert "async_inference: expected a policy that decides on blocks, got" in said
+
+
 # ---- what is not installed
 
 

@@ -101,7 +101,7 @@ def test_what_waits_in_the_inbox_counts(target: Target, store: Path) -> None:
     overlay = Overlay.of(requests)
     with target.catalog().reader() as reader:
         for deleted, wanted in (("only", [3, 5]), ("no", [1, 2, 4, *range(6, 13)])):
-            where, values = Filter(deleted=deleted).where(overlay)
+            where, values = Filter(deleted=deleted).where(overlay, {})
             assert [e.id for e in reader.episodes(where, values)] == wanted
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -118,6 +119,13 @@ def test_what_video_would_ruin_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FormatError, match=r"av1 changes the pixels of episode 0 by \d+\.\d of 255 in the mean"):
         write(tmp_path / "d", [random_episode(spec, 8, 0)], spec)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getscheduler"), reason="only Linux can say how a thread is scheduled")
+def test_an_export_leaves_the_thread_scheduled_as_it_was(tmp_path: Path) -> None:
+    before = os.sched_getscheduler(0)  # as root, the encoder takes the highest real-time priority
+    write(tmp_path / "d", EPISODES[:1], video="av1", version="3")
+    assert os.sched_getscheduler(0) == before
 
 
 def test_av1_refuses_what_its_encoders_crash_on(tmp_path: Path) -> None:

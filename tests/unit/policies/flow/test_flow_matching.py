@@ -17,6 +17,13 @@ def test_lines_and_their_velocities_by_hand() -> None:
     assert flow.squared_errors(torch.tensor([[[-1.0, 2.0]]]), noise, action).tolist() == [[0.5]]
 
 
+def test_towards_good_by_hand() -> None:
+    """From 1 without knowing to 3 where it is good: half the way, all the way, and half as far again."""
+    plain, good = torch.tensor([1.0, -2.0]), torch.tensor([3.0, -2.0])
+    found = [flow.towards_good(plain, good, guidance).tolist() for guidance in (0.0, 0.5, 1.0, 1.5)]
+    assert found == [[1.0, -2.0], [2.0, -2.0], [3.0, -2.0], [4.0, -2.0]]
+
+
 def test_the_noise_of_steps_by_hand() -> None:
     """sigma^2 = a^2 (1 - t) / max(t, 1/4), over steps of length 1/4."""
     assert flow.times(4) == [0.0, 0.25, 0.5, 0.75]

@@ -43,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "value head": {"value_head": True},
     "noise in each step": {"noise_level": 0.5},
     "noise in each step, value head": {"noise_level": 0.5, "value_head": True},
+    "told what is good": {"advantage": True},
+    "guided, noise in each step": {"advantage": True, "guidance": 1.5, "noise_level": 0.5},
 }
 SAMPLED, GREEDY = Sampling(), Sampling(greedy=True)
 
@@ -96,6 +98,7 @@ def act(policy: FlowPolicy, num: int = 4, sampling: Sampling = SAMPLED, *, seed:
         {"num_inference_steps": 2},
         {"noise_level": 0.3},
         {"value_head": True},
+        {"advantage": True},
         {"act_rows": 3},
     ],
     ids=str,
@@ -358,3 +361,83 @@ def test_the_loss_is_flow_matching_and_the_error_that_of_greedy_blocks() -> None
     greedy = act(policy, sampling=GREEDY).replay["chain"][:, -1].clip(-1, 1)
     away = np.abs(greedy - action.numpy()).mean(axis=-1)
     assert found.report()["error"].item() == pytest.approx((away * weight.numpy()).sum() / 10, rel=1e-5)
+
+
+# ---- told what is good
+
+
+def test_guidance_moves_the_velocity_from_without_knowing_to_good_and_beyond() -> None:
+    config = replace(TINY, advantage=True, num_inference_steps=1)
+    noise = np.zeros((4, 3, 2), np.float32)
+
+    def first_velocity(guidance: float) -> Any:
+        policy = policy_of(replace(config, guidance=guidance))
+        chain = act(policy, noise=noise).replay["chain"]
+        return chain[:, 1] - chain[:, 0]
+
+    plain, good = first_velocity(0.0), first_velocity(1.0)
+    assert np.abs(good - plain).max() > 1e-3
+    np.testing.assert_allclose(first_velocity(1.5), plain + 1.5 * (good - plain), atol=1e-5)
+
+
+def test_a_policy_that_can_be_told_acts_as_before_until_it_has_learned() -> None:
+    before = policy_of()
+    told_of = before.with_advantage(1.5)
+    assert told_of.config == replace(TINY, advantage=True, guidance=1.5)
+    np.testing.assert_allclose(act(told_of).replay["chain"], act(before).replay["chain"], atol=1e-6)
+    with torch.no_grad():
+        told_of.model.advantage.weight += torch.linspace(0, 3, 48).sin().view(3, 16)  # type: ignore[union-attr]
+    again = told_of.with_advantage(2.0)  # keeps what it has learned
+    assert np.abs(act(again).action - act(told_of).action).max() > 1e-3
+    assert torch.equal(again.model.advantage.weight, told_of.model.advantage.weight)  # type: ignore[union-attr]
+
+
+def test_good_and_bad_blocks_teach_it_to_tell_them_apart() -> None:
+    """Everywhere the good block is 0.5 and the bad one -0.5, so nothing but what it is told can tell."""
+    policy = policy_of(replace(TINY, advantage=True), shaken=0.02)
+    adam = torch.optim.Adam(policy.model.parameters(), 1e-2)
+    generator = torch.Generator().manual_seed(0)
+    good = torch.arange(32) % 2 == 0
+    action = torch.where(good, 0.5, -0.5)[:, None, None].expand(32, 3, 2)
+    for number in range(150):
+        tensors = policy.tensors(observations(32, seed=number), told(32))
+        found = policy.imitation_loss(
+            tensors, action, torch.ones(32, 3), generator=generator, good=good, advantage_dropout=0.2
+        )
+        adam.zero_grad()
+        found.loss.backward()
+        adam.step()
+    reached = act(policy, 8, GREEDY).replay["chain"][:, -1].mean()
+    assert reached == pytest.approx(0.5, abs=0.15)
+    unaware = policy.with_advantage(0.0)
+    assert abs(act(unaware, 8, GREEDY).replay["chain"][:, -1].mean()) < 0.25
+
+
+def test_what_it_is_told_is_dropped_as_often_as_asked() -> None:
+    policy = policy_of(replace(TINY, advantage=True))
+    tensors = policy.tensors(observations(400), told(400))
+    seen: list[torch.Tensor] = []
+    policy.model.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]["advantage"]))
+    good = torch.arange(400) < 100
+
+    def counts(**options: Any) -> list[int]:
+        seen.clear()
+        generator = torch.Generator().manual_seed(0)
+        policy.imitation_loss(tensors, torch.zeros(400, 3, 2), torch.ones(400, 3), generator=generator, **options)
+        return torch.bincount(seen[0], minlength=3).tolist()
+
+    assert counts(good=good) == [0, 300, 100]
+    assert counts() == [0, 0, 400]  # demonstrations are good
+    unknown, bad, known_good = counts(good=good, advantage_dropout=0.25)
+    assert 70 < unknown < 130
+    assert bad + known_good == 400 - unknown
+
+
+def test_a_plain_policy_has_the_file_that_it_had_before_there_was_guidance() -> None:
+    assert {"advantage", "guidance"} & set(policy_of().description()["config"]) == set()
+    described = policy_of(replace(TINY, advantage=True, guidance=2.0)).description()["config"]
+    assert (described["advantage"], described["guidance"]) == (True, 2.0)
+    with pytest.raises(PolicyError, match="guidance: has no effect on a policy without advantage, got"):
+        replace(TINY, guidance=2.0)
+    with pytest.raises(PolicyError, match="guidance: expected a number from 0, got -1"):
+        replace(TINY, advantage=True, guidance=-1)

@@ -10,8 +10,8 @@ pytest.importorskip("transformers")
 import torch
 
 from understudy.policies import PolicyError
+from understudy.policies.encoders.words import Words
 from understudy.policies.vla import bins
-from understudy.policies.words import Words
 
 
 def test_words_are_numbered_in_order_and_padded_behind() -> None:

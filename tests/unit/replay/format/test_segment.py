@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from understudy.core import DamageError
+from understudy.core import H264, ArraySpec, DamageError, Spec, StepSpec
 from understudy.core.episode import stack
 from understudy.core.examples import random_steps, text_spec
 from understudy.core.tree import equal_leaf
@@ -24,6 +24,7 @@ from understudy.replay.format.segment import (
 
 SPEC = text_spec()
 NUM_ROWS = 5
+POSE = ArraySpec(shape=(3,), dtype="float32")
 
 
 @pytest.fixture
@@ -108,6 +109,26 @@ def test_a_file_that_is_not_the_layouts_is_refused(segment, tmp_path: Path) -> N
     (tmp_path / "3.safetensors").write_bytes(b"no segment at all")
     with pytest.raises(DamageError, match="not a readable segment"):
         read_layout(tmp_path / "3.safetensors")
+
+
+def test_a_flipped_bit_in_the_header_is_damage_or_another_layout(tmp_path: Path) -> None:
+    spec = StepSpec(
+        observation=Spec(
+            {"camera": ArraySpec(shape=(144, 160, 3), dtype="uint8", codec=H264()), "arm": {"pose": POSE}}
+        ),
+        action=Spec(POSE),
+    )
+    layout = Layout(spec=spec, capacity=10, heap_bytes=1000, store_id="s", segment_id=1)
+    path, num_damaged = tmp_path / "00000001.safetensors", 0
+    for at in range(len(layout.header.rstrip())):
+        flipped = bytearray(layout.header)
+        flipped[at] ^= 1 << at % 8
+        path.write_bytes(flipped)
+        try:
+            read_layout(path)
+        except DamageError:
+            num_damaged += 1
+    assert num_damaged > 500
 
 
 def test_ragged_values_as_bytes() -> None:

@@ -46,6 +46,7 @@ from understudy.replay import (
 )
 from understudy.replay.format.paths import segment_files
 from understudy.replay.format.segment import Segment, read_layout
+from understudy.replay.read import derived_frames
 
 NUM_STEPS = 25
 SIZES = {"camera": Resize((6, 8)), "depth": Resize((3, 2)), "thumb": Resize((4, 4), crop=(0, 2, 8, 8))}
@@ -248,6 +249,20 @@ def test_files_that_nobody_uses_make_room(tmp_path: Path) -> None:
     assert set(derived_files(path)) != before
     assert (path / "derived" / "notes.txt").exists()
     assert sum(file.stat().st_blocks * 512 for file in (path / "derived").glob("*.frames")) <= used
+
+
+@pytest.mark.parametrize(
+    ("free", "kept"), [(10 * 2**20, False), (200 * 2**20, True), (400 * 2**30, True)], ids=["full", "little", "much"]
+)
+def test_a_disk_that_is_nearly_full_is_left_to_recording(
+    tmp_path: Path, free: int, kept: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    total = 1000 * 2**30
+    monkeypatch.setattr(derived_frames, "disk_usage", lambda path: shutil._ntuple_diskusage(total, total - free, free))
+    path = make_store(tmp_path / "store", Jpeg())
+    assert same(batches(path, ON_DEMAND), batches(path, NO_CACHE))
+    assert bool(derived_files(path)) is kept
+    assert ("GiB of the disk are free" in caplog.text) is not kept
 
 
 def test_a_directory_of_its_own_and_one_that_cannot_be_written(

@@ -25,6 +25,7 @@ from understudy.training.collection.serialization import (
     save_collection,
     serialize_rollouts,
 )
+from understudy.training.collection.shared_tickets import share
 from understudy.training.collection.task_start_plan import Plan, Ticket
 
 FILTERS = FilterConfig()
@@ -57,7 +58,7 @@ def test_any_number_of_tasks_and_processes_gives_the_same_whole_batch(num_tasks:
         found = []
 
         def live(tickets: tuple[Ticket, ...]) -> list[Rollout]:
-            parts = [plan.share(tickets, rank, world_size) for rank in range(world_size if shared else 1)]
+            parts = [share(tickets, rank, world_size) for rank in range(world_size if shared else 1)]
             if not shared:
                 parts = [list(tickets)]
             lived = [rollout for part in parts for rollout in by_rule(good_in_turn)(part)]

@@ -125,19 +125,6 @@ def test_a_group_of_one_task_has_different_starts_also_if_most_are_solved() -> N
     assert [ticket.start for ticket in plan.wave(1)] == [3, 0, 1]
 
 
-@pytest.mark.parametrize("num_tasks", range(1, 10))
-@pytest.mark.parametrize("world_size", range(1, 5))
-def test_all_processes_together_live_what_one_would(num_tasks: int, world_size: int) -> None:
-    plan = make_plan(*"abcdefghi"[:num_tasks], **SMALL)
-    for tickets in iterations(plan, 5, 4):
-        parts = [plan.share(tickets, rank, world_size) for rank in range(world_size)]
-        assert sorted((t for part in parts for t in part), key=lambda t: t.number) == list(tickets)
-        assert len({ticket.number for ticket in tickets}) == 8
-        assert max(map(len, parts)) - min(map(len, parts)) <= 1  # nobody is idle, whatever the number of tasks
-        changes = sum(len({ticket.task for ticket in part}) for part in parts) - len({t.task for t in tickets})
-        assert changes < world_size  # a task is shared only where one part ends and the next begins
-
-
 @pytest.mark.parametrize("num_waves", range(5))
 def test_a_restored_plan_goes_on_with_the_same_tickets(num_waves: int) -> None:
     options: dict[str, Any] = {"tasks_per_iteration": 2, "skip_solved_for": 3, **SMALL}

@@ -65,6 +65,7 @@ def two(place: str) -> None:
             saves(ranks, out, parallel)
             sometimes(ranks, parallel)
         sharded_gradients(ranks)
+        claims(ranks)
         engine = make(ranks, parallel="fsdp", offload_parameters=True)
         groups = engine.module._get_fsdp_state()._fsdp_param_group.fsdp_params  # type: ignore[operator, union-attr]
         assert all(one.offload_to_cpu for one in groups)
@@ -75,6 +76,16 @@ def two(place: str) -> None:
         said = refused(lambda: make(ranks))
         assert said == "parallel: 'none' would train 2 separate policies; use 'ddp' or 'fsdp'", said
         assert "state: is for one process, and there are 2" in refused(engine.state)
+
+
+def claims(ranks: Ranks) -> None:
+    """Each number is claimed by one rank, as often as the ranks share work."""
+    for _ in range(3):
+        claim = ranks.claims()
+        mine = [number for number in range(50) if claim(number)]
+        assert not any(claim(number) for number in mine)
+        everyone = ranks.gather_json(mine, name="claimed")
+        assert sorted(number for theirs in everyone for number in theirs) == list(range(50))
 
 
 def four(place: str) -> None:

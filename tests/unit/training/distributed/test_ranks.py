@@ -16,6 +16,7 @@ def test_says_to_itself_what_it_says() -> None:
         assert ranks.sum({"a": 0.1}) == {"a": 0.1}
         assert ranks.gather_json({"x": (1, None)}) == [{"x": [1, None]}]  # as it would come back from others
         ranks.barrier("here")
+        assert ranks.claims()(1)
         assert ranks.broadcast_arrays({"w": np.ones(2)})["w"].tolist() == [1.0, 1.0]
         with pytest.raises(RanksError, match="rank 0 is the source and passed None"):
             ranks.broadcast_arrays(None)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -100,6 +102,46 @@ def test_it_is_scored_like_any_other(plain: Run, tmp_path: Path, capsys: pytest.
     copied = shutil.copytree(plain.path, tmp_path / "run")
     assert main(["evaluate", str(copied), "--episodes", "2", "--sampled", "--workers", "1"]) == 0
     assert "held-out" in capsys.readouterr().out
+
+
+def scored(run: Path, out: Path, *options: str) -> dict[str, Any]:
+    assert main(["evaluate", str(run), "--out", str(out), "--episodes", "2", "--sampled", *options]) == 0
+    found: dict[str, Any] = json.loads((out / "evaluation.json").read_text())
+    return found
+
+
+def test_asynchronous_acting_is_scored_reproducibly_and_with_a_clock(
+    plain: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    waiting = scored(plain.path, tmp_path / "waiting", "--workers", "1")
+    delayed = ["--async-inference", "--rtc.inference-delay", "1"]
+    first = scored(plain.path, tmp_path / "first", "--workers", "1", *delayed)
+    assert first == scored(plain.path, tmp_path / "again", "--workers", "2", *delayed)
+    switched = scored(plain.path, tmp_path / "switched", *delayed, "--rtc.method", "switch")
+    assert len({one["fingerprint"]["config"] for one in (waiting, first, switched)}) == 3
+    capsys.readouterr()
+    scored(plain.path, tmp_path / "clock", "--async-inference", "--hz", "500")
+    assert re.search(r"of 500 Hz over \d+ ticks", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            ["--rtc.method", "blend"],
+            "rtc, hz: these options have no effect without --async-inference; give it, or omit",
+        ),
+        (["--hz", "30"], "rtc, hz: these options have no effect without --async-inference; give it, or omit them"),
+        (["--async-inference"], "rtc/inference_delay: expected a number of steps, because toy:pick_red?cameras=false"),
+        (["--async-inference", "--rtc.inference-delay", "2"], "rtc/inference_delay: expected up to 1 with blocks of 3"),
+        (["--async-inference", "--hz", "30", "--workers", "1"], "split all, workers: expected neither in real time"),
+    ],
+)
+def test_asynchronous_acting_that_cannot_be_is_refused(
+    options: list[str], said: str, plain: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["evaluate", str(plain.path), "--episodes", "1", *options]) == 1
+    assert said in capsys.readouterr().err.replace("\n", " ")
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from understudy.training.runs.fingerprint import digest_of_arrays
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
-TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s"}
+TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "busy"}
 
 
 @pytest.fixture(scope="module")

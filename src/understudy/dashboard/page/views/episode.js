@@ -1,7 +1,8 @@
-// Episode: its cameras, its numbers, and the source of each action, step by step.
+// Episode: its cameras, its numbers, its estimates, and the source of each action, step by step.
 
 import { get, post } from "../api.js";
 import { card, empty, fill, h, throttle } from "../dom.js";
+import { EstimatesCard } from "../estimates.js";
 import { bytes, clock, count, NONE, plural, short, WHO } from "../format.js";
 import { exportDialog, labelDialog } from "../labels.js";
 import { CameraVideo, Lanes } from "../player.js";
@@ -24,7 +25,8 @@ export async function open(page, { target, rest, info }) {
   let part = null; // [first, last] step that a trim would keep
   let data, videos = [], at = 0, playing = false, due = 0, frame = 0;
   const head = h("div", { class: "head" }), cameras = h("div", { class: "cameras" }), facts = h("dl", { class: "facts" }), who = h("div", { class: "who-now" });
-  const lanes = new Lanes((index) => { stop(); seek(index); });
+  const jump = (index) => { stop(); seek(index); };
+  const lanes = new Lanes(jump), estimates = new EstimatesCard(jump);
   const button = (name, title, act) => h("button", { class: "icon", title, "aria-label": title, onclick: act }, icon(ICONS[name]));
   const play = button("play", "Play (space)", () => toggle());
   const counter = h("output", { class: "counter" });
@@ -34,7 +36,7 @@ export async function open(page, { target, rest, info }) {
   const trimmer = h("div", { class: "trimmer" });
   const viewer = h("div", { class: "viewer" }, cameras, transport, trimmer);
   const legend = h("div", { class: "legend" });
-  fill(page, head, h("div", { class: "playback" }, viewer, h("section", { class: "card" }, h("header", {}, h("h2", {}, "Steps"), legend), lanes.node)), card("Details", { wide: true }, facts));
+  fill(page, head, h("div", { class: "playback" }, h("div", { class: "film" }, viewer, estimates.node), h("section", { class: "card" }, h("header", {}, h("h2", {}, "Steps"), legend), lanes.node)), card("Details", { wide: true }, facts));
 
   async function load(first) {
     data = await get(`${target}/episode/${id}`);
@@ -44,7 +46,9 @@ export async function open(page, { target, rest, info }) {
       videos = Object.entries(steps.cameras).map(([camera, shape]) => new CameraVideo(target, id, camera, shape, version));
       fill(cameras, videos.length ? videos.map((video) => h("figure", {}, video.canvas, h("figcaption", {}, video.camera.replace("observation/", "")))) : h("p", { class: "soft" }, "This episode has no cameras; its numbers are below."));
     }
-    lanes.set(curves(steps), steps.source, blockSize(steps) > 1 ? "block" : "step");
+    const unit = blockSize(steps) > 1 ? "block" : "step";
+    lanes.set(curves(steps), steps.source, unit);
+    estimates.set(data.estimates, unit);
     const there = new Set(steps.source);
     fill(legend, WHO.map((name, number) => (there.has(number) ? h("span", { vars: { "--c": `var(--${name})` } }, h("i", {}), name) : null)),
       Object.values(steps.curves).some((one) => one.proposal) ? h("span", { class: "dash", vars: { "--c": "var(--ink)" } }, h("i", {}), "the policy's proposal") : null);
@@ -60,6 +64,7 @@ export async function open(page, { target, rest, info }) {
     at = Math.max(0, Math.min(index, last()));
     for (const video of videos) video.show(at).catch(() => {});
     lanes.move(at);
+    estimates.move(at);
     const step = Math.min(at, data.steps.source.length - 1), name = step < 0 ? "" : WHO[data.steps.source[step]];
     counter.textContent = `${at} / ${last()}`;
     const after = at > data.steps.source.length - 1;

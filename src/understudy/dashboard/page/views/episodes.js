@@ -15,8 +15,8 @@ const CHOICES = {
   deleted: [["only", "deleted only"], ["all", "with deleted"]],
   sort: [["newest", "newest first"], ["oldest", "oldest first"], ["longest", "longest first"], ["shortest", "shortest first"], ["reward", "most reward"], ["human", "most human steps"]],
 };
-const FACETS = ["task", "kind", "actor", "operator", "label", "state", "split"];
-const TITLES = { task: "any task", kind: "any kind", actor: "any actor", operator: "any operator", label: "any label", state: "any state", split: "any split", success: "any outcome", source: "any source", time: "any time", deleted: "not deleted", sort: "" };
+const FACETS = ["task", "kind", "actor", "operator", "label", "state", "split", "value"];
+const TITLES = { task: "any task", kind: "any kind", actor: "any actor", operator: "any operator", label: "any label", state: "any state", split: "any split", value: "any mean value", success: "any outcome", source: "any source", time: "any time", deleted: "not deleted", sort: "" };
 
 export async function open(page, { target, query, root, info }) {
   let wanted = new URLSearchParams(query), upto = 0, newest = 0, store = "", controller = new AbortController();
@@ -97,7 +97,7 @@ export async function open(page, { target, query, root, info }) {
       const now = wanted.get(name) ?? "";
       const options = name in CHOICES ? CHOICES[name] : (facets[name] ?? []).map(([value, number]) => [value ?? "(none)", `${value ?? `no ${name}`} (${count(number)})`]);
       if (now && !options.some(([value]) => value === now)) options.unshift([now, now]);
-      select.hidden = !(name in CHOICES) && options.length < (name === "label" ? 1 : 2) && !now;
+      select.hidden = !(name in CHOICES) && options.length < (name === "label" || name === "value" ? 1 : 2) && !now;
       select.classList.toggle("set", Boolean(now) && !(name === "sort" && now === "newest"));
       if (document.activeElement !== select || select.options.length < 2) fill(select, TITLES[name] ? h("option", { value: "" }, TITLES[name]) : null, options.map(([value, text]) => h("option", { value, selected: value === now }, text)));
     }

@@ -15,7 +15,7 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 
 from understudy.cli import main
-from understudy.cli.training.demo_stages import IMAGE_COLUMNS, Page, _next, _sparks, in_terminal
+from understudy.cli.tools.demo_stages import IMAGE_COLUMNS, Page, _next, _sparks, in_terminal
 from understudy.envs.registry import open_world
 from understudy.envs.toy.world import start_state
 from understudy.training.demo import CORNER, DEMONSTRATIONS, ENV, TASK, Demo
@@ -97,7 +97,7 @@ def test_another_run_is_left_alone(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_without_pillow_it_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.delitem(sys.modules, "understudy.cli.training.demo")
+    monkeypatch.delitem(sys.modules, "understudy.cli.tools.demo")
     monkeypatch.setitem(sys.modules, "PIL", None)
     assert main(["demo", str(tmp_path / "demo")]) == 1
     assert "pip install 'understudy-robotics[train]'" in capsys.readouterr().err

@@ -36,6 +36,6 @@ def command(
     with needs_extra("train"):
         import PIL  # noqa: F401  # for the videos: fail now instead of at the end
 
-        from understudy.cli.training.demo_stages import run_demo
+        from understudy.cli.tools.demo_stages import run_demo
 
     return run_demo(directory, seed=seed, steps=steps, episodes=episodes, page=page)

@@ -11,16 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from understudy.core import NO_VERSION, Spec, StepSpec, Tree
-from understudy.policies import policy_file, tanh_normal
+from understudy.policies import policy_file
 from understudy.policies.actions import Actions
 from understudy.policies.config import ActorConfig
 from understudy.policies.encoders.encoder import Encoder
-from understudy.policies.inputs import to_tensor
 from understudy.policies.mlp import MLP
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError
+from understudy.policies.rlpd import tanh_normal
 from understudy.policies.stats import Stats
+from understudy.policies.transfer import to_tensor
 
 KIND = "policy"
+BASE_ACTION = "base_action"  # the field of an observation that a residual actor changes: [D] from -1 to 1
 
 
 class Actor(nn.Module):
@@ -44,6 +46,11 @@ class Actor(nn.Module):
         self._arm = torch.tensor(arm, device=device)
         units = None if config.gripper is None else config.gripper.units(self.actions)
         self._units = None if units is None else torch.tensor(units, device=device)
+        if config.residual_scale is not None and BASE_ACTION not in self.encoder.inputs.states:
+            raise PolicyError(
+                f"residual_scale: expected {BASE_ACTION!r} in what the network sees, got "
+                f"{', '.join(self.encoder.inputs.leaves)}; train with a base policy, or set residual_scale to None"
+            )
         self.to(device)
 
     def init_parameters(self, generator: torch.Generator) -> None:
@@ -61,6 +68,17 @@ class Actor(nn.Module):
         """Mean and log of the standard deviation [B, arm] of the normal before tanh."""
         mean, raw = self.actor(features).chunk(2, dim=-1)
         return mean, tanh_normal.bounded_log_std(raw, *self.config.log_std)
+
+    def executed(self, observation: Mapping[str, Tensor], arm: Tensor) -> Tensor:
+        """The arm's numbers [B, arm] that the world is to execute: the network's own, or its change of the base
+        action."""
+        if self.config.residual_scale is None:
+            return arm
+        return (self.base(observation) + self.config.residual_scale * arm).clamp(-1.0, 1.0)
+
+    def base(self, observation: Mapping[str, Tensor]) -> Tensor:
+        """The arm's numbers [B, arm] of the base action."""
+        return observation[BASE_ACTION][:, self._arm]
 
     def gripper_values(self, features: Tensor) -> Tensor:
         """Q [B, K] of each value the gripper can take."""
@@ -117,7 +135,7 @@ class ActorPolicy:
                 chosen = actor.gripper_config.choose(values.cpu().numpy(), None if deterministic else rng)
                 choice = replay["gripper"] = to_tensor(chosen, self.device)
                 log_prob = log_prob + actor.gripper_config.log_prob(values, choice)
-            unit = actor.join(torch.tanh(pre_tanh), choice).cpu().numpy()
+            unit = actor.join(actor.executed(tensors, torch.tanh(pre_tanh)), choice).cpu().numpy()
         return Acted(
             action=actor.actions.from_unit(unit[0] if single else unit),
             replay={name: _row(tensor, single=single) for name, tensor in replay.items()},

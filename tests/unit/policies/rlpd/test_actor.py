@@ -17,7 +17,7 @@ from tests.unit.algorithms.batches import CAMERAS, GRIPPER, STATE, random_tree, 
 
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig, Gripper, Inputs, PolicyError, Stats
-from understudy.policies.actor import Actor
+from understudy.policies.rlpd.actor import BASE_ACTION, Actor
 
 CPU = torch.device("cpu")
 
@@ -67,6 +67,36 @@ def test_a_new_policy_acts_around_the_middle() -> None:
     policy = fresh(small_actor())
     observation = random_tree(STATE.observation, 32, np.random.default_rng(0))
     assert np.abs(policy.act(observation, rng=np.random.default_rng(0), deterministic=True).action).max() < 0.1
+
+
+# ---- residual actors
+
+
+def with_base(size: int = 3) -> StepSpec:
+    base = ArraySpec(shape=(size,), dtype="float32", low=-1.0, high=1.0)
+    return replace(STATE, observation=Spec({**STATE.observation.tree, BASE_ACTION: base}))
+
+
+def test_a_residual_actor_changes_the_base_action_within_its_scale(tmp_path: Path) -> None:
+    spec = with_base()
+    observation = random_tree(spec.observation, 64, np.random.default_rng(0))
+    for scale in (0.1, 0.5):
+        policy = fresh(small_actor(residual_scale=scale), spec)
+        mode = policy.act(observation, rng=np.random.default_rng(0), deterministic=True).action
+        assert np.abs(mode - observation[BASE_ACTION]).max() < 0.1 * scale  # it begins with the base action
+        drawn = policy.act(observation, rng=np.random.default_rng(0)).action
+        assert 0.5 * scale < np.abs(drawn - observation[BASE_ACTION]).max() <= scale + 1e-6
+        assert np.abs(drawn).max() <= 1.0
+        policy.save(tmp_path / "it.safetensors")
+        assert ActorPolicy.load(tmp_path / "it.safetensors").config == policy.config
+
+
+def test_a_residual_actor_needs_its_base_action() -> None:
+    with pytest.raises(PolicyError, match="residual_scale: expected 'base_action' in what the network sees, got state"):
+        fresh(small_actor(residual_scale=0.5))
+    for scale in (0.0, 2.5):
+        with pytest.raises(PolicyError, match="residual_scale: expected more than 0 and at most 2"):
+            small_actor(residual_scale=scale)
 
 
 # ---- grippers

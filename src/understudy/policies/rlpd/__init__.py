@@ -1,0 +1,1 @@
+"""The actor that RLPD and behaviour cloning train, with its gripper, and the classifier of success."""

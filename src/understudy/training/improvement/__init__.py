@@ -1,0 +1,1 @@
+"""Improvement: a policy gets better from recorded experience, by views and weights over stores and no new data."""
