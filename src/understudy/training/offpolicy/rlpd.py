@@ -90,8 +90,8 @@ class RLPDConfig:
     cloning_updates: int = 0
     """Number of behaviour cloning updates that the first policy gets from the demonstrations."""
     base_policy: str | None = None
-    """Policy that stays as it is, and whose actions the actor learns to change: a file of `understudy sft`, a directory
-    of an OpenVLA checkpoint, or a run. None trains an actor from nothing."""
+    """Policy that stays as it is, and whose actions the actor learns to change: a file of `understudy sft`, or a
+    run that has one. None trains an actor from nothing."""
     intervention: InterventionConfig = field(default_factory=InterventionConfig)
     seed: int = 0
     """Seed of all random numbers of the run."""

@@ -6,6 +6,7 @@ waits for its result.
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import zlib
@@ -38,7 +39,6 @@ from understudy.training.runs.health import Health
 from understudy.training.runs.metrics import MetricLog, open_sink, rewind
 from understudy.training.runs.run import Run, RunError
 
-DEMOS = "demos"  # directory in a run with a base policy: the demonstrations with its actions
 POLL_S = 5.0  # between two reports of progress while an evaluation is waited for
 
 
@@ -110,18 +110,26 @@ class RLPDLearner(Closeable):
 
     def _demos_with_base_actions(self) -> Path | None:
         """The run's own copy of the demonstrations, with the actions of the base policy; None without one."""
-        config, path = self.config, self.run.path / DEMOS
+        config = self.config
         if config.base_policy is None:
             return None
         self._base_digest = digest_of_policy(config.base_policy_path)
+        # Named after all that decides on its content: an earlier start may have left one of another policy.
+        decides = json.dumps([self._base_digest, config.demos, config.seed])
+        path = self.run.base_demos / f"{zlib.crc32(decides.encode()):08x}"
         if not path.exists():
             from understudy.training.offpolicy.base_policy import add_base_actions, without_base_action
 
             assert config.demos is not None  # the config asks for them
             inner = without_base_action(self.spec)
             policy = config.load_base_policy(inner)
-            report = lambda number: self.health.progress(f"adding base actions, episode {number}")  # noqa: E731
-            add_base_actions(Path(config.demos), path, policy, inner, seed=config.seed, progress=report)
+
+            def progress(number: int) -> None:
+                self._stop.check()
+                self.health.progress(f"adding base actions, episode {number}")
+
+            path.parent.mkdir(exist_ok=True)
+            add_base_actions(Path(config.demos), path, policy, inner, seed=config.seed, progress=progress)
         return path
 
     # ---- progress

@@ -7,6 +7,7 @@ checkpoints/        the states from which the run can resume
 policy.safetensors  the newest policy
 policies/           the policies of earlier iterations, if an on-policy run keeps them
 videos/             the worst episodes of each evaluation
+demos/              the demonstrations with the actions of the base policy, if an RLPD run has one
 health/             what each process of the run is doing now
 """
 
@@ -52,6 +53,10 @@ class Run:
     @property
     def store(self) -> Path:
         return self.path / "store"
+
+    @property
+    def base_demos(self) -> Path:
+        return self.path / "demos"
 
     @property
     def metrics(self) -> Path:
@@ -109,6 +114,7 @@ class Run:
             self.close()
             (self.path / "lock").unlink(missing_ok=True)
             shutil.rmtree(self.path / HEALTH, ignore_errors=True)
+            shutil.rmtree(self.base_demos, ignore_errors=True)
         if self.store in new and not any((self.store / "segments").glob("*")):
             shutil.rmtree(self.store, ignore_errors=True)
         for folder in new:

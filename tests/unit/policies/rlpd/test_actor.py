@@ -91,6 +91,15 @@ def test_a_residual_actor_changes_the_base_action_within_its_scale(tmp_path: Pat
         assert ActorPolicy.load(tmp_path / "it.safetensors").config == policy.config
 
 
+def test_a_residual_actor_leaves_the_gripper_to_its_critic() -> None:
+    spec = with_base()
+    policy = fresh(small_actor(residual_scale=0.1, gripper=Gripper(values=(-1.0, 1.0), epsilon=0.5)), spec)
+    observation = random_tree(spec.observation, 64, np.random.default_rng(0))
+    action = policy.act(observation, rng=np.random.default_rng(0)).action
+    assert np.abs(action - observation[BASE_ACTION])[:, :2].max() <= 0.1 + 1e-6
+    assert set(action[:, 2].tolist()) == {-1.0, 1.0}
+
+
 def test_a_residual_actor_needs_its_base_action() -> None:
     with pytest.raises(PolicyError, match="residual_scale: expected 'base_action' in what the network sees, got state"):
         fresh(small_actor(residual_scale=0.5))

@@ -29,6 +29,7 @@ from understudy.training.offpolicy.base_policy import (
 )
 from understudy.training.offpolicy.local_run import LocalRun
 from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
+from understudy.training.offpolicy.rlpd_learner import RLPDLearner
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig
 from understudy.training.runs.metrics import read_metrics
@@ -214,6 +215,37 @@ def test_a_stopped_run_goes_on_to_the_same_bits(given: Path, trained: Run, tmp_p
     with LocalRun(Run(run.path)) as local:
         local.run()
     assert trees.equal(ActorPolicy.load(run.policy).parameters(), ActorPolicy.load(trained.policy).parameters())
+
+
+def test_a_run_that_is_stopped_before_its_first_step_leaves_nothing(given: Path, tmp_path: Path) -> None:
+    stop = StopRequest()
+    stop.request()
+    with pytest.raises(Stopped), Run.create_or_remove(tmp_path / "run", "rlpd", config_of(given)) as run:
+        LocalRun(run, stop=stop)
+    assert not (tmp_path / "run").exists()
+
+
+def test_what_another_start_left_is_not_taken(given: Path, tmp_path: Path) -> None:
+    """A start that fails in a directory that was there before leaves its copy of the demonstrations."""
+    path = tmp_path / "policy.safetensors"
+    config = config_of(given, base_policy=str(path))
+    run = Run.create(tmp_path / "run", "rlpd", config)
+    with open_world(ENV) as world:
+        spec = with_base_action(world.step_spec)
+    Store.open(run.store).close()
+    found: list[list[Path]] = []
+    for seed in (0, 1, 0):
+        new_policy(seed=seed).save(path)
+        RLPDLearner(run, config, spec).close()
+        found.append(sorted(run.base_demos.iterdir()))
+    assert [len(copies) for copies in found] == [1, 2, 2]
+    one, other = (base_actions(copy) for copy in found[-1])
+    assert not np.array_equal(one, other)
+
+
+def base_actions(store: Path) -> Any:
+    with Reader(store) as reader:
+        return reader.read(next(iter(reader.episodes())).id).observation[BASE_ACTION]
 
 
 def test_another_base_policy_is_refused_when_a_run_goes_on(given: Path, tmp_path: Path) -> None:
