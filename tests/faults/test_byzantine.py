@@ -35,6 +35,7 @@ def test_attackers_are_refused_and_nothing_is_lost(tmp_path: Path) -> None:
     check(byzantine.run(tmp_path, rounds=1, episodes=2, batches=5, num_idle=50, seed=1))
 
 
+@pytest.mark.serial
 @pytest.mark.nightly
 def test_an_honest_writer_and_learner_keep_their_speed(tmp_path: Path) -> None:
     report = byzantine.run(tmp_path, rounds=5, episodes=100, batches=200, num_idle=1000, seed=1)

@@ -78,6 +78,7 @@ def test_no_text_tells_to_install_the_other_project_of_this_name() -> None:
     assert not told.search("pip install 'understudy-robotics[web]'")
 
 
+@pytest.mark.serial
 @pytest.mark.nightly
 def test_the_store_and_the_sampler_are_there_in_no_time(tmp_path: Path) -> None:
     code = "import time, understudy as us; us.Store; us.Sampler; print(time.process_time())"

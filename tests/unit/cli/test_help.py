@@ -136,6 +136,7 @@ def help_cpu_s() -> dict[str, float]:
     return took
 
 
+@pytest.mark.serial
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", [*LISTS, *FUNCTIONS])
 def test_help_answers_within_a_second_of_cpu_time(words: str, help_cpu_s: dict[str, float]) -> None:

@@ -111,6 +111,7 @@ def test_an_action_of_one_goes_as_far_as_the_scale_says(
             assert turn[:2] == pytest.approx([0, 0], abs=1e-5)
 
 
+@pytest.mark.serial
 @pytest.mark.nightly
 def test_an_action_of_one_arrives_within_its_step(server: ArmServer, arm: PointArm) -> None:
     for scale, wanted in (((0.004, 0.02), 0.004), (None, 0.75 * 0.25 / 5)):
@@ -134,6 +135,7 @@ def test_the_fingers_close_below_minus_a_half_and_open_above_a_half(server: ArmS
         assert openings == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
+@pytest.mark.serial
 @pytest.mark.nightly
 def test_a_long_step_is_one_motion(server: ArmServer, arm: PointArm) -> None:
     """At 4 Hz a step is longer than the arm waits for a sign of life; the world gives them."""

@@ -56,7 +56,7 @@ def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
         "--human",
         "browser",
         "--hz",
-        "20",
+        "5",  # an episode is over after 100 steps, and a browser on a busy machine takes seconds for a key
         "--successes",
         "1",
         "--operator",
@@ -85,7 +85,7 @@ def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
         assert page.locator("#who").text_content() == "The demonstration is recorded"
     assert (process.returncode, error) == (0, "")
     assert "1 successes in 1 episodes of stack_red_on_blue, 1 discarded" in out
-    assert re.search(r"[\d.]+ of 20 Hz over \d+ ticks", out)
+    assert re.search(r"[\d.]+ of 5 Hz over \d+ ticks", out)
     with Reader(tmp_path / "store") as reader:
         discarded, record = reader.episodes("1")
         episode = reader.read(record.id)
@@ -95,7 +95,7 @@ def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
     assert (discarded.info.init_state, discarded.info.seed) == (record.info.init_state, record.info.seed)
     assert (record.info.operator, record.info.kind, record.info.success) == ("ada", "demonstration", True)
     assert (episode.source == Source.HUMAN).all()
-    assert 3 <= len(episode) <= 20 * took_s + 2  # not faster than was asked for
+    assert 3 <= len(episode) <= 5 * took_s + 2  # not faster than was asked for
     forward = np.float32([0, 0.5, 0, -1])
     assert (episode.action == forward).all(axis=1).any()  # a page that is late on a busy machine is taken for released
     assert {tuple(action) for action in episode.action.tolist()} <= {tuple(forward.tolist()), (0.0, 0.0, 0.0, -1.0)}

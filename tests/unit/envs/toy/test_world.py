@@ -261,6 +261,7 @@ def test_size_is_checked() -> None:
 # --- speed ---
 
 
+@pytest.mark.serial
 @pytest.mark.nightly
 def test_speed(capsys: pytest.CaptureFixture[str]) -> None:
     world = ToyTable()
