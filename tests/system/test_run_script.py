@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import runpy
+import shlex
 import signal
 import socket
 import subprocess
@@ -16,12 +17,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.unit.training.onpolicy.making import save_policy
 from tests.waiting import wait_for
 
 from understudy.cli import main
 from understudy.compat.original_modules import original_modules
+from understudy.core import tree as trees
+from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader, verify
+from understudy.training.runs.metrics import read_metrics
 
+ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
@@ -73,6 +79,116 @@ def test_an_error_shows_the_line_of_the_script(tmp_path: Path, capsys: pytest.Ca
     error = capsys.readouterr().err
     assert error.startswith(f'Traceback (most recent call last):\n  File "{script}", line 2, in <module>\n')
     assert "there is no option 'cash'" in error
+
+
+# ---- SimpleVLA-RL and RIPT-VLA: shell scripts
+
+SIDES = "tests.sides:SidesWorld?tasks=2"
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS.glob("*.sh"), SCRIPTS / "ript_vla"], ids=lambda path: path.stem)
+def test_shell_scripts_know_nothing_of_us(script: Path) -> None:
+    files = [script] if script.is_file() else [path for path in script.rglob("*.*") if path.is_file()]
+    text = "\n".join(path.read_text() for path in files)
+    assert "understudy" not in text
+    assert len([line for line in text.splitlines() if line.strip()]) >= 60
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_policy(tmp_path_factory.mktemp("policy") / "policy.safetensors")
+
+
+def run_shell(*words: str | Path, cwd: Path) -> tuple[str, str]:
+    command = [sys.executable, "-m", "understudy", "run-script", *map(str, words)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_simplevla_rl_learns(policy: Path, tmp_path: Path) -> None:
+    """From nothing: a policy that succeeds by chance comes to do what it is told. A second call goes on."""
+    words = ("simplevla-rl", SCRIPTS / "simplevla_rl_train.sh", policy, SIDES, tmp_path)
+    out, log = run_shell(*words, cwd=tmp_path)
+    assert "Python 3 prepares sides_grpo\nchecked the environment\n" in out
+    assert out.endswith("trained sides_grpo\n")
+    assert "understudy: data.oversample_factor=1 changes nothing here: " in log
+    assert "understudy train grpo " in log
+    run = tmp_path / "SimpleVLA-RL" / "sides_grpo"
+    first, *_, last = read_metrics(run / "metrics.jsonl", "evaluation")
+    assert first["success"] < 0.6
+    assert last["low"] > first["high"]
+    weights = (run / "policy.safetensors").read_bytes()
+    _, log = run_shell(*words, cwd=tmp_path)
+    assert f"understudy resume {run}" in log
+    assert (run / "policy.safetensors").read_bytes() == weights
+
+
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_ript_vla_does_what_it_prints(ranks: int, policy: Path, tmp_path: Path) -> None:
+    """The command that stands for a script of RIPT-VLA trains to the same weights; two ranks sum in another order."""
+    _, log = run_shell("ript-vla", SCRIPTS / "ript_vla" / "train.sh", str(ranks), policy, tmp_path, cwd=tmp_path)
+    assert "understudy: algo.scale_factor=2.0 changes nothing here: " in log
+    run = tmp_path / "sides_train" / "bz_8"
+    command = log[log.index("understudy train rloo") :].replace("\\\n", " ").splitlines()[0]
+    _, train, kind, path, *options = shlex.split(command)
+    assert path == str(run)
+    if ranks > 1:
+        assert options[-4:] == ["--engine.parallel", "ddp", "--ranks", str(ranks)]
+        del options[-4:]
+    assert main([train, kind, str(tmp_path / "again"), *options]) == 0
+    first, found, wanted = (
+        trees.flatten(VLAPolicy.load(path).parameters(), "")
+        for path in (policy, run / "policy.safetensors", tmp_path / "again" / "policy.safetensors")
+    )
+    assert max(np.abs(found[name] - first[name]).max() for name in first) > 2e-3
+    for name, value in wanted.items():
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=0 if ranks == 1 else 1e-4)
+
+
+def test_a_script_that_is_stopped_saves_and_goes_on(policy: Path, tmp_path: Path) -> None:
+    script, run = tmp_path / "long.sh", tmp_path / "run"
+    script.write_text(
+        "python -m verl.trainer.main_ppo data.task_suite_name='" + SIDES + f"' actor_rollout_ref.model.path={policy} "
+        f"trainer.default_local_dir={run} data.train_batch_size=2 trainer.total_training_steps=200\n"
+        "echo not reached; exit 5\n"
+    )
+    command = [sys.executable, "-m", "understudy", "run-script", "simplevla-rl", str(script)]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
+        wait_for(lambda: (run / "metrics.jsonl").exists() and len(list(read_metrics(run / "metrics.jsonl"))) > 2)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert "not reached" not in out
+    assert list((run / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("project", "line", "text"),
+    [
+        ("simplevla-rl", "python -m verl.trainer.main_ppo data.n_sample=8", "did you mean 'data.n_samples'?"),
+        ("ript-vla", "python train_ript_openvla_oft.py algo.lr=1", "--config-name: expected the name of a config"),
+        ("ript-vla", "torchrun --nproc_per_node=1 train_ript_quest.py --config-name=it", "expected the folder with"),
+    ],
+)
+def test_an_error_of_a_shell_script_is_one_sentence(project: str, line: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / "it.sh").write_text(f"{line}\n")
+    command = [sys.executable, "-m", "understudy", "run-script", project, "it.sh"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert text in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_shell_script_has_no_buffers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run-script", "simplevla-rl", str(tmp_path / "none.sh")]) == 1
+    assert "none.sh: expected a shell script, got none" in capsys.readouterr().err
+    (tmp_path / "it.sh").write_text("true\n")
+    assert main(["run-script", "--store", str(tmp_path / "store"), "simplevla-rl", str(tmp_path / "it.sh")]) == 1
+    assert "a script of simplevla-rl makes no buffers" in capsys.readouterr().err
 
 
 # ---- HIL-SERL: two processes

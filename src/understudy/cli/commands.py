@@ -116,7 +116,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "actor": _command("training.actor:command", "Run the actor of an RLPD run, which writes steps to a server."),
         "learner": _command("training.learner:command", "Run the learner of an RLPD run, which publishes policies."),
         "run-script": Command(
-            help="Run a script of HIL-SERL, RLinf or TF-Agents unedited over a store.",
+            help="Run a script of HIL-SERL, RLinf, TF-Agents, SimpleVLA-RL or RIPT-VLA unedited.",
             function="tools.run_script:command",
             runs_script=True,
         ),

@@ -1,10 +1,14 @@
-"""`understudy run-script`: a script of another project, unedited, over a store."""
+"""`understudy run-script`: a script of another project, unedited."""
 
 from __future__ import annotations
 
 import logging
+import os
 import runpy
+import signal
+import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,23 +19,27 @@ import tyro
 
 from understudy.core import UnderstudyError
 
+SHELL_PROJECTS = ("simplevla-rl", "ript-vla")
+
 
 def command(
-    project: Annotated[Literal["hil-serl", "rlinf", "tf-agents"], tyro.conf.Positional],
+    project: Annotated[Literal["hil-serl", "rlinf", "tf-agents", "simplevla-rl", "ript-vla"], tyro.conf.Positional],
     script: Annotated[Path, tyro.conf.Positional],
     arguments: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
     *,
     store: Path | None = None,
 ) -> int:
-    """Run a script of another project unedited: its imports of buffers and trainers get those of Understudy.
+    """Run a script of another project unedited, with what Understudy has in place of its parts.
 
     Modules that are replaced: `agentlace.trainer`, `agentlace.data.data_store` and the data package of `serl_launcher`
     (hil-serl), the replay buffer of RLinf (rlinf), `rlds_to_reverb` (tf-agents). All others are those that you have
-    installed. docs/moving.md says what is better then, and what is different.
+    installed. A shell script of simplevla-rl or ript-vla that starts `verl.trainer.main_ppo` or
+    `train_ript_openvla_oft.py` starts `understudy train` with the same options instead, and prints that command.
+    docs/moving.md says what is better then, and what is different.
 
     Args:
-        project: Project whose modules the script imports.
-        script: Python file to run.
+        project: Project whose modules the script imports, or whose training it starts.
+        script: Python file to run, or for simplevla-rl and ript-vla a shell script.
         arguments: Arguments of the script; everything after the script is passed to it.
         store: Directory that keeps the buffers that the script makes without a path; by default they are temporary.
     """
@@ -39,7 +47,12 @@ def command(
     from understudy.compat.temporary_store import keeping_buffers
 
     if not script.is_file():
-        raise UnderstudyError(f"{script}: expected a Python file, got none; check the path")
+        kind = "shell script" if project in SHELL_PROJECTS else "Python file"
+        raise UnderstudyError(f"{script}: expected a {kind}, got none; check the path")
+    if project in SHELL_PROJECTS:
+        if store is not None:
+            raise UnderstudyError(f"store: a script of {project} makes no buffers, got {store}; leave it out")
+        return _run_shell_script(project, script, arguments)
     with ExitStack() as stack:
         stack.enter_context(_compat_log())
         stack.enter_context(original_modules(project))
@@ -52,6 +65,27 @@ def command(
             _print_traceback(error, script)
             return 1
     return 0
+
+
+def _run_shell_script(project: str, script: Path, arguments: tuple[str, ...]) -> int:
+    """Run a shell script. Where its `python` or `torchrun` would start a training of theirs, they start one of ours."""
+    from understudy.compat.launch.programs import write_programs
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_programs(Path(folder), project, "understudy.cli.tools.original_program")
+        env = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
+        # A group of its own: a signal must reach the training behind the shell, which saves and ends, and that once.
+        with subprocess.Popen(["bash", str(script), *arguments], env=env, process_group=0) as process:
+            before = {
+                number: signal.signal(number, lambda number, _: os.killpg(process.pid, number))
+                for number in (signal.SIGINT, signal.SIGTERM)
+            }
+            try:
+                code = process.wait()
+            finally:
+                for number, handler in before.items():
+                    signal.signal(number, handler)
+    return code if code >= 0 else 128 - code
 
 
 def _print_traceback(error: Exception, script: Path) -> None:
