@@ -26,6 +26,7 @@ from understudy.core import tree as trees
 from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader, verify
 from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -163,6 +164,7 @@ def test_a_script_that_is_stopped_saves_and_goes_on(policy: Path, tmp_path: Path
     assert process.returncode == 143
     assert "not reached" not in out
     assert list((run / "checkpoints").iterdir())
+    Run(run).lock().close()  # the training has ended, and not only the shell around it
 
 
 @pytest.mark.parametrize(

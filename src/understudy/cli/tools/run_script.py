@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import runpy
@@ -10,9 +11,10 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Literal
 
 import tyro
@@ -74,17 +76,35 @@ def _run_shell_script(project: str, script: Path, arguments: tuple[str, ...]) ->
     with tempfile.TemporaryDirectory() as folder:
         write_programs(Path(folder), project, "understudy.cli.tools.original_program")
         env = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
-        # A group of its own: a signal must reach the training behind the shell, which saves and ends, and that once.
-        with subprocess.Popen(["bash", str(script), *arguments], env=env, process_group=0) as process:
-            before = {
-                number: signal.signal(number, lambda number, _: os.killpg(process.pid, number))
-                for number in (signal.SIGINT, signal.SIGTERM)
-            }
-            try:
-                code = process.wait()
-            finally:
-                for number, handler in before.items():
-                    signal.signal(number, handler)
+        return _wait_for_all(["bash", str(script), *arguments], env)
+
+
+def _wait_for_all(command: list[str], env: Mapping[str, str]) -> int:
+    """Run a command, and hand signals on to all that it has started; after one, wait until all of it has ended.
+
+    It has a process group of its own, so that a signal reaches the training behind the shell, and reaches it once. The
+    shell ends at once, while the training saves: a pipe that both have inherited is closed when the last one ends.
+    """
+    read_end, write_end = os.pipe()
+    signalled = False
+    with subprocess.Popen(command, env=env, process_group=0, pass_fds=[write_end]) as process:
+        os.close(write_end)
+
+        def hand_on(number: int, _: FrameType | None) -> None:
+            nonlocal signalled
+            signalled = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
+        before = {number: signal.signal(number, hand_on) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            code = process.wait()
+            if signalled:
+                os.read(read_end, 1)
+        finally:
+            os.close(read_end)
+            for number, handler in before.items():
+                signal.signal(number, handler)
     return code if code >= 0 else 128 - code
 
 
