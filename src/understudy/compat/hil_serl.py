@@ -54,6 +54,7 @@ from understudy.core.tree import AnyTree
 from understudy.formats.safe_pickle import load_items
 from understudy.replay import Reader, Store
 from understudy.replay.maintain.compaction import compact
+from understudy.replay.read.recycled_memory import empty_array
 from understudy.replay.read.view import EVERYTHING, Clause, View
 from understudy.replay.sample.prefetch import Prefetch
 from understudy.replay.sample.sampler import Sampler
@@ -651,7 +652,7 @@ def _with_packed_images(
             size, stack, shape = len(now[key]), 1, now[key].shape[1:]
         else:
             size, stack, *shape = now[key].shape
-        frames[key] = both = np.empty((size, 2 * stack, *shape), now[key].dtype)
+        frames[key] = both = empty_array((size, 2 * stack, *shape), now[key].dtype)
         first, second = both[:, :stack], both[:, stack:]
         now[key], then[key] = (first[:, 0], second[:, 0]) if now[key].ndim == 4 else (first, second)
     return replace(batch, observation=trees.unflatten(now), next_observation=trees.unflatten(then)), frames

@@ -136,6 +136,21 @@ def help_cpu_s() -> dict[str, float]:
     return took
 
 
+def test_no_help_imports_torch() -> None:
+    """Which takes seconds; the figures below are measured each night."""
+    code = """if True:
+        import contextlib, io, json, sys
+        from understudy.cli import main
+        for line in json.loads(sys.argv[1]):
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+                main([*line.split(), "--help"])
+            assert "torch" not in sys.modules, line
+    """
+    command = [sys.executable, "-c", code, json.dumps([*LISTS, *FUNCTIONS])]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.serial
 @pytest.mark.nightly
 @pytest.mark.parametrize("words", [*LISTS, *FUNCTIONS])

@@ -81,7 +81,7 @@ UNUSED: Mapping[str, str] = {
     f"{ROLLOUT}.name": "the policy acts by itself",
     f"{ROLLOUT}.gpu_memory_utilization": "no memory is set aside; `understudy plan` tells what a run takes",
     "actor_rollout_ref.ref.log_prob_micro_batch_size": _NOT_SPLIT,
-    "actor_rollout_ref.ref.fsdp_config.param_offload": "the reference is there only with a KL, and each rank holds it",
+    "actor_rollout_ref.ref.fsdp_config.param_offload": "the reference is only there with a KL, and goes as the weights",
     "critic.model.path": "a value head on the policy's network is the critic",
     "critic.optim.lr": "the value head has the learning rate of the policy",
     "algorithm.adv_params.verifier_gamma": "one reward at the end of an episode",

@@ -18,6 +18,7 @@ from understudy.core.spec import ArraySpec, Spec
 from understudy.core.tree import Tree
 from understudy.replay.format.arrays import Array
 from understudy.replay.read.gather import Gatherer, ReadRequest
+from understudy.replay.read.recycled_memory import empty_array
 from understudy.replay.read.step_index import StepIndex
 
 
@@ -188,7 +189,7 @@ def _empty(spec: Spec, leading: tuple[int, ...]) -> Tree:
     def make(leaf: ArraySpec) -> Array:
         if leaf.ragged:
             return np.empty(leading, object)
-        return np.empty((*leading, *leaf.fixed_shape), leaf.dtype)
+        return empty_array((*leading, *leaf.fixed_shape), leaf.dtype)
 
     return trees.map_leaves(make, spec.tree)
 

@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,12 +20,14 @@ from understudy.training.collection.collector import TicketRunner
 from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.shared_tickets import Sharing
 from understudy.training.collection.task_start_plan import Ticket, derived_seed
-from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationEpisode, success_rate_of
 from understudy.training.runs.video import cameras_of, draw_episode, video_name, write_video
 from understudy.training.runs.wilson_interval import SuccessRate
+
+if TYPE_CHECKING:
+    from understudy.training.distributed.ranks import Ranks  # it imports torch, and help does not
 
 VIDEO_FPS = 5.0  # in blocks per second, since a block has one image
 
