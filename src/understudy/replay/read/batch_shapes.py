@@ -165,7 +165,7 @@ class Sequences:
 
 def _frame(frames: Array, number: int) -> Array:
     """One of the frames that an array of stacked observations is a view of."""
-    whole: Array = frames if frames.base is None else frames.base
+    whole: Array = frames.base if isinstance(frames.base, np.ndarray) else frames
     return whole[:, number]
 
 

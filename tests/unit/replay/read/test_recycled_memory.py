@@ -62,6 +62,7 @@ def test_an_array_is_as_that_of_numpy(dtype: str) -> None:
     shape = (3, MIN_BYTES, 2)
     array, plain = MemoryPool().empty(shape, dtype), np.empty(shape, dtype)
     assert (array.shape, array.dtype, array.strides) == (plain.shape, plain.dtype, plain.strides)
+    assert array[1:].base is array
     assert array.flags["C_CONTIGUOUS"]
     assert array.flags["WRITEABLE"]
     array[...] = 1
