@@ -29,7 +29,7 @@ pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 
 TWO = ClusterConfig(rollout=RolloutConfig(num=2), shards=ShardsConfig(num=2))
 MANY = 6  # iterations, so that a run has not ended before a learner is killed
-NOT_COMPARED = ("time", "_s", "fingerprint", "bytes_moved")
+NOT_COMPARED = ("busy", "time", "_s", "fingerprint", "bytes_moved")
 
 
 @pytest.fixture(autouse=True)
