@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import abc
 import importlib
-import importlib.metadata
 import operator
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -90,6 +89,8 @@ class World(Closeable):
 
     def versions(self) -> dict[str, str]:
         """The versions of `version_packages`, for the fingerprint of a score."""
+        import importlib.metadata  # 40 ms, which no help of a command should take
+
         found = {}
         for name in self.version_packages:
             with suppress(importlib.metadata.PackageNotFoundError):

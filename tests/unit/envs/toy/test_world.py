@@ -273,14 +273,16 @@ def test_speed(capsys: pytest.CaptureFixture[str]) -> None:
     world_step_s = min(best_s(lambda: world.step_without_observation(action), 90), 1.0)
     front_s = best_s(lambda: renderer.front(world.table), 200)
     wrist_s = best_s(lambda: renderer.wrist(world.table), 200)
+    numbers = np.random.default_rng(0).random(20_000)
+    sort_s = best_s(lambda: np.sort(numbers), 200)  # what this machine takes for numpy's own work: 0.1 ms
     with capsys.disabled():
         print(
             f"\ntoy table: step {world_step_s * 1e6:.0f} µs (physics {step_s * 1e6:.0f}), "
             f"64x64 frame {front_s * 1e6:.0f} µs front, {wrist_s * 1e6:.0f} µs wrist"
         )
-    assert world_step_s < 0.0002
-    assert front_s < 0.001
-    assert wrist_s < 0.001
+    assert world_step_s < 2 * sort_s
+    assert front_s < 15 * sort_s
+    assert wrist_s < 15 * sort_s
 
 
 def best_s(function: object, num_times: int) -> float:
