@@ -75,6 +75,15 @@ def test_a_flow_policy_keeps_the_contract(case: str) -> None:
     contract.check_all(policy, seen, said, flow.SPEC.action, "press the red door", density=True)
 
 
+@pytest.mark.parametrize("case", ["parallel", "prompts padded together", "causal"])
+def test_a_policy_with_a_diffusion_head_keeps_the_contract(case: str, tmp_path: Path) -> None:
+    directory = checkpoint.make_checkpoint(tmp_path, diffusion=True)
+    policy = openvla.load(directory, **openvla.CASES[case], num_diffusion_steps=5)
+    num = openvla.NUM
+    words, seen = checkpoint.instructions(num), checkpoint.observations(num)
+    contract.check_all(policy, seen, words, checkpoint.SPEC.action, "put it on the plate", density=True)
+
+
 @pytest.mark.parametrize("case", ["parallel", "two cameras, proprioception, value", "causal"])
 def test_a_policy_with_an_l1_head_keeps_the_contract(case: str, l1_directory: Path) -> None:
     """With a scale of 0.3, by which differences of rounding are divided."""

@@ -8,6 +8,7 @@
 | tokenizer.json | how text becomes tokens |
 | model.safetensors, or shards and model.safetensors.index.json | weights |
 | proprio_projector--*.pt, action_head--*.pt, vision_backbone--*.pt | OpenVLA-OFT's, read as tensors and nothing else |
+| noisy_action_projector--*.pt | the same, beside an action head that denoises |
 | value_head.safetensors, scale_head.safetensors | ours, where there are any |
 """
 
@@ -27,13 +28,10 @@ from torch import Tensor
 from understudy.policies.protocol import PolicyError
 
 VALUE_HEAD, SCALE_HEAD = "value_head", "scale_head"  # files in safetensors
-PROPRIO, ACTION_HEAD = "proprio_projector", "action_head"  # files NAME--*.pt, or weights NAME.*
+# Parts that are files NAME--*.pt, or weights NAME.*
+PROPRIO, ACTION_HEAD, NOISY_ACTION = "proprio_projector", "action_head", "noisy_action_projector"
 FILM = "vision_backbone"  # files NAME--*.pt
 INDEX_FILE = "model.safetensors.index.json"
-# What OpenVLA-OFT saves beside the weights of policies that are not supported.
-_OTHER_PARTS = {
-    "noisy_action_projector--": "denoises its actions, so that they have no log-probs",
-}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -61,12 +59,6 @@ class Checkpoint:
                 f"{directory / 'config.json'}: model_type: expected 'openvla', got {config.get('model_type')!r}; "
                 f"it is another kind of model"
             )
-        for prefix, why in _OTHER_PARTS.items():
-            if any(directory.glob(f"{prefix}*")):
-                raise PolicyError(
-                    f"{directory}: there is a file {prefix}...: this policy {why}; take a checkpoint that was trained "
-                    f"on action tokens or with an L1 head"
-                )
         statistics = dict(config.get("norm_stats") or {})
         if (directory / "dataset_statistics.json").exists():
             statistics |= read_json(directory / "dataset_statistics.json")
@@ -95,9 +87,17 @@ class Checkpoint:
 
     @property
     def has_action_head(self) -> bool:
-        """Whether it predicts numbers with an L1 head instead of tokens."""
-        inside = any(name.startswith(f"{ACTION_HEAD}.") for name in self.shapes)
-        return inside or any(self.directory.glob(f"{ACTION_HEAD}--*.pt"))
+        """Whether it predicts numbers with an L1 or a diffusion head instead of tokens."""
+        return self._has(ACTION_HEAD)
+
+    @property
+    def has_diffusion(self) -> bool:
+        """Whether its action head denoises the numbers."""
+        return self._has(NOISY_ACTION)
+
+    def _has(self, part: str) -> bool:
+        inside = any(name.startswith(f"{part}.") for name in self.shapes)
+        return inside or bool(self.part_files(part))
 
     @property
     def has_film(self) -> bool:
@@ -105,7 +105,7 @@ class Checkpoint:
         return bool(self.part_files(FILM))
 
     def part(self, name: str, needed_for: str) -> dict[str, Tensor]:
-        """The weights of PROPRIO or ACTION_HEAD, from the checkpoint's own or from the file that OpenVLA-OFT writes."""
+        """The weights of a part, from the checkpoint's own or from the file that OpenVLA-OFT writes."""
         prefix = f"{name}."
         inside = dict(self.weights({one for one in self.shapes if one.startswith(prefix)}))
         if inside:

@@ -13,6 +13,7 @@ Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
 Resize: TypeAlias = Literal["processor", "jpeg_lanczos"]
 
 L1_SCALE = 0.05  # of numbers from -1 to 1
+DIFFUSION_STEPS = 50  # of the noise that a diffusion head was trained with; no file of a checkpoint says another number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +49,8 @@ class OpenVLAConfig:
     l1_scale: float = L1_SCALE
     """First scale of the Laplace distribution around what an L1 head predicts, for numbers from -1 to 1; it is trained,
     and a checkpoint that has a trained one keeps it."""
+    num_diffusion_steps: int = DIFFUSION_STEPS
+    """Number of denoising steps of a diffusion head, from 1 to 50; each is a pass through the language model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format of the weights."""
     act_rows: int | None = None
@@ -61,6 +64,9 @@ class OpenVLAConfig:
         for name in ("block_steps", "act_rows", "pad_prompts_to"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise PolicyError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        if not 1 <= self.num_diffusion_steps <= DIFFUSION_STEPS:
+            wanted = f"1 to {DIFFUSION_STEPS}, which it was trained with"
+            raise PolicyError(f"num_diffusion_steps: expected {wanted}, got {self.num_diffusion_steps}")
         if not 0 < self.l1_scale < math.inf:
             raise PolicyError(f"l1_scale: expected more than 0, got {self.l1_scale}")
         for name, choices in (

@@ -21,20 +21,21 @@ from understudy.policies.openvla.checkpoint import (
     ACTION_HEAD,
     FILM,
     INDEX_FILE,
+    NOISY_ACTION,
     PROPRIO,
     SCALE_HEAD,
     VALUE_HEAD,
     Checkpoint,
 )
 from understudy.policies.openvla.config import OpenVLAConfig
-from understudy.policies.openvla.network import L1HeadShape, OpenVLANetwork, fresh_rotary
+from understudy.policies.openvla.network import ActionHeadShape, OpenVLANetwork, fresh_rotary
 from understudy.policies.openvla.vision import VitShape
 from understudy.policies.protocol import PolicyError
 
 SHARD_BYTES = 5 * 10**9
 _TOWERS = ("vision_backbone.featurizer.", "vision_backbone.fused_featurizer.")
 _OWN_FILES = (VALUE_HEAD, SCALE_HEAD)  # of ours, in safetensors
-_PART_FILES = (PROPRIO, ACTION_HEAD)  # as OpenVLA-OFT writes them, which it reads again
+_PART_FILES = (PROPRIO, ACTION_HEAD, NOISY_ACTION)  # as OpenVLA-OFT writes them, which it reads again
 _BESIDE = tuple(f"{name}." for name in (*_OWN_FILES, *_PART_FILES))  # weights that are not in the shards
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json", ".bin", ".bin.index.json", ".pt")
 
@@ -75,7 +76,7 @@ def action_ids(checkpoint: Checkpoint, language: LlamaConfig) -> tuple[int, int]
 
 def outline(checkpoint: Checkpoint, config: OpenVLAConfig, *, proprio_size: int | None) -> OpenVLANetwork:
     """The network on `meta`: its modules and the shapes of its weights, without their numbers."""
-    l1_head = checkpoint.part(ACTION_HEAD, ACTION_HEAD) if checkpoint.has_action_head else None
+    action_head = checkpoint.part(ACTION_HEAD, ACTION_HEAD) if checkpoint.has_action_head else None
     language = language_config(checkpoint)
     with torch.device("meta"):
         network = OpenVLANetwork(
@@ -85,7 +86,8 @@ def outline(checkpoint: Checkpoint, config: OpenVLAConfig, *, proprio_size: int 
             bidirectional=config.decoding == "parallel" and config.attention == "bidirectional",
             proprio_size=proprio_size,
             value_head=config.value_head,
-            l1_head=None if l1_head is None else l1_head_shape(l1_head),
+            action_head=None if action_head is None else action_head_shape(action_head, checkpoint.has_diffusion),
+            diffusion=checkpoint.has_diffusion,
             film=checkpoint.has_film,
         )
     choose_trained(network)
@@ -93,7 +95,7 @@ def outline(checkpoint: Checkpoint, config: OpenVLAConfig, *, proprio_size: int 
 
 
 def choose_trained(network: OpenVLANetwork) -> None:
-    """Train all weights but those that have no part in the result: with an L1 head, those that give tokens."""
+    """Train all weights but those that have no part in the result: with an action head, those that give tokens."""
     for name, parameter in network.named_parameters():
         unused = network.action_head is not None and name.startswith("language_model.lm_head.")
         parameter.requires_grad_(not unused)
@@ -103,7 +105,7 @@ def build(
     checkpoint: Checkpoint, config: OpenVLAConfig, *, proprio_size: int | None, device: torch.device
 ) -> OpenVLANetwork:
     """The network with the weights of the files; memory is taken once."""
-    l1_head = checkpoint.part(ACTION_HEAD, ACTION_HEAD) if checkpoint.has_action_head else None
+    action_head = checkpoint.part(ACTION_HEAD, ACTION_HEAD) if checkpoint.has_action_head else None
     vision, language = vision_shapes(checkpoint), language_config(checkpoint)
     network = outline(checkpoint, config, proprio_size=proprio_size)
     wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
@@ -112,9 +114,13 @@ def build(
         extras |= _named(PROPRIO, checkpoint.part(PROPRIO, "use_proprio"))
     if config.value_head:
         extras |= _named(VALUE_HEAD, checkpoint.head(VALUE_HEAD) or _constant(language.hidden_size, 0.0))
-    if l1_head is not None:
-        fresh = _constant(language.hidden_size, math.log(config.l1_scale))
-        extras |= _named(ACTION_HEAD, l1_head) | _named(SCALE_HEAD, checkpoint.head(SCALE_HEAD) or fresh)
+    if action_head is not None:
+        extras |= _named(ACTION_HEAD, action_head)
+        if checkpoint.has_diffusion:
+            extras |= _named(NOISY_ACTION, checkpoint.part(NOISY_ACTION, NOISY_ACTION))
+        else:
+            fresh = _constant(language.hidden_size, math.log(config.l1_scale))
+            extras |= _named(SCALE_HEAD, checkpoint.head(SCALE_HEAD) or fresh)
     there = {name: shape for name, shape in checkpoint.shapes.items() if not name.startswith(_BESIDE)}
     if checkpoint.has_film:  # its file has the whole of the vision
         there = {name: shape for name, shape in there.items() if not name.startswith(f"{FILM}.")}
@@ -131,16 +137,17 @@ def build(
     return network
 
 
-def l1_head_shape(weights: Mapping[str, Tensor]) -> L1HeadShape:
+def action_head_shape(weights: Mapping[str, Tensor], diffusion: bool) -> ActionHeadShape:
     """From the weights of an action head; `_check_names` compares all of them later."""
+    prefix, kind = ("noise_predictor.mlp_resnet", "a diffusion head") if diffusion else ("model", "an L1 head")
     try:
-        width, action_size = weights["model.fc1.weight"].shape[0], weights["model.fc2.weight"].shape[0]
+        width, action_size = (weights[f"{prefix}.{layer}.weight"].shape[0] for layer in ("fc1", "fc2"))
     except KeyError as error:
-        raise PolicyError(
-            f"{ACTION_HEAD}: expected the weights of an L1 head, got no {error}; take a checkpoint with an L1 head"
-        ) from None
-    numbers = {int(x[1]) for name in weights if (x := re.match(r"model\.mlp_resnet_blocks\.(\d+)\.", name))}
-    return L1HeadShape(action_size=action_size, width=width, num_blocks=len(numbers))
+        hint = "remove noisy_action_projector--*.pt" if diffusion else f"take a checkpoint with {kind}"
+        raise PolicyError(f"{ACTION_HEAD}: expected the weights of {kind}, got no {error}; {hint}") from None
+    blocks = re.compile(re.escape(prefix) + r"\.mlp_resnet_blocks\.(\d+)\.")
+    numbers = {int(found[1]) for name in weights if (found := blocks.match(name))}
+    return ActionHeadShape(action_size=action_size, width=width, num_blocks=len(numbers))
 
 
 def _named(part: str, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

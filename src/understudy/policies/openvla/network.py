@@ -2,7 +2,8 @@
 
 The sequence is BOS, the patches of every image, one token of proprioception, the prompt, and the numbers of the
 actions. The logits of a number stand at the token before it. With OpenVLA-OFT's L1 head, which decodes in parallel, a
-number has a mean and the log of a scale instead of logits. Two ways to decode:
+number has a mean and the log of a scale instead of logits. With its diffusion head, the numbers' embeddings are those
+of noisy numbers, a token of the time stands behind the images, and the result is the noise. Two ways to decode:
 
 | decoding | the numbers' embeddings | attention | forwards |
 |---|---|---|---|
@@ -23,12 +24,15 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from understudy.policies.openvla.diffusion import time_embedding
 from understudy.policies.openvla.vision import Vit, VitShape
 
 # ids int64 [B, T], prompt and numbers, padded on the right; is_token bool [B, T], False for padding, if there is any;
 # at int64 [B, N], the tokens whose logits are wanted, counted as in ids, the first of which gives the value;
 # images float [B, C, S, S]; empty bool [B, T], tokens whose embedding is zero, if any;
-# proprio float [B, P] from -1 to 1, if used
+# proprio float [B, P] from -1 to 1, if used;
+# seen float [B, S, width], what `look` gives, in place of images and proprio;
+# noisy float [B, N] and time float [B], with a diffusion head
 Tensors: TypeAlias = Mapping[str, Tensor]
 
 
@@ -73,7 +77,8 @@ class OpenVLANetwork(nn.Module):
         bidirectional: bool,
         proprio_size: int | None,
         value_head: bool,
-        l1_head: L1HeadShape | None = None,
+        action_head: ActionHeadShape | None = None,
+        diffusion: bool = False,
         film: bool = False,
     ):
         """`action_ids` are the first token id of the bins and the one behind the last; the highest id is bin 0."""
@@ -84,8 +89,9 @@ class OpenVLANetwork(nn.Module):
         self.language_model = llama(language)
         self.proprio_projector = None if proprio_size is None else _ProprioProjector(proprio_size, language.hidden_size)
         self.value_head = nn.Linear(language.hidden_size, 1) if value_head else None
-        self.action_head = None if l1_head is None else _L1Head(l1_head, language.hidden_size)
-        self.scale_head = None if l1_head is None else nn.Linear(language.hidden_size, 1)
+        self.action_head = None if action_head is None else _ActionHead(action_head, language.hidden_size, diffusion)
+        self.scale_head = None if action_head is None or diffusion else nn.Linear(language.hidden_size, 1)
+        self.noisy_action_projector = _ProprioProjector(1, language.hidden_size) if diffusion else None
         self._action_ids = action_ids
         self._bidirectional = bidirectional
         self.language_model.set_attn_implementation(_ATTENTION)
@@ -93,21 +99,23 @@ class OpenVLANetwork(nn.Module):
             layer.self_attn.is_causal = not bidirectional
 
     def forward(self, tensors: Tensors, cache: DynamicCache | None = None) -> tuple[Tensor, Tensor | None]:
-        """Float32 logits [B, N, bins] in the order of the bins, or mean and log scale [B, N, 2]; and the value [B].
+        """Float32 logits [B, N, bins] in the order of the bins, mean and log scale [B, N, 2], or noise [B, N]; and the
+        value [B].
 
         A cache that is filled stands for images and prompt, and `tensors` then holds only what comes behind them.
         """
-        ids, at, images = tensors["ids"], tensors["at"], tensors.get("images")
+        ids, at = tensors["ids"], tensors["at"]
         embedded = self.language_model.model.embed_tokens(ids)
-        told = self._language(embedded, tensors) if self.vision_backbone.film else None
+        seen = self.look(tensors, embedded) if "images" in tensors else tensors.get("seen")
         if "empty" in tensors:
             embedded = embedded.masked_fill(tensors["empty"][..., None], 0.0)
+        if self.noisy_action_projector is not None and seen is not None:
+            noisy = self.noisy_action_projector(tensors["noisy"][..., None].to(embedded.dtype))
+            embedded = embedded.masked_scatter(tensors["empty"][..., None], noisy)
+            time = time_embedding(tensors["time"], embedded.shape[-1]).to(embedded.dtype)
+            seen = torch.cat([seen, time[:, None]], dim=1)
         visible = None
-        if images is not None:
-            seen = self.projector(self.vision_backbone(images.to(self.projector.fc1.weight.dtype), told))
-            if self.proprio_projector is not None:
-                felt = self.proprio_projector(tensors["proprio"].to(seen.dtype))
-                seen = torch.cat([seen, felt[:, None]], dim=1)
+        if seen is not None:
             embedded = torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1)
             at = at + seen.shape[1]
             if self._bidirectional and "is_token" in tensors:
@@ -122,13 +130,29 @@ class OpenVLANetwork(nn.Module):
         value = None
         if self.value_head is not None:
             value = self.value_head(_like(chosen[:, 0], self.value_head)).float().sum(-1)  # not a view
-        if self.action_head is not None and self.scale_head is not None:
+        if self.action_head is not None:
             mean = self.action_head(chosen).float()
+            if self.scale_head is None:
+                return mean, value
             return torch.stack(
                 [mean, self.scale_head(_like(chosen, self.scale_head)).float().squeeze(-1)], dim=-1
             ), value
         first, end = self._action_ids
         return self.language_model.lm_head(chosen)[..., first:end].float().flip(-1), value
+
+    def look(self, tensors: Tensors, embedded: Tensor | None = None) -> Tensor:
+        """The tokens [B, S, width] of images and proprioception; `embedded` are the embeddings of ids, if known."""
+        told = None
+        if self.vision_backbone.film:
+            if embedded is None:
+                embedded = self.language_model.model.embed_tokens(tensors["ids"])
+            told = self._language(embedded, tensors)
+        images = tensors["images"].to(self.projector.fc1.weight.dtype)
+        seen: Tensor = self.projector(self.vision_backbone(images, told))
+        if self.proprio_projector is not None:
+            felt = self.proprio_projector(tensors["proprio"].to(seen.dtype))
+            seen = torch.cat([seen, felt[:, None]], dim=1)
+        return seen
 
     @staticmethod
     def _language(embedded: Tensor, tensors: Tensors) -> Tensor:
@@ -185,30 +209,34 @@ class _Projector(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class L1HeadShape:
-    """The shape of OpenVLA-OFT's L1 head."""
+class ActionHeadShape:
+    """The shape of OpenVLA-OFT's L1 or diffusion head."""
 
     action_size: int  # numbers of an action
     width: int
     num_blocks: int
 
 
-class _L1Head(nn.Module):
-    """All tokens of an action to its numbers: hidden states [B, H·D, width] to [B, H·D]."""
+class _ActionHead(nn.Module):
+    """All tokens of an action to its numbers, or to their noise: hidden states [B, H·D, width] to [B, H·D]."""
 
-    def __init__(self, shape: L1HeadShape, width: int):
+    def __init__(self, shape: ActionHeadShape, width: int, diffusion: bool):
         super().__init__()
         self.shape = shape
-        self.model = _ResidualMlp(shape, width)
+        network = _ResidualMlp(shape, width)
+        self.model = None if diffusion else network
+        self.noise_predictor = nn.ModuleDict({"mlp_resnet": network}) if diffusion else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         batch, length, _ = hidden.shape
-        numbers: Tensor = self.model(hidden.reshape(batch, length // self.shape.action_size, -1))
+        network = self.model if self.noise_predictor is None else self.noise_predictor["mlp_resnet"]
+        assert network is not None
+        numbers: Tensor = network(hidden.reshape(batch, length // self.shape.action_size, -1))
         return numbers.reshape(batch, length)
 
 
 class _ResidualMlp(nn.Module):
-    def __init__(self, shape: L1HeadShape, width: int):
+    def __init__(self, shape: ActionHeadShape, width: int):
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(shape.action_size * width)
         self.fc1 = nn.Linear(shape.action_size * width, shape.width)

@@ -9,6 +9,7 @@ number of rows and other padding.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,9 +25,9 @@ from understudy.core import NO_VERSION, ArraySpec, Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import transfer
 from understudy.policies.lora import merged_state
-from understudy.policies.openvla import laplace, loading
+from understudy.policies.openvla import diffusion, laplace, loading
 from understudy.policies.openvla.checkpoint import Checkpoint
-from understudy.policies.openvla.config import L1_SCALE, OpenVLAConfig
+from understudy.policies.openvla.config import DIFFUSION_STEPS, L1_SCALE, OpenVLAConfig
 from understudy.policies.openvla.inputs import ImagePreprocessor, OpenVLAInputs, Prompts, cameras_of, check_proprio
 from understudy.policies.openvla.network import OpenVLANetwork, Tensors
 from understudy.policies.openvla.tokens import ActionTokens, Range, statistics_of
@@ -35,7 +36,8 @@ from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
 from understudy.policies.transfer import to_tensor
 from understudy.policies.vla import bins
 
-NUMBERS = "numbers"  # in the replay of a policy with an L1 head: what was drawn, mostly from -1 to 1
+NUMBERS = "numbers"  # in the replay of a policy with an action head: what was drawn, mostly from -1 to 1
+NOISE = "noise"  # in that of a policy with a diffusion head: what it began with
 
 Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
@@ -61,7 +63,8 @@ class OpenVLAPolicy(TokenPolicy):
         self.model = model
         self.forward: Callable[..., tuple[Tensor, Tensor | None]] = model  # or a wrapper of it, for training
         self._checkpoint = checkpoint
-        self._l1_head = checkpoint.has_action_head  # numbers instead of tokens
+        self._diffusion = checkpoint.has_diffusion
+        self._l1_head = checkpoint.has_action_head and not self._diffusion  # numbers instead of tokens
         _, statistics = statistics_of(checkpoint.statistics, config.unnorm_key)
         language = loading.language_config(checkpoint)
         self._first_id, self._end_id = loading.action_ids(checkpoint, language)
@@ -109,10 +112,17 @@ class OpenVLAPolicy(TokenPolicy):
         checkpoint = Checkpoint.open(path)
         if (checkpoint.has_action_head or checkpoint.has_film) and config.decoding != "parallel":
             raise PolicyError(
-                f"decoding: {path} has an L1 head or FiLM, which decode in parallel, got {config.decoding!r}"
+                f"decoding: {path} has an action head or FiLM, which decode in parallel, got {config.decoding!r}"
             )
-        if not checkpoint.has_action_head and config.l1_scale != L1_SCALE:
+        l1_head = checkpoint.has_action_head and not checkpoint.has_diffusion
+        if not l1_head and config.l1_scale != L1_SCALE:
             raise PolicyError(f"l1_scale: {path} has no L1 head, so that it would have no effect; leave it out")
+        if not checkpoint.has_diffusion and config.num_diffusion_steps != DIFFUSION_STEPS:
+            raise PolicyError(
+                f"num_diffusion_steps: {path} has no diffusion head, so that it would have no effect; leave it out"
+            )
+        if checkpoint.has_diffusion and config.value_head:
+            raise PolicyError(f"value_head: {path} has a diffusion head, which cannot be trained here; leave it out")
         unnorm_key, statistics = statistics_of(checkpoint.statistics, config.unnorm_key)
         config = replace(config, unnorm_key=unnorm_key, cameras=cameras_of(config.cameras, spec.observation))
         proprio = _proprio_range(config, statistics)
@@ -133,19 +143,38 @@ class OpenVLAPolicy(TokenPolicy):
     # ---- a block policy
 
     @property
+    def why_no_policy_gradient(self) -> str | None:
+        """With a diffusion head, the log-probs are those of the first noise and do not depend on the weights."""
+        if not self._diffusion:
+            return None
+        return (
+            "policy: it has a diffusion head, whose log-probs do not depend on its weights, so there is nothing to "
+            "learn from; take a checkpoint with action tokens or an L1 head"
+        )
+
+    @property
     def replay_spec(self) -> Spec:
-        if not self._l1_head:
+        if not self._l1_head and not self._diffusion:
             return super().replay_spec
-        return Spec({NUMBERS: ArraySpec(shape=(self.block_steps, self.log_prob_size), dtype="float32")})
+        names = (NOISE, NUMBERS) if self._diffusion else (NUMBERS,)
+        return Spec(dict.fromkeys(names, ArraySpec(shape=(self.block_steps, self.log_prob_size), dtype="float32")))
 
     def act(
         self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
     ) -> Acted:
-        """Choose; each row's generator gives H x D numbers from [0, 1), or none if it is greedy."""
+        """Choose; each row's generator gives H x D numbers from [0, 1), or none if it is greedy.
+
+        With a diffusion head they are normal numbers, the noise that it begins with; temperature scales it.
+        """
         num = len(instructions)
         if not num or len(rngs) != num:
             raise PolicyError(f"rngs: expected {num or 'some'} generators, one for each instruction, got {len(rngs)}")
         shape = (num, self.block_steps, self.actions.size)
+        if self._diffusion:
+            noise = np.zeros(shape, np.float32)
+            if not sampling.greedy:
+                noise = np.stack([rng.standard_normal(shape[1:], np.float32) for rng in rngs])
+            return self._act_from_noise(observation, instructions, noise * np.float32(sampling.temperature), sampling)
         uniforms = np.zeros(shape)
         if not sampling.greedy:
             uniforms = np.stack([rng.random(shape[1:]) for rng in rngs])
@@ -164,6 +193,37 @@ class OpenVLAPolicy(TokenPolicy):
             value=value if self.has_value else None,
             version=self.version,
         )
+
+    def _act_from_noise(
+        self, observation: Tree, instructions: Sequence[str], noise: Array, sampling: Sampling
+    ) -> Acted:
+        numbers = np.zeros_like(noise)
+        with torch.inference_mode(), self._evaluating():
+            for rows in self._batches(instructions):
+                part = [instructions[row] for row in rows]
+                denoised = self._denoise(_rows(observation, rows), part, noise[rows])
+                for row, one in zip(rows, denoised, strict=True):
+                    numbers[row] = one
+        log_prob = _noise_log_prob(torch.from_numpy(noise), sampling)
+        return Acted(
+            action=self.actions.of_unit(numbers.astype(np.float64)),
+            replay={NOISE: noise, NUMBERS: numbers},
+            log_prob=log_prob.numpy(),
+            value=None,
+            version=self.version,
+        )
+
+    def _denoise(self, observation: Tree, instructions: Sequence[str], noise: Array) -> Array:
+        """The numbers [B, H, D] that come of noise; images are seen once, and the language model runs in each step."""
+        tensors = self.tensors(observation, instructions)
+        given = {name: tensor for name, tensor in tensors.items() if name not in ("images", "proprio")}
+        given["seen"] = self.model.look(tensors)
+        numbers = to_tensor(noise, self.device).flatten(1)
+        for times in diffusion.timesteps(self.config.num_diffusion_steps):
+            time = torch.full((len(numbers),), float(times[0]), device=self.device)
+            predicted, _ = self.forward({**given, "noisy": numbers, "time": time})
+            numbers = diffusion.denoise(numbers, predicted, times)
+        return transfer.to_array(numbers.reshape(noise.shape))
 
     def _act(
         self, observation: Tree, instructions: Sequence[str], uniforms: Array, sampling: Sampling
@@ -209,8 +269,13 @@ class OpenVLAPolicy(TokenPolicy):
         module: Forward | None = None,
     ) -> Evaluated:
         """Recompute earlier choices; `module` replaces the own model, such as one that is wrapped in DDP."""
+        if self._diffusion:
+            noise = self._recorded_numbers(replay, len(instructions), NOISE)
+            log_prob = _noise_log_prob(noise, sampling)
+            entropy = torch.full_like(log_prob, 0.5 + 0.5 * math.log(2 * math.pi) + math.log(sampling.temperature))
+            return Evaluated(log_prob=log_prob, entropy=entropy, value=None)
         if self._l1_head:
-            numbers = self._recorded_numbers(replay, len(instructions))
+            numbers = self._recorded_numbers(replay, len(instructions), NUMBERS)
             given, value = (module or self.forward)(self.tensors(observation, instructions))
             log_prob, entropy = laplace.weigh(given.reshape(*numbers.shape, 2), numbers, sampling)
             return Evaluated(log_prob=log_prob, entropy=entropy, value=value)
@@ -254,6 +319,8 @@ class OpenVLAPolicy(TokenPolicy):
 
     def tokens_of(self, action: Tree) -> Array:
         """The replay of a demonstrated block: bins int32 [B, H, D] of actions [B, H, ...]; with an L1 head, numbers."""
+        if self._diffusion:
+            raise PolicyError(str(self.why_no_policy_gradient))
         return self.actions.unit(action).astype(np.float32) if self._l1_head else self.actions.bins(action)
 
     # ---- publishing, saving and loading
@@ -272,8 +339,8 @@ class OpenVLAPolicy(TokenPolicy):
         """Of one row in a forward pass: patches, words, proprioception and the actions."""
         shape = loading.vision_shapes(self._checkpoint)[0]
         patches = self.config.num_images_in_input * shape.num_patches
-        proprio = int(self.config.use_proprio is not None)
-        return patches + proprio + self._padded_length(instruction) + self.block_steps * self.log_prob_size
+        others = int(self.config.use_proprio is not None) + int(self._diffusion)  # of proprioception, and of the time
+        return patches + others + self._padded_length(instruction) + self.block_steps * self.log_prob_size
 
     def with_parameters(self, parameters: Mapping[str, Any], *, version: int) -> OpenVLAPolicy:
         """The policy with newer arrays of what is trained; all else is shared with this one, which stays as it is."""
@@ -298,14 +365,14 @@ class OpenVLAPolicy(TokenPolicy):
         state = merged_state(self.model, weights)
         loading.write(directory, self._checkpoint, state, getattr(torch, self.config.dtype))
 
-    def _recorded_numbers(self, replay: Mapping[str, Any], num: int) -> Tensor:
+    def _recorded_numbers(self, replay: Mapping[str, Any], num: int, name: str) -> Tensor:
         """The numbers float32 [num, H, D] that `act` has recorded."""
         wanted = [num, self.block_steps, self.log_prob_size]
-        found = np.asarray(replay[NUMBERS], np.float32) if NUMBERS in replay else None
+        found = np.asarray(replay[name], np.float32) if name in replay else None
         if found is None or list(found.shape) != wanted:
             got = ", ".join(replay) or "nothing" if found is None else list(found.shape)
             raise PolicyError(
-                f"replay/{NUMBERS}: expected {wanted}, got {got}; store what act() recorded, of the same rows"
+                f"replay/{name}: expected {wanted}, got {got}; store what act() recorded, of the same rows"
             )
         return torch.as_tensor(found, device=self.device)
 
@@ -344,6 +411,12 @@ def draw(logits: Tensor, uniforms: Array, sampling: Sampling) -> Tensor:
         return logits.argmax(dim=-1)
     log_probs = torch.log_softmax(logits / sampling.temperature, dim=-1)
     return bins.draw(log_probs, torch.as_tensor(uniforms, device=logits.device))
+
+
+def _noise_log_prob(noise: Tensor, sampling: Sampling) -> Tensor:
+    """The log-density of each number of a normal noise with the temperature as its deviation."""
+    scale = sampling.temperature
+    return -0.5 * (noise / scale) ** 2 - math.log(scale) - 0.5 * math.log(2 * math.pi)
 
 
 def _values(value: Tensor | None, num: int) -> Array:

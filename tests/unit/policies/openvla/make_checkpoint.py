@@ -195,6 +195,7 @@ def make_checkpoint(
     seed: int = 0,
     proprio: bool = False,
     l1_head: bool = False,
+    diffusion: bool = False,
     film: bool = False,
     dtype: torch.dtype = torch.float32,
 ) -> Path:
@@ -226,6 +227,10 @@ def make_checkpoint(
         torch.save(state, directory / "proprio_projector--150000_checkpoint.pt")
     if l1_head:
         torch.save(l1_head_weights(seed), directory / "action_head--150000_checkpoint.pt")
+    if diffusion:
+        head = {name.replace("model.", "noise_predictor.mlp_resnet."): w for name, w in l1_head_weights(seed).items()}
+        torch.save(head, directory / "action_head--150000_checkpoint.pt")
+        torch.save(noisy_action_weights(seed), directory / "noisy_action_projector--150000_checkpoint.pt")
     if film:
         torch.save(film_weights(seed), directory / "vision_backbone--150000_checkpoint.pt")
     return directory
@@ -257,6 +262,13 @@ def film_weights(seed: int = 0) -> dict[str, torch.Tensor]:
                 layer = f"vision_backbone.{tower_name}.blocks.{n}.{part}"
                 weights |= {f"{layer}.weight": drawn(width, HIDDEN), f"{layer}.bias": 0.1 * drawn(width)}
     return weights
+
+
+def noisy_action_weights(seed: int = 0) -> dict[str, torch.Tensor]:
+    """Of the projector of noisy numbers, as DDP saves it."""
+    generator = torch.Generator().manual_seed(seed + 4)
+    shapes = {"fc1.weight": (HIDDEN, 1), "fc1.bias": (HIDDEN,), "fc2.weight": (HIDDEN, HIDDEN), "fc2.bias": (HIDDEN,)}
+    return {f"module.{name}": 0.3 * torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
 def l1_head_weights(seed: int = 0) -> dict[str, torch.Tensor]:

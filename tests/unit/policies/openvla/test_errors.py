@@ -158,12 +158,6 @@ def test_other_models_are_refused(original: Path, tmp_path: Path) -> None:
             load(directory)
 
 
-def test_diffusion_is_refused(directory: Path) -> None:
-    (directory / "noisy_action_projector--5_checkpoint.pt").write_bytes(b"")
-    with pytest.raises(PolicyError, match="take a checkpoint that was trained on action tokens or with an L1 head"):
-        load(directory)
-
-
 def test_no_code_of_a_checkpoint_is_run(directory: Path, tmp_path: Path) -> None:
     """Neither its modules, which would raise, nor a pickle in the projector's place."""
     load(directory)

@@ -202,12 +202,21 @@ class Reference:
             logits: torch.Tensor = self.llama.lm_head(self.hidden(images, ids, empty=empty))
             return logits
 
-    def hidden(self, images: list[Any], ids: list[int], *, empty: int) -> torch.Tensor:
-        """The last hidden states, behind the final norm."""
-        embedded = self.llama.get_input_embeddings()(torch.tensor([ids]))
+    def hidden(
+        self,
+        images: list[Any],
+        ids: list[int],
+        *,
+        empty: int,
+        noisy: torch.Tensor | None = None,
+        beside: tuple[torch.Tensor, ...] = (),
+    ) -> torch.Tensor:
+        """The last hidden states, behind the final norm. `noisy` are embeddings in place of the empty ones, `beside`
+        tokens behind the images."""
+        embedded = self.llama.get_input_embeddings()(torch.tensor([ids])).detach()
         if empty:
-            embedded[:, -1 - empty : -1] = 0
-        seen = torch.cat([self.patches(image) for image in images], dim=1)
+            embedded[:, -1 - empty : -1] = 0 if noisy is None else noisy
+        seen = torch.cat([*(self.patches(image) for image in images), *(one[None, None] for one in beside)], dim=1)
         whole = torch.cat([embedded[:, :1], seen, embedded[:, 1:]], dim=1)
         size = whole.shape[1]
         mask = torch.ones(size, size, dtype=torch.bool)
