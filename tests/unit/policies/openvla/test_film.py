@@ -177,5 +177,5 @@ def test_a_saved_policy_acts_the_same_and_openvla_oft_can_read_it(directory: Pat
 
 
 def test_it_decodes_in_parallel(directory: Path) -> None:
-    with pytest.raises(PolicyError, match="has an L1 head or FiLM, which decode in parallel, got 'autoregressive'"):
+    with pytest.raises(PolicyError, match="has an action head or FiLM, which decode in parallel, got 'autoregressive'"):
         load(directory, decoding="autoregressive", block_steps=1)

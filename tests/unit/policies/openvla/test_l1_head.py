@@ -175,7 +175,7 @@ def test_an_adapter_is_merged_into_the_head(directory: Path, tmp_path: Path) -> 
 
 
 def test_what_does_not_fit_is_said(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match="has an L1 head or FiLM, which decode in parallel, got 'autoregressive'"):
+    with pytest.raises(PolicyError, match="has an action head or FiLM, which decode in parallel, got 'autoregressive'"):
         load(directory, decoding="autoregressive", block_steps=1)
     tokens = make_checkpoint(tmp_path / "tokens")
     with pytest.raises(
