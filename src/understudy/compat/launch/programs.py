@@ -50,7 +50,8 @@ def training_call(project: str, program: str, arguments: Sequence[str]) -> Train
     """The call, if these are the arguments of one that trains."""
     ranks, rest = _of_torchrun(arguments) if program == "torchrun" else (1, list(arguments))
     while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c", "-"):  # options of Python, such as -u
-        rest.pop(0)
+        if rest.pop(0) in ("-X", "-W") and rest:
+            rest.pop(0)
     if len(rest) > 1 and rest[0] == "-m" and rest[1] in MODULES[project]:
         return _call(None, rest[2:], ranks)
     if rest and Path(rest[0]).name in SCRIPTS[project]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from understudy.compat.launch.overrides import flatten, parse_overrides
 from understudy.compat.launch.simplevla_rl import world_of
-from understudy.compat.launch.train_command import TrainCommand
+from understudy.compat.launch.train_command import TrainCommand, evaluation, is_openvla
 from understudy.core import UnderstudyError
 
 # Options with another name and the same meaning. The second names are those of its multi-task loop.
@@ -43,7 +43,6 @@ _COMBINED = (
     "algo.data_batch_size",
     "algo.gradient_accumulation_steps",
     "algo.enable_dynamic_sampling",
-    "algo.use_laplace_sampling",
     "algo.num_parallel_envs",
     "algo.env_runner.num_parallel_envs",
     "algo.rollout_training_task_names",
@@ -56,11 +55,13 @@ _COMBINED = (
     "exp_name",
     "variant_name",
     "output_prefix",
-    "logging.mode",
 )
+_ENVS = ("algo.env_runner.num_parallel_envs", "algo.num_parallel_envs", "task.num_parallel_envs")
 
 # Options that people set in its scripts and that ask for nothing that can be chosen here.
 UNUSED: Mapping[str, str] = {
+    "algo.use_laplace_sampling": "what an L1 head predicts is always drawn from a Laplace distribution",
+    "logging.mode": "metrics are in the run; --sinks wandb sends them to Weights & Biases, too",
     "algo.scale_factor": "actions are drawn with the scale that they are weighed with",
     "algo.header_checkpoint": "the scale of the L1 head is one number, --openvla.l1-scale, and is trained",
     "algo.fix_scale_head": "the scale of the L1 head is trained",
@@ -123,7 +124,7 @@ def translate(given: Mapping[str, Any], *, ranks: int = 1, overrides: Sequence[s
         raise UnderstudyError("task.benchmark_name: expected a suite such as libero_spatial, got none; set it")
     options: dict[str, Any] = {
         "policy": str(policy),
-        "env": world_of(str(suite), tasks=_tasks(given), proprio=_is_checkpoint(policy)),
+        "env": world_of(str(suite), tasks=_tasks(given), proprio=is_openvla(policy)),
         "algorithm.mini_batch_unit": "episodes",
         "filters.filter_accuracy": bool(given.get("algo.enable_dynamic_sampling", False)),
         "evaluation.sampling": "sampled",
@@ -133,7 +134,7 @@ def translate(given: Mapping[str, Any], *, ranks: int = 1, overrides: Sequence[s
     options |= {ours: given[theirs] for theirs, ours in RENAMED.items() if given.get(theirs) is not None}
     if given.get("algo.model_seed") is not None:
         options["seed"] = given["algo.model_seed"]
-    if options.get("lora.rank") == 0 or not _is_checkpoint(policy):
+    if options.get("lora.rank") == 0 or not is_openvla(policy):
         options.pop("lora.rank", None)
     samples = int(options.get("plan.n_samples", 8))
     if "algo.data_batch_size" in given:
@@ -145,7 +146,7 @@ def translate(given: Mapping[str, Any], *, ranks: int = 1, overrides: Sequence[s
     envs = next((given[name] for name in _ENVS if given.get(name) is not None), None)
     if envs is not None:
         options["workers.num_parallel_envs"] = int(envs) * ranks
-    if _is_checkpoint(policy):
+    if is_openvla(policy):
         options |= _openvla(str(suite))
     if "save_policy_every" in options:
         options["checkpoint_every"] = min(int(options["save_policy_every"]), 5)
@@ -153,15 +154,10 @@ def translate(given: Mapping[str, Any], *, ranks: int = 1, overrides: Sequence[s
         options["engine.parallel"] = "ddp"
     notes = _notes(parse_overrides(overrides))
     if given.get("algo.eval_only"):
-        kept = {name: value for name, value in options.items() if name == "policy" or name.startswith("openvla.")}
-        evaluated = {**kept, "env": options["env"], "split": "all"}
-        return TrainCommand(kind="evaluate", run=Path(), options=evaluated, notes=notes)
+        return evaluation(options, notes)
     parts = [given.get(name) for name in ("output_prefix", "exp_name", "variant_name")]
     run = Path(*(str(part) for part in parts if part)) if any(parts) else Path("runs/ript-vla")
     return TrainCommand(kind="rloo", run=run, options=options, ranks=ranks, notes=notes)
-
-
-_ENVS = ("algo.env_runner.num_parallel_envs", "algo.num_parallel_envs", "task.num_parallel_envs")
 
 
 def _openvla(suite: str) -> dict[str, Any]:
@@ -176,11 +172,6 @@ def _openvla(suite: str) -> dict[str, Any]:
         "openvla.resize": "jpeg_lanczos",
         "engine.precision": "bfloat16",
     }
-
-
-def _is_checkpoint(policy: Any) -> bool:
-    path = Path(str(policy))
-    return path.is_dir() and not (path / "policy.safetensors").exists()
 
 
 def _tasks(given: Mapping[str, Any]) -> list[str] | None:

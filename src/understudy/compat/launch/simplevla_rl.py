@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from understudy.compat.launch.train_command import TrainCommand
+from understudy.compat.launch.train_command import TrainCommand, evaluation, is_openvla
 from understudy.core import UnderstudyError
 from understudy.core.suggestion import did_you_mean
 
@@ -63,7 +63,6 @@ UNUSED: Mapping[str, str] = {
     f"{MODEL}.action_token_len": _CHECKPOINT,
     f"{MODEL}.use_remove_padding": "padding is not attended to",
     f"{ACTOR}.optim.warmup_style": "the learning rate stays constant after the warmup",
-    f"{ACTOR}.use_dynamic_bsz": "max_tokens limits the tokens of a backward pass",
     f"{ACTOR}.fsdp_config.grad_offload": "gradients are sharded, and go with the weights if these are offloaded",
     f"{ACTOR}.num_images_in_input": "that of the rollout is used",
     f"{ROLLOUT}.micro_batch_size": "each worker's observation is served when it arrives",
@@ -93,7 +92,6 @@ UNUSED: Mapping[str, str] = {
     "trainer.default_hdfs_dir": "the run's directory has everything",
     "trainer.val_before_train": "the first policy is always evaluated",
     "trainer.runtime_env": "no processes of Ray are started; `--cluster` does that",
-    "trainer.wandb_mode": "trainer.logger says whether metrics go to Weights & Biases",
 }
 _COMBINED = (
     "data.task_suite_name",
@@ -105,6 +103,7 @@ _COMBINED = (
     f"{MODEL}.target_modules",
     f"{ACTOR}.ppo_micro_batch_size",
     f"{ACTOR}.traj_mini_batch_size",
+    f"{ACTOR}.use_dynamic_bsz",
     f"{ACTOR}.ppo_max_token_len_per_gpu",
     PARAM_OFFLOAD,
     OPTIMIZER_OFFLOAD,
@@ -124,6 +123,15 @@ _COMBINED = (
     "trainer.total_training_steps",
     "trainer.val_only",
     "trainer.logger",
+    "trainer.wandb_mode",
+)
+# Those of them that only an OpenVLA checkpoint needs.
+_OF_OPENVLA = (
+    f"{MODEL}.vla",
+    f"{MODEL}.action_chunks_len",
+    f"{ROLLOUT}.num_images_in_input",
+    f"{ROLLOUT}.unnorm_key",
+    f"{ROLLOUT}.center_crop",
 )
 
 
@@ -145,12 +153,12 @@ def translate(given: Mapping[str, Any], *, gpu: bool, count_tasks: Callable[[str
         **DEFAULTS,
         **{ours: given[theirs] for theirs, ours in RENAMED.items() if theirs in given},
     }
-    openvla = Path(str(options["policy"])).is_dir() and not (Path(options["policy"]) / "policy.safetensors").exists()
+    openvla = is_openvla(options["policy"])
     if openvla:
         options |= _openvla(given)
     notes = _notes(given, openvla=openvla, gpu=gpu)
     if given.get("trainer.val_only"):
-        return TrainCommand(kind="evaluate", run=Path(), options=_of_evaluation(options), notes=notes)
+        return evaluation(options, notes)
     options |= _batches(given, ranks)
     options |= _kl(given)
     options |= _engine(given, ranks, gpu)
@@ -262,15 +270,11 @@ def _ranks(given: Mapping[str, Any]) -> int:
     return int(given.get("trainer.n_gpus_per_node", 1))
 
 
-def _of_evaluation(options: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in options.items() if name == "policy" or name.startswith("openvla.")}
-    return {**kept, "env": options["env"], "split": "all"}
-
-
 def _notes(given: Mapping[str, Any], *, openvla: bool, gpu: bool) -> tuple[str, ...]:
     notes = [f"{name}={given[name]} changes nothing here: {UNUSED[name]}" for name in given if name in UNUSED]
-    if not openvla and given.get(f"{MODEL}.vla"):
-        notes.append(f"{MODEL}.vla={given[f'{MODEL}.vla']} changes nothing here: the policy file says what it is")
+    if not openvla:
+        named = [name for name in _OF_OPENVLA if name in given]
+        notes += [f"{name}={given[name]} changes nothing here: the policy file says it" for name in named]
     if not gpu:
         offloaded = [name for name in (PARAM_OFFLOAD, OPTIMIZER_OFFLOAD) if given.get(name)]
         notes += [f"{name}=True changes nothing here: there is no GPU" for name in offloaded]

@@ -36,6 +36,19 @@ class TrainCommand:
         return ["--ranks", str(self.ranks)] if self.ranks > 1 else []
 
 
+def is_openvla(policy: Any) -> bool:
+    """Whether a policy is the directory of an OpenVLA checkpoint, and no policy file or run of Understudy."""
+    path = Path(str(policy))
+    return path.is_dir() and not (path / "policy.safetensors").exists()
+
+
+def evaluation(options: Mapping[str, Any], notes: tuple[str, ...]) -> TrainCommand:
+    """The command that only evaluates the policy of a training, on all starts."""
+    kept = {name: value for name, value in options.items() if name == "policy" or name.startswith("openvla.")}
+    kept |= {"env": options["env"], "split": "all"}
+    return TrainCommand(kind="evaluate", run=Path(), options=kept, notes=notes)
+
+
 def to_shell(words: list[str]) -> str:
     """A command that can be pasted into a terminal, one option in each line."""
     lines: list[str] = []

@@ -8,6 +8,7 @@ x0 = clip((x - sqrt(1 - a(t)) e) / sqrt(a(t)), -1, 1);   x' = sqrt(a(t')) x0 + s
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -17,7 +18,8 @@ from understudy.policies.openvla.config import DIFFUSION_STEPS
 _MAX_BETA = 0.999
 
 
-def signal_shares() -> list[float]:
+@cache
+def signal_shares() -> tuple[float, ...]:
     """The share of the signal a(t) after each step of the noise."""
 
     def cosine(t: float) -> float:
@@ -28,7 +30,7 @@ def signal_shares() -> list[float]:
         beta = min(1 - cosine((step + 1) / DIFFUSION_STEPS) / cosine(step / DIFFUSION_STEPS), _MAX_BETA)
         share *= 1 - beta
         shares.append(share)
-    return shares
+    return tuple(shares)
 
 
 def timesteps(num_steps: int) -> list[tuple[int, int]]:

@@ -27,10 +27,10 @@ class MemoryPool:
     def __init__(self, max_free_bytes: int = MAX_FREE_BYTES):
         self._max_free_bytes = max_free_bytes
         self._free: list[Array] = []
-        self._renew_lock()
-        os.register_at_fork(after_in_child=self._renew_lock)  # another thread may hold it when a process forks
+        self.renew_lock()
 
-    def _renew_lock(self) -> None:
+    def renew_lock(self) -> None:
+        """A lock that nobody holds, for a process that was forked while another thread held it."""
         self._lock = threading.RLock()  # the garbage collector may give a block back while this thread holds it
 
     def empty(self, shape: Sequence[int], dtype: Any) -> Array:
@@ -49,16 +49,16 @@ class MemoryPool:
 
     def _take(self, size: int) -> Array:
         with self._lock:
-            for index in range(len(self._free) - 1, -1, -1):
-                if self._free[index].nbytes == size:
-                    return self._free.pop(index)
-        return np.empty(size, np.uint8)
+            found = next((block for block in reversed(tuple(self._free)) if block.nbytes == size), None)
+            # A block that is given back meanwhile, in this thread, may get lost; none is ever lent twice.
+            self._free = [block for block in self._free if block is not found]
+        return np.empty(size, np.uint8) if found is None else found
 
     def give_back(self, block: Array) -> None:
         with self._lock:
             self._free.append(block)
-            while self._free and self.num_free_bytes > self._max_free_bytes:
-                self._free.pop(0)
+            while self.num_free_bytes > self._max_free_bytes:
+                self._free = self._free[1:]
 
 
 class _Lent:
@@ -74,6 +74,7 @@ class _Lent:
 
 
 _POOL = MemoryPool()
+os.register_at_fork(after_in_child=_POOL.renew_lock)
 
 
 def empty_array(shape: Sequence[int], dtype: Any) -> Array:

@@ -19,6 +19,13 @@ def test_simplevla_rl() -> None:
     assert call.script is None
 
 
+def test_options_of_python_are_passed_over() -> None:
+    words = ["-u", "-X", "faulthandler", "-Wignore", "-W", "error", "-m", "verl.trainer.main_ppo", "a=1"]
+    call = training_call(SIMPLEVLA_RL, "python3", words)
+    assert call is not None
+    assert call.overrides == ("a=1",)
+
+
 def test_ript_vla(tmp_path: Path) -> None:
     script = tmp_path / "train_ript_openvla_oft.py"
     words = [

@@ -73,6 +73,14 @@ def test_an_option_without_effect_says_why(name: str) -> None:
             },
             {"algorithm.kl_controller": "adaptive", "algorithm.kl_target": 0.2},
         ),
+        (
+            {
+                "algorithm.kl_ctrl.kl_coef": 0.1,
+                "algorithm.kl_ctrl.type": "adaptive",
+                "algorithm.kl_ctrl.horizon": 500,
+            },
+            {"algorithm.kl_horizon": 500.0},
+        ),
         ({f"{ACTOR}.fsdp_config.optimizer_offload": True}, {"engine.offload_optimizer": True}),
         (
             {f"{ACTOR}.fsdp_config.param_offload": True, "trainer.n_gpus_per_node": 2},
@@ -103,6 +111,21 @@ def test_without_a_gpu_nothing_is_moved_to_host_memory() -> None:
     assert [note for note in command.notes if "there is no GPU" in note] == [
         f"{name}=True changes nothing here: there is no GPU" for name in names
     ]
+
+
+def test_what_a_policy_file_says_itself_is_noted() -> None:
+    given = {f"{ROLLOUT}.center_crop": True, f"{MODEL}.action_chunks_len": 8}
+    assert translated(given).options == translated({}).options
+    assert translated(given).notes == tuple(
+        f"{name}={given[name]} changes nothing here: the policy file says it"
+        for name in (f"{MODEL}.action_chunks_len", f"{ROLLOUT}.center_crop")
+    )
+
+
+def test_metrics_that_are_switched_off_go_nowhere() -> None:
+    given = {"trainer.logger": ["console", "wandb"], "trainer.wandb_mode": "disabled"}
+    assert "sinks" not in translated(given).options
+    assert translated(given).notes == ()
 
 
 def test_what_is_off_is_left_out() -> None:
