@@ -13,7 +13,6 @@ In RLPD actor and learner work at the same time, each at most so far ahead of th
 from __future__ import annotations
 
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from understudy.algorithms.onpolicy.policy_gradient import PolicyGradientConfig
 from understudy.cli import main as understudy
 from understudy.envs.registry import WORLD_REGISTRY
 from understudy.policies.vla import VLAConfig, VLAPolicy
+from understudy.selftest.faulty_proxy import free_port
 from understudy.training.collection.collector import Collector
 from understudy.training.collection.group_filter import FilterConfig
 from understudy.training.collection.task_start_plan import PlanConfig
@@ -182,9 +182,7 @@ def measure_rlpd(path: Path, config: RLPDConfig, on_ray: bool) -> Speed:
     if on_ray:
         roles = [Role(path / "log", "resume", str(path), "--cluster", "local", "--cluster.max-lag", "1")]
     else:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
+        port = str(free_port())
         roles = [
             Role(path / "server.log", "serve", str(run.store), "--port", port),
             Role(path / "actor.log", "actor", str(path), f"127.0.0.1:{port}", "--spool", str(path / "spool")),

@@ -21,7 +21,6 @@ import argparse
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -38,6 +37,7 @@ from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec
 from understudy.replay import Budget, Reader, Retention, Store, verify
 from understudy.replay.maintain.compaction import compact
 from understudy.replay.read.view import EVERYTHING
+from understudy.selftest.faulty_proxy import free_port
 
 MAX_DRIFT = 0.05  # of the mean, from the end of the warm-up to the end of the run
 WARM_UP = 1 / 3  # of the run
@@ -370,9 +370,7 @@ def draw(report: SoakReport, out: Path) -> None:
 
 def prepare(place: Path) -> None:
     """Choose a port that stays the same for all servers of the run."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        (place / "port").write_text(str(found.getsockname()[1]))
+    (place / "port").write_text(str(free_port()))
 
 
 def main() -> int:

@@ -8,7 +8,6 @@ import pickle
 import runpy
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 from collections import Counter
@@ -25,6 +24,7 @@ from understudy.compat.original_modules import original_modules
 from understudy.core import tree as trees
 from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader, verify
+from understudy.selftest.faulty_proxy import free_port
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
@@ -236,24 +236,11 @@ def demonstrations(path: Path, script: dict[str, Any]) -> int:
     return len(transitions)
 
 
-def two_free_ports() -> int:
-    """The first of two that follow each other."""
-    while True:
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            port = int(first.getsockname()[1])
-            try:
-                second.bind(("127.0.0.1", port + 1))
-            except OSError:
-                continue
-            return port
-
-
 def test_hil_serl_with_takeovers_a_kill_and_a_restart(tmp_path: Path) -> None:
     script = SCRIPTS / "hil_serl_train.py"
     with original_modules("hil-serl"):
         num_demos = demonstrations(tmp_path / "demos.pkl", runpy.run_path(str(script)))
-    port = ("--port", str(two_free_ports()))
+    port = ("--port", str(free_port(count=2)))
     store = tmp_path / "kept"
     options = ("--demo_path", str(tmp_path / "demos.pkl"), "--checkpoint_path", str(tmp_path))
     learn = ("--store", str(store), "hil-serl", str(script), "--learner", *port, *options)

@@ -1,7 +1,6 @@
 """Actors and learners that are killed and started again: every transition arrives once, and weights never go back."""
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ from tests.system.trainer_process import make_buffer, sweep, transition
 from tests.waiting import wait_for
 
 from understudy.compat import QueuedDataStore, TrainerClient, TrainerServer, make_trainer_config
+from understudy.selftest.faulty_proxy import free_port
 
 PROCESS = Path(__file__).with_name("trainer_process.py")
 
@@ -64,16 +64,7 @@ def start(cleanup):
 @pytest.fixture
 def port():
     """A free one, with a free one behind it."""
-    for _ in range(100):
-        with socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", 0))
-            found = first.getsockname()[1]
-            try:
-                second.bind(("127.0.0.1", found + 1))
-            except OSError:
-                continue
-            return found
-    raise AssertionError("no two free ports")
+    return free_port(count=2)
 
 
 @pytest.fixture

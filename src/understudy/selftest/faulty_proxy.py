@@ -233,12 +233,17 @@ class _Link:
             thread.join()
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port outside the range of outgoing connections, so that it can be opened repeatedly."""
-    for port in random.Random().sample(range(20_000, 32_000), 100):
+def free_port(host: str = "127.0.0.1", count: int = 1) -> int:
+    """The first of `count` free ports in a row.
+
+    They are outside the range of outgoing connections, so that none of those takes a port before it is opened, or
+    between two openings.
+    """
+    for first in random.Random().sample(range(20_000, 32_000), 100):
         try:
-            socket.create_server((host, port)).close()
+            for port in range(first, first + count):
+                socket.create_server((host, port)).close()
         except OSError:
             continue
-        return port
+        return first
     raise OSError(f"{host}: none of 100 ports from 20000 to 32000 is free; end what listens there")

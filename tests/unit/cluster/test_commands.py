@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 from pathlib import Path
 
 import pytest
 from tests.unit.training.onpolicy.making import save_policy
 
 from understudy.cli import main
+from understudy.selftest.faulty_proxy import free_port
 from understudy.training.runs.run import FORMAT
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
@@ -69,9 +69,7 @@ def test_only_some_runs_can(here: Path, capsys: pytest.CaptureFixture[str]) -> N
 @pytest.mark.parametrize("resumed", [False, pytest.param(True, marks=pytest.mark.nightly)])
 def test_a_run_on_a_cluster(resumed: bool, here: Path, address: str, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "token").write_text("a token that is long enough")
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port = probe.getsockname()[1]
+    port = free_port("", count=2)
     options = (
         "--cluster.rollout.num",
         "1",

@@ -125,6 +125,15 @@ def test_closes_the_connection_if_nobody_is_behind_it():
         assert client.recv(1) == b""
 
 
+def test_free_ports_follow_each_other(monkeypatch):
+    first = free_port(count=3)
+    assert 20_000 <= first < 32_000
+    monkeypatch.setattr("random.Random.sample", lambda *_: [first, first + 2])
+    with socket.create_server(("127.0.0.1", first + 1)):
+        assert free_port() == first
+        assert free_port(count=2) == first + 2
+
+
 def test_a_delay_holds_back_each_way(proxy, client):
     proxy.delay(0.1)
     started = time.monotonic()

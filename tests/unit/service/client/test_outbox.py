@@ -7,7 +7,6 @@ import logging
 import random
 import re
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -42,9 +41,7 @@ To = Callable[..., Remote]
 
 def free_address() -> str:
     """An address at which nobody listens."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{sock.getsockname()[1]}"
+    return f"127.0.0.1:{free_port()}"
 
 
 def port_of(address: str) -> int:
