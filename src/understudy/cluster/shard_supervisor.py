@@ -125,7 +125,8 @@ class ShardSupervisor(Supervisor[_Shard]):
         actor.record.host = node.address
         options = actor_options(self.config.shards, threads=8, **on_node(node.id))
         arguments = (actor.name, actor.record.path, self._host, actor.port, self._token)
-        return ray.remote(ShardProcess).options(**options).remote(*arguments)
+        any_port = self.config.shards.port == 0
+        return ray.remote(ShardProcess).options(**options).remote(*arguments, any_port=any_port)
 
     def _choose_node(self, shard: _Shard) -> NodeStatus | None:
         """The node that has its disk; if that is gone for too long, one that may have its store."""

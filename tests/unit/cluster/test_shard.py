@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,9 +16,12 @@ from tests.writing import write_episode
 
 from understudy.cluster.config import ClusterConfig, ShardsConfig
 from understudy.cluster.ray_session import ClusterError, ray_session
+from understudy.cluster.roles.shard import ShardProcess
 from understudy.cluster.shard_supervisor import SHARDS_FILE, ShardSupervisor
+from understudy.core import ListenError
 from understudy.core.examples import random_episode, small_spec
 from understudy.durable.checked_json import to_checked_json
+from understudy.selftest.faulty_proxy import free_port
 from understudy.service import connect
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
@@ -88,6 +92,28 @@ def test_a_shard_is_waited_for_and_then_looked_for(tmp_path: Path, ray_cluster: 
             again.open_all()
         again.close()
     ray_cluster.remove_node(third, allow_graceful=False)
+
+
+def test_a_shard_whose_port_is_taken_takes_another_unless_the_user_chose_it(tmp_path: Path) -> None:
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
+        chosen = ShardProcess("shard-0", str(tmp_path / "chosen"), "127.0.0.1", port, TOKEN, any_port=False)
+        with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port} .*; is another server there?"):
+            chosen.open(None, ())
+        shard = ShardProcess("shard-1", str(tmp_path / "any"), "127.0.0.1", port, TOKEN, any_port=True)
+        info = shard.open(None, ())
+        try:
+            assert info.address != f"127.0.0.1:{port}"
+            client = connect(info.address, token=TOKEN)
+            assert [one["store"] for one in client.status().values()] == [info.store]
+            client.close()
+        finally:
+            shard._undo.close()
+    again = ShardProcess("shard-1", str(tmp_path / "any"), "127.0.0.1", port, TOKEN, any_port=True)
+    try:
+        assert again.open(info.store, ()).address == f"127.0.0.1:{port}"
+    finally:
+        again._undo.close()
 
 
 @pytest.mark.parametrize(

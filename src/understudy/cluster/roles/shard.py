@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import ray
 
 from understudy.cluster.ray_session import ClusterError
 from understudy.cluster.roles.process import location
-from understudy.core import StoreLockedError, UnderstudyError
+from understudy.core import ListenError, StoreLockedError, UnderstudyError
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig, keep_large_blocks
 from understudy.training.runs.health import HEALTH, Health
@@ -48,9 +48,10 @@ class _Open:
 class ShardProcess:
     """One Ray actor."""
 
-    def __init__(self, name: str, path: str, host: str | None, port: int, token: str):
+    def __init__(self, name: str, path: str, host: str | None, port: int, token: str, *, any_port: bool):
         self._name, self._path = name, Path(path)
         self._host, self._port, self._token = host, port, token
+        self._any_port = any_port
         self._undo = ExitStack()
         self._opened: _Open | None = None
 
@@ -68,14 +69,23 @@ class ShardProcess:
         if expected is not None and found != expected:
             self._undo.close()
             raise ShardNotHereError(f"{self._path}: holds store {found}, expected {expected}")
-        config = ServerConfig(
-            host=self._host or ray.util.get_node_ip_address(), port=self._port, token=self._token, replaces=replaces
-        )
-        server = self._undo.enter_context(Server(store, config, on_request=self._on_request))
+        server = self._serve(store, replaces)
         health = self._undo.enter_context(Health(self._path / HEALTH, role="server", name=self._name))
         health.add(lambda: {"address": server.address, "commit": store.last_commit})
         self._opened = _Open(store=store, store_id=found, server=server, health=health)
         return self.poll()
+
+    def _serve(self, store: Store, replaces: tuple[str, ...]) -> Server:
+        """Serve at its port, which writers know; if that is taken and the user did not choose it, at another one."""
+        host = self._host or ray.util.get_node_ip_address()
+        config = ServerConfig(host=host, port=self._port, token=self._token, replaces=replaces)
+        try:
+            return self._undo.enter_context(Server(store, config, on_request=self._on_request))
+        except ListenError:
+            if not self._any_port:
+                raise
+            config = replace(config, port=0)
+            return self._undo.enter_context(Server(store, config, on_request=self._on_request))
 
     def poll(self) -> ShardInfo:
         """How far the shard is; raises what ended its server."""

@@ -28,6 +28,7 @@ import grpc
 import grpc.aio
 
 from understudy.core import (
+    ListenError,
     RefusedError,
     SpecError,
     StepSpec,
@@ -250,7 +251,7 @@ class Server:
             raise RefusedError(f"{error.filename}: {error.strerror}; pass a readable certificate and key") from None
         except RuntimeError as error:
             tls = ", or pass a readable certificate and key" if config.tls_cert is not None else ""
-            raise RefusedError(f"cannot listen on {address} ({error}); is another server there?{tls}") from None
+            raise ListenError(f"cannot listen on {address} ({error}); is another server there?{tls}") from None
         await server.start()
         self._grpc = server
         self.address = f"{host}:{port}"
