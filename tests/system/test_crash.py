@@ -133,6 +133,7 @@ def test_a_log_that_is_cut_short_is_noticed(tmp_path: Path) -> None:
         assert max(record.info.seed or 0 for record in reader.episodes()) >= last
 
 
+@pytest.mark.serial
 def test_opening_after_a_kill_takes_no_time(tmp_path: Path) -> None:
     path = tmp_path / "store"
     killed_store(path)

@@ -78,10 +78,6 @@ class RefusedError(DeliveryError):
     """The server refuses this client or its request."""
 
 
-class ListenError(RefusedError):
-    """A server cannot listen at its address."""
-
-
 class WireError(DeliveryError):
     """Bytes that are no message, or a damaged one."""
 

@@ -18,11 +18,11 @@ from understudy.cluster.config import ClusterConfig, ShardsConfig
 from understudy.cluster.ray_session import ClusterError, ray_session
 from understudy.cluster.roles.shard import ShardProcess
 from understudy.cluster.shard_supervisor import SHARDS_FILE, ShardSupervisor
-from understudy.core import ListenError
 from understudy.core.examples import random_episode, small_spec
 from understudy.durable.checked_json import to_checked_json
 from understudy.selftest.faulty_proxy import free_port
 from understudy.service import connect
+from understudy.web.errors import ListenError
 
 pytestmark = pytest.mark.xdist_group("ray")  # they share one Ray
 

@@ -8,8 +8,8 @@ from understudy.envs.world import WorldError
 
 def test_it_keeps_the_rate_and_does_not_drift() -> None:
     pace = Pace(100)
-    pace.begin()
     began = time.monotonic()
+    pace.begin()
     for number in range(30):
         time.sleep(0.004 if number % 2 else 0.0)  # work of different lengths
         pace.wait()
@@ -18,8 +18,8 @@ def test_it_keeps_the_rate_and_does_not_drift() -> None:
     assert report.num_ticks == 30
     assert took >= 0.30 - 1e-3  # never early: each tick stands 10 ms after the one before
     if report.num_missed == 0:  # a busy machine may miss some, and says so
-        assert took < 0.30 + report.late_max_s + 0.01
-        assert report.rate == pytest.approx(30 / took, rel=0.1)
+        assert report.rate >= 30 / (0.30 + report.late_max_s + 1e-3)
+    assert 30 / took <= report.rate <= 30 / 0.299
     assert 0 <= report.late_p50_s <= report.late_p99_s <= report.late_max_s
 
 

@@ -20,6 +20,8 @@ from understudy.robots import ArmError
 from understudy.robots.server import ArmServer
 from understudy.web.errors import AccessError, ListenError
 
+pytestmark = pytest.mark.serial  # an arm stops when its client is silent for 0.12 s
+
 DOWN = [1.0, 0.0, 0.0, 0.0]
 BEAT_S = PointArm.limits.heartbeat_s
 

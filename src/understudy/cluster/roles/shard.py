@@ -13,11 +13,12 @@ import ray
 
 from understudy.cluster.ray_session import ClusterError
 from understudy.cluster.roles.process import location
-from understudy.core import ListenError, StoreLockedError, UnderstudyError
+from understudy.core import StoreLockedError, UnderstudyError
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig, keep_large_blocks
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.rollback_to_checkpoint import rollback
+from understudy.web.errors import ListenError
 
 LOCK_TIMEOUT_S = 30.0  # for the process that had the store open to die
 LOCK_RETRY_S = 0.5

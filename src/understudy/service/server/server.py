@@ -28,7 +28,6 @@ import grpc
 import grpc.aio
 
 from understudy.core import (
-    ListenError,
     RefusedError,
     SpecError,
     StepSpec,
@@ -70,6 +69,7 @@ from understudy.service.wire.protocol import (
     to_json,
 )
 from understudy.web.access import check_access
+from understudy.web.errors import ListenError
 from understudy.web.tokens import bearer_matches
 
 logger = logging.getLogger(__name__)

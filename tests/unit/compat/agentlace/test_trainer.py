@@ -22,7 +22,7 @@ from understudy.compat import (
 )
 from understudy.core import ArraySpec, RefusedError, Source, SpecError, StoreError, StoreLockedError
 from understudy.replay import Reader, verify
-from understudy.web.errors import AccessError
+from understudy.web.errors import AccessError, ListenError
 
 TOKEN = "0123456789abcdef0123"
 
@@ -547,7 +547,7 @@ def test_a_port_that_is_taken_leaves_the_buffers_free(serve, tmp_path):
         server = TrainerServer(TrainerConfig(port_number=port, broadcast_port=0))
         server.register_data_store("b", b)
         server.register_data_store("c", c)
-        with pytest.raises(RefusedError, match="is another server there"):
+        with pytest.raises(ListenError, match="is another server there"):
             server.start(threaded=True)
         insert(b, 0, 1)
         assert len(b) == 2

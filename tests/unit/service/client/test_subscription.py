@@ -44,6 +44,7 @@ def test_a_version_arrives_bit_equal_with_what_was_said_of_it(remote: Remote) ->
     assert trees.equal(found.tree, trees.map_leaves(np.asarray, weights(1)))
 
 
+@pytest.mark.serial
 def test_a_late_reader_has_the_latest_within_a_second(remote: Remote) -> None:
     for seed in range(5):
         remote.publish(weights(seed))
