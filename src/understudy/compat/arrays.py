@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -79,3 +80,9 @@ def place(tree: AnyTree, device: Any) -> AnyTree:
             f"device: expected a device of torch, its name, or one of jax, got {describe(device)}; jax is not installed"
         ) from None
     return jax.device_put(tree, device)
+
+
+def freeze(batch: AnyTree) -> AnyTree:
+    """The batch as a FrozenDict of flax, which agents of HIL-SERL take, in a program that uses flax; else unchanged."""
+    frozen_dict = sys.modules.get("flax.core.frozen_dict")
+    return batch if frozen_dict is None else frozen_dict.freeze(batch)

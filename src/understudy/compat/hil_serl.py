@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.compat.arrays import conform, number, place, to_numpy
+from understudy.compat.arrays import conform, freeze, number, place, to_numpy
 from understudy.compat.options import accept_options
 from understudy.compat.spaces import spec_of
 from understudy.compat.stitch import Stitcher
@@ -267,12 +267,24 @@ class MemoryEfficientReplayBuffer(Closeable):
         keys: Iterable[str] | None = None,
         indx: Any = None,
         pack_obs_and_next_obs: bool = False,
-    ) -> dict[str, Any]:
+    ) -> Mapping[str, Any]:
         """Transitions drawn uniformly from the newest `capacity`, as a nested dict of arrays [batch_size, ...].
+
+        In a program that uses flax it is a FrozenDict, as HIL-SERL's agents expect.
+
 
         With `pack_obs_and_next_obs` an image key of `observations` holds the frames of both, [batch_size, T + 1, ...],
         and `next_observations` has no image keys. `keys` are the fields to return; all of them without it.
         """
+        return freeze(self._sample(batch_size, keys, indx, pack_obs_and_next_obs))
+
+    def _sample(
+        self,
+        batch_size: int,
+        keys: Iterable[str] | None = None,
+        indx: Any = None,
+        pack_obs_and_next_obs: bool = False,
+    ) -> dict[str, Any]:
         if batch_size < 1:
             raise StoreError(f"batch_size: expected a number from 1, got {batch_size}")
         if indx is not None:
@@ -325,7 +337,7 @@ class MemoryEfficientReplayBuffer(Closeable):
 
     def get_iterator(
         self, queue_size: int = 2, sample_args: Mapping[str, Any] | None = None, device: Any = None
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Iterator[Mapping[str, Any]]:
         """Endless batches; a thread samples `queue_size` of them ahead until the iterator is closed.
 
         With `device` they are there: tensors on a device of torch ("cuda:0"), or arrays on one of jax or a sharding.
@@ -342,7 +354,7 @@ class MemoryEfficientReplayBuffer(Closeable):
                 self._sampler.seed = self._seed
             return [self._seed]
 
-    def _batches(self, queue_size: int, sample_args: dict[str, Any], device: Any) -> Iterator[dict[str, Any]]:
+    def _batches(self, queue_size: int, sample_args: dict[str, Any], device: Any) -> Iterator[Mapping[str, Any]]:
         with Prefetch(_PrefetchSource(self, sample_args, device), depth=queue_size) as ahead:
             for (batch,) in ahead:
                 yield batch
@@ -507,9 +519,18 @@ def populate_data_store(data_store: Any, demos_path: Iterable[str | Path]) -> An
 
 
 def concat_batches(offline_batch: AnyTree, online_batch: AnyTree, axis: int = 1) -> AnyTree:
-    """Two batches of equal structure as one, joined along `axis`: of numpy, of torch or of jax."""
+    """Two batches of equal structure as one, joined along `axis`: of numpy, of torch or of jax.
+
+    Of two FrozenDicts of flax it is one too.
+    """
+    joined = _concat(offline_batch, online_batch, axis)
+    is_frozen = isinstance(offline_batch, Mapping) and not isinstance(offline_batch, dict)
+    return freeze(joined) if is_frozen else joined
+
+
+def _concat(offline_batch: AnyTree, online_batch: AnyTree, axis: int) -> AnyTree:
     if isinstance(offline_batch, Mapping):
-        return {name: concat_batches(value, online_batch[name], axis) for name, value in offline_batch.items()}
+        return {name: _concat(value, online_batch[name], axis) for name, value in offline_batch.items()}
     library = type(offline_batch).__module__.partition(".")[0]
     if library == "torch":
         return importlib.import_module("torch").cat((offline_batch, online_batch), axis)
@@ -533,8 +554,8 @@ class _PrefetchSource:
         return []
 
     def sample(self, out: list[Any]) -> list[Any]:
-        batch = self._buffer.sample(**self._sample_args)
-        out[:] = [batch if self._device is None else place(batch, self._device)]
+        batch = self._buffer._sample(**self._sample_args)
+        out[:] = [freeze(batch if self._device is None else place(batch, self._device))]
         return out
 
     def state(self) -> dict[str, Any]:

@@ -87,13 +87,17 @@ def main(directory):
     assert len(check(next(loader))) == 32
 
     replay_buffer.save_checkpoint(str(directory / "checkpoint"))
-    parts = []
-    for rank in range(2):
-        part = TrajectoryReplayBuffer(seed=1234)
-        part.load_checkpoint(str(directory / "checkpoint"), is_distributed=True, local_rank=rank, world_size=2)
-        parts.append(len(part))
-        check(part.sample(num_chunks=8))
-    assert sum(parts) == 10, parts
+    for world_size in (1, 2, 4):
+        found = []
+        for rank in range(world_size):
+            part = TrajectoryReplayBuffer(seed=1234)
+            part.load_checkpoint(
+                str(directory / "checkpoint"), is_distributed=True, local_rank=rank, world_size=world_size
+            )
+            assert abs(len(part) - 10 / world_size) < 1, (len(part), world_size)  # shared equally
+            codes = torch.cat([check(part.sample(num_chunks=64)) for _ in range(8)])
+            found += sorted(set((codes // 1000).int().tolist()))
+        assert sorted(found) == list(range(10)), found  # each trajectory is on one rank
     print(replay_buffer.get_stats())
     replay_buffer.close(wait=True)
 

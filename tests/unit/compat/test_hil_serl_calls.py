@@ -2,7 +2,10 @@
 
 import logging
 import pickle
+import sys
+from collections import UserDict
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -77,6 +80,27 @@ def test_batches_are_placed_on_the_device_that_was_asked_for(tmp_path: Path) -> 
         joined = concat_batches(buffer.sample(4), buffer.sample(4), axis=0)
         assert joined["observations"]["image"].shape == (8, 1, 4, 4, 3)
         assert len(check(joined)) > 1
+
+
+def test_batches_are_frozen_dicts_in_a_program_that_uses_flax(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in of flax's module where flax is not installed."""
+    try:
+        from flax.core import frozen_dict  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        frozen_dict = ModuleType("flax.core.frozen_dict")
+        frozen_dict.freeze = frozen_dict.FrozenDict = UserDict  # type: ignore[attr-defined]
+    with make(None) as buffer:
+        for t in range(4):
+            buffer.insert(transition(1, t, done=t == 3))
+        assert type(concat_batches(buffer.sample(2), buffer.sample(2), axis=0)) is dict
+        monkeypatch.setitem(sys.modules, "flax.core.frozen_dict", frozen_dict)
+        batch = buffer.sample(4, pack_obs_and_next_obs=True)
+        for made in (batch, next(buffer.get_iterator(sample_args={"batch_size": 4}, device="cpu"))):
+            assert isinstance(made, frozen_dict.FrozenDict)
+        joined = concat_batches(batch, buffer.sample(4, pack_obs_and_next_obs=True), axis=0)
+        assert isinstance(joined, frozen_dict.FrozenDict)
+        assert joined["observations"]["image"].shape == (8, 2, 4, 4, 3)
+        assert concat_batches(batch["actions"], batch["actions"], axis=0).shape[0] == 8
 
 
 def test_a_device_of_jax_needs_jax() -> None:
