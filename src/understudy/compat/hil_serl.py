@@ -276,7 +276,8 @@ class MemoryEfficientReplayBuffer(Closeable):
         With `pack_obs_and_next_obs` an image key of `observations` holds the frames of both, [batch_size, T + 1, ...],
         and `next_observations` has no image keys. `keys` are the fields to return; all of them without it.
         """
-        return freeze(self._sample(batch_size, keys, indx, pack_obs_and_next_obs))
+        batch: Mapping[str, Any] = freeze(self._sample(batch_size, keys, indx, pack_obs_and_next_obs))
+        return batch
 
     def _sample(
         self,
