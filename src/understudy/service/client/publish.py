@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from understudy.core import UnavailableError
-from understudy.service.client.connection import PROBE_TIMEOUT_S, Connection
+from understudy.service.client.connection import CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S, Connection
 from understudy.service.wire.message import Buffer, pieces
 from understudy.service.wire.protocol import PUBLISH, STATUS, to_json
 
@@ -60,8 +60,11 @@ class Publisher:
         found = []
         for name, connection in connections.items():
             if self._version == 0 or name in self.unpublished:
+                limit_s = (
+                    PROBE_TIMEOUT_S if name in self.unpublished else CONNECT_TIMEOUT_S
+                )  # at first over a slow link
                 try:
-                    status = connection.call(STATUS, {"views": []}, timeout_s=PROBE_TIMEOUT_S, wait=False)
+                    status = connection.call(STATUS, {"views": []}, timeout_s=limit_s, wait=False)
                 except UnavailableError:
                     continue
                 self._version = max(self._version, int(status["parameters_version"]))

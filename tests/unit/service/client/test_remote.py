@@ -16,6 +16,7 @@ from tests.writing import write_episode
 from understudy.core import RefusedError, UnavailableError
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import EVERYTHING, Reader, verify
+from understudy.selftest.faulty_proxy import Proxy
 from understudy.service import OutboxConfig, Remote, RemoteWriter, Server, ServerConfig, Subscription, connect
 
 SPEC = small_spec()
@@ -296,6 +297,16 @@ def test_publishing_survives_a_shard_that_is_away(serving: Callable[[str], Servi
             shard.kill()
         with pytest.raises(UnavailableError, match="none of a, b took the parameters"):
             remote.publish({"w": np.zeros(3, np.float32)})
+
+
+def test_the_first_publication_has_time_for_a_slow_link(serving: Callable[[str], Serving]) -> None:
+    with ExitStack() as proxies:
+        links = [Proxy(int(serving(name).address.rpartition(":")[2])) for name in ("one", "two")]
+        for link in links:
+            proxies.enter_context(link).delay(0.55)  # there and back more than a known server gets
+        with connect(f"a={links[0].address},b={links[1].address}") as remote:
+            assert remote.publish({"w": np.zeros(3, np.float32)}) == 1
+            assert not remote.unpublished
 
 
 def test_numbers_go_on_after_the_learner_died_while_the_first_shard_is_behind(
