@@ -141,6 +141,7 @@ def hil_serl(checkout: Path, rounds: int, steps: int) -> None:
         }
 
     inserted: tuple[list[float], list[float]] = ([], [])
+    returned: tuple[list[float], list[float]] = ([], [])
     sampled: dict[bool, tuple[list[float], list[float]]] = {True: ([], []), False: ([], [])}
     for _ in range(rounds):
         folder = Path(tempfile.mkdtemp())
@@ -152,9 +153,12 @@ def hil_serl(checkout: Path, rounds: int, steps: int) -> None:
                 Theirs(observations, actions, capacity=2 * steps, pixel_keys=CAMERAS),
             ]
             for side, buffer in enumerate(buffers):
-                used = time.process_time()
+                used, took_s = time.process_time(), []
                 for number in range(steps):
-                    buffer.insert(transition(number))
+                    given, began = transition(number), time.perf_counter()
+                    buffer.insert(given)
+                    took_s.append(time.perf_counter() - began)
+                returned[side].append(statistics.median(took_s))
                 if side == 0:
                     buffer.flush()
                 inserted[side].append((time.process_time() - used) / steps)
@@ -165,6 +169,7 @@ def hil_serl(checkout: Path, rounds: int, steps: int) -> None:
         finally:
             shutil.rmtree(folder)
     show("HIL-SERL: insert one transition, durable", *inserted, limit=1.5)
+    show("HIL-SERL: until insert returns (wall, median)", *returned, limit=1.5)
     for packed, times in sampled.items():
         show(f"HIL-SERL: sample {BATCH}{', packed' if packed else ''}", *times, limit=0.8)
 
