@@ -272,7 +272,6 @@ class MemoryEfficientReplayBuffer(Closeable):
 
         In a program that uses flax it is a FrozenDict, as HIL-SERL's agents expect.
 
-
         With `pack_obs_and_next_obs` an image key of `observations` holds the frames of both, [batch_size, T + 1, ...],
         and `next_observations` has no image keys. `keys` are the fields to return; all of them without it.
         """

@@ -56,13 +56,14 @@ class Publisher:
         self.unpublished -= {name}
 
     def _reachable(self, connections: Mapping[str, Connection]) -> list[Connection]:
-        """The servers to publish to. One that is new or missed a version tells its own, so that no number is reused."""
+        """The servers to publish to. One that is new or missed a version tells its own, so that no number is reused.
+
+        A new one has time to connect over a slow link; one that is away costs each publication only a moment.
+        """
         found = []
         for name, connection in connections.items():
             if self._version == 0 or name in self.unpublished:
-                limit_s = (
-                    PROBE_TIMEOUT_S if name in self.unpublished else CONNECT_TIMEOUT_S
-                )  # at first over a slow link
+                limit_s = PROBE_TIMEOUT_S if name in self.unpublished else CONNECT_TIMEOUT_S
                 try:
                     status = connection.call(STATUS, {"views": []}, timeout_s=limit_s, wait=False)
                 except UnavailableError:
