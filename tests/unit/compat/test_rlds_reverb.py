@@ -1,6 +1,6 @@
 """RLDS into a real Reverb server; set UNDERSTUDY_REVERB_PYTHON to a Python with dm-reverb and tf-agents.
 
-`pip install 'tf-agents[reverb]==0.19.0' pytest xxhash apsw` in an environment of Python 3.11 makes one.
+`pip install 'tf-agents[reverb]==0.19.0' pytest xxhash apsw safetensors` in an environment of Python 3.11 makes one.
 """
 
 from __future__ import annotations
