@@ -20,7 +20,6 @@ from tests.faults.hostile_robot import problems_of, run
 
 from understudy.envs.robot import RobotEnv
 from understudy.robots.franka import LIMITS
-from understudy.robots.guard import TRIP_FACTOR
 
 CODE = "import sys; from understudy.cli.tools.robot import simulate; sys.exit(simulate(port=0, scene_port=0))"
 
@@ -41,9 +40,10 @@ def simulated() -> Iterator[str]:
     assert re.search(r"stopped; control ran at \d+ of 200 Hz, late p99 \S+ ms, \d+ of \d+ deadlines missed", rest)
 
 
+@pytest.mark.serial
 def test_whatever_is_sent_the_arm_keeps_its_limits_and_stops_when_its_client_is_killed() -> None:
     report = run(requests=300, kills=1)
-    assert problems_of(report, LIMITS, max_stop_s=math.inf, speed_slack=TRIP_FACTOR) == []
+    assert problems_of(report, LIMITS, max_stop_s=math.inf) == []
     assert report.seen.num_steps > 100
     assert report.seen.most_speed > 0.1  # it did move
     assert len(report.statuses) >= 8

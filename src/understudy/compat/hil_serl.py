@@ -275,16 +275,6 @@ class MemoryEfficientReplayBuffer(Closeable):
         With `pack_obs_and_next_obs` an image key of `observations` holds the frames of both, [batch_size, T + 1, ...],
         and `next_observations` has no image keys. `keys` are the fields to return; all of them without it.
         """
-        batch: Mapping[str, Any] = freeze(self._sample(batch_size, keys, indx, pack_obs_and_next_obs))
-        return batch
-
-    def _sample(
-        self,
-        batch_size: int,
-        keys: Iterable[str] | None = None,
-        indx: Any = None,
-        pack_obs_and_next_obs: bool = False,
-    ) -> dict[str, Any]:
         if batch_size < 1:
             raise StoreError(f"batch_size: expected a number from 1, got {batch_size}")
         if indx is not None:
@@ -314,7 +304,8 @@ class MemoryEfficientReplayBuffer(Closeable):
             "dones": batch.terminated | batch.truncated,
             **extras,
         }
-        return found if keys is None else {name: found[name] for name in keys}
+        drawn: Mapping[str, Any] = freeze(found if keys is None else {name: found[name] for name in keys})
+        return drawn
 
     def _fill(self, batch: TransitionBatch, size: int, sampler: Sampler | None, num_human: int) -> None:
         """Draw from the own steps and from the human ones of the other buffer, each step equally likely."""
@@ -554,8 +545,8 @@ class _PrefetchSource:
         return []
 
     def sample(self, out: list[Any]) -> list[Any]:
-        batch = self._buffer._sample(**self._sample_args)
-        out[:] = [freeze(batch if self._device is None else place(batch, self._device))]
+        batch = self._buffer.sample(**self._sample_args)
+        out[:] = [batch if self._device is None else freeze(place(batch, self._device))]
         return out
 
     def state(self) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def test_closes_the_connection_if_nobody_is_behind_it():
 
 
 def test_free_ports_follow_each_other(monkeypatch):
-    first = free_port(count=3)
+    first = free_port(count=4)
     assert 20_000 <= first < 32_000
     monkeypatch.setattr("random.Random.sample", lambda *_: [first, first + 2])
     with socket.create_server(("127.0.0.1", first + 1)):

@@ -80,13 +80,14 @@ class ShardProcess:
         """Serve at its port, which writers know; if that is taken and the user did not choose it, at another one."""
         host = self._host or ray.util.get_node_ip_address()
         config = ServerConfig(host=host, port=self._port, token=self._token, replaces=replaces)
+        server = Server(store, config, on_request=self._on_request)
         try:
-            return self._undo.enter_context(Server(store, config, on_request=self._on_request))
+            return self._undo.enter_context(server)
         except ListenError:
             if not self._any_port:
                 raise
-            config = replace(config, port=0)
-            return self._undo.enter_context(Server(store, config, on_request=self._on_request))
+        other = Server(store, replace(config, port=0), on_request=self._on_request)
+        return self._undo.enter_context(other)
 
     def poll(self) -> ShardInfo:
         """How far the shard is; raises what ended its server."""

@@ -152,4 +152,4 @@ def test_addresses_are_checked() -> None:
             connect(wrong)
     started = time.monotonic()
     connect("127.0.0.1:1,127.0.0.1:2").close()
-    assert time.monotonic() - started < 5  # it does not wait for servers
+    assert time.monotonic() - started < 1

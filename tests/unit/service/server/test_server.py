@@ -125,12 +125,16 @@ def test_a_certificate_and_a_key_go_together(tmp_path: Path) -> None:
             ServerConfig(**half)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not a certificate"])
-def test_certificates_that_cannot_be_used_are_refused(serve: Serve, tmp_path: Path, content: bytes | None) -> None:
+@pytest.mark.parametrize(
+    ("content", "kind"), [(None, RefusedError), (b"", ListenError), (b"not a certificate", ListenError)]
+)
+def test_certificates_that_cannot_be_used_are_refused(
+    serve: Serve, tmp_path: Path, content: bytes | None, kind: type[Exception]
+) -> None:
     if content is not None:
         (tmp_path / "cert").write_bytes(content)
         (tmp_path / "key").write_bytes(content)
-    with pytest.raises((RefusedError, ListenError), match="pass a readable certificate and key"):
+    with pytest.raises(kind, match="pass a readable certificate and key"):
         serve(tls_cert=tmp_path / "cert", tls_key=tmp_path / "key")
 
 
@@ -312,7 +316,7 @@ def test_a_hello_that_cannot_be_is_refused_at_once(serve: Serve, kind: str) -> N
     server = serve()
     started = time.monotonic()
     answers, code, text, name = talk(server, message)
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 2.0
     assert (answers, code) == ([], grpc.StatusCode.INVALID_ARGUMENT), text
     assert wanted in text
     assert name in ("WireError", "SpecError")
