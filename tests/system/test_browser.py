@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -25,6 +26,7 @@ from understudy.core import Source, Tree
 from understudy.envs.teleop.browser import BrowserDevice
 from understudy.envs.teleop.takeover import Reading, Takeover
 from understudy.envs.toy import ToyTable
+from understudy.envs.toy.tasks import SUITE
 from understudy.replay import Reader, Store
 from understudy.training import EpisodeResult, run_episode
 
@@ -43,7 +45,7 @@ FLAGS = (
     "--host-resolver-rules=MAP foreign.test 127.0.0.1",
     "--remote-debugging-port=0",
 )
-STEP_S = 0.1  # so that the world's 100 steps last for all that is pressed
+STEP_S = 0.1
 PROPOSAL = np.float32([0.02, -0.02, 0.04, -0.5])
 
 
@@ -98,7 +100,12 @@ def open_page(page: Any, device: BrowserDevice) -> None:
 
 
 def drives(device: BrowserDevice) -> bool:
-    return device.read().action is not None
+    return driven(device) is not None
+
+
+def driven(device: BrowserDevice) -> list[float] | None:
+    action = device.read().action
+    return None if action is None else action.tolist()
 
 
 # ---- what is recorded
@@ -147,6 +154,8 @@ def test_what_is_pressed_is_what_is_recorded(patient: BrowserDevice, page: Any, 
     device = patient
     open_page(page, device)
     world = ToyTable()
+    tasks = tuple(replace(task, max_steps=10_000) for task in SUITE.tasks)
+    world.suite = replace(SUITE, tasks=tasks)  # the episode lasts for all that is pressed
     logged = Logged(device)
     done: list[EpisodeResult] = []
     next_s = [time.monotonic()]
@@ -165,6 +174,7 @@ def test_what_is_pressed_is_what_is_recorded(patient: BrowserDevice, page: Any, 
 
     episode = threading.Thread(target=live)
     episode.start()
+    wait_for(lambda: logged.said)  # a key that is pressed before the episode begins is not part of it
     held: list[tuple[float, float]] = []  # when each takeover began and ended, for the person
     for keys, seconds in (("w",), 0.4), (("d", "e"), 0.3), ((" ",), 0.3), (("g",), 0.0):
         began_s = time.monotonic()
@@ -418,8 +428,7 @@ def test_a_finger_drives(chromium: Chromium, device: BrowserDevice) -> None:
     box = page.locator("#touch button", has_text="up").bounding_box()
     finger = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
     session.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [finger]})
-    wait_for(lambda: drives(device))
-    assert device.read().action.tolist() == [0, 0, 0.5, -1]
+    assert wait_for(lambda: driven(device)) == [0, 0, 0.5, -1]
     session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     wait_for(lambda: not drives(device))
     context.close()
@@ -434,8 +443,7 @@ def test_a_gamepad_drives(page: Any, device: BrowserDevice) -> None:
     )
     open_page(page, device)
     page.evaluate("window.pad.axes = [1, 0, 0, 0]; window.pad.buttons[6] = {value: 1}; undefined")
-    wait_for(lambda: drives(device))
-    assert device.read().action.tolist() == [0.5, 0, -0.5, -1]
+    assert wait_for(lambda: driven(device)) == [0.5, 0, -0.5, -1]
     page.evaluate("window.pad.axes = [0, 0, 0, 0]; window.pad.buttons[6] = {value: 0}; undefined")
     wait_for(lambda: not drives(device))
     page.evaluate("window.pad.buttons[9] = {value: 1}; undefined")

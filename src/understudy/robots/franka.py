@@ -36,6 +36,8 @@ STIFFNESS = 2000.0  # N/m at the tool point, approximately: the springs are in t
 STIFFNESS_RANGE = (100.0, 3000.0)
 FELT_MASS = 5.0  # kg at the tool point, in the middle of the box
 FORCE_RATE = 60.0  # rad/s: of the low-pass filter on measured forces
+BRAKE_SHARE = 0.88  # of the maximum speeds: the joints brake above it
+BRAKE_RATE = 200.0  # 1/s
 
 
 class SimulatedFranka(Arm):
@@ -152,8 +154,22 @@ class SimulatedFranka(Arm):
         full = np.zeros((self.model.nv, self.model.nv))
         self._mujoco.mj_fullM(self.model, full, data.qM)
         mass = full[np.ix_(arm.dofs, arm.dofs)]
-        found = mass @ (wanted + follower.ddq) + data.qfrc_bias[arm.dofs] - data.qfrc_passive[arm.dofs]
+        found = mass @ self._braked(wanted + follower.ddq) + data.qfrc_bias[arm.dofs] - data.qfrc_passive[arm.dofs]
         return np.asarray(np.clip(found, -self._torque_limits, self._torque_limits))
+
+    def _braked(self, acceleration: Array) -> Array:
+        """Slow the tool down where it is faster than the follower ever is: the springs would throw it forward when an
+        obstacle that held it back lets go."""
+        jacobian = self._arm.jacobian()
+        vel = jacobian @ self.data.qvel[self._arm.dofs]
+        for rows, most in ((slice(0, 3), self.limits.max_speed), (slice(3, 6), self.limits.max_turn_speed)):
+            speed = float(np.linalg.norm(vel[rows]))
+            if speed <= BRAKE_SHARE * most:
+                continue
+            along = jacobian[rows].T @ (vel[rows] / speed)  # [joints] the change of this speed by each joint's
+            excess = float(along @ acceleration) + BRAKE_RATE * (speed - BRAKE_SHARE * most)
+            acceleration = acceleration - along * (max(0.0, excess) / float(along @ along))
+        return acceleration
 
     # --- what is measured ---
 

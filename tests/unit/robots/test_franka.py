@@ -99,6 +99,19 @@ def test_it_feels_the_table(arm: SimulatedFranka) -> None:
     assert last.force[2] < 0  # from below: the tool's z axis points down
 
 
+def test_what_held_it_back_lets_go_and_it_keeps_its_speed(arm: SimulatedFranka) -> None:
+    """20 N is what its springs push with, 10 mm behind the commanded pose. Without its brakes it comes to 0.253 m/s."""
+    hand = arm.model.body("hand").id
+    commanded, _ = drive(arm, np.array([0.5, -0.19, *arm.home[2:]]), 3.0, arm.home)
+    seen = []
+    for seconds, force in (0.3, 0.0), (0.25, -20.0), (0.6, 0.0):  # on its way to the other side
+        arm.data.xfrc_applied[hand, 1] = force
+        commanded, states = drive(arm, np.array([0.5, 0.19, *arm.home[2:]]), seconds, commanded)
+        seen.append(max(float(np.linalg.norm(state.vel[:3])) for state in states))
+    assert seen[0] == pytest.approx(0.2, abs=0.01)  # what is commanded at most
+    assert seen[0] < seen[2] < 0.93 * LIMITS.max_speed
+
+
 def test_softer_springs_push_less(arm: SimulatedFranka) -> None:
     forces = []
     for stiffness in (2000.0, 300.0):

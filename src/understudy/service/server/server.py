@@ -33,6 +33,7 @@ from understudy.core import (
     StepSpec,
     StoreError,
     StoreFailedError,
+    UnavailableError,
     UnderstudyError,
     WireError,
 )
@@ -341,10 +342,17 @@ class Server:
             self.failed.set()
 
     async def _in_commit_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._loop.run_in_executor(self._committers, partial(function, *args, **kwargs))
+        return await self._in_thread_of(self._committers, partial(function, *args, **kwargs))
 
     async def _in_read_thread(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._loop.run_in_executor(self._readers, partial(self._read, function, *args, **kwargs))
+        return await self._in_thread_of(self._readers, partial(self._read, function, *args, **kwargs))
+
+    async def _in_thread_of(self, pool: ThreadPoolExecutor, function: Callable[[], T]) -> T:
+        try:
+            future = self._loop.run_in_executor(pool, function)
+        except RuntimeError:  # a program that ends without `stop`: Python shuts its thread pools down first
+            raise UnavailableError("the server's process is ending; connect again when it is back") from None
+        return await future
 
     def _read(self, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         with self._counting:

@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+from tests.waiting import wait_for
 from tests.writing import write_episode
 
 from understudy.core import ArraySpec, DeliveryError, RefusedError, Spec, StepSpec, UnavailableError, WireError
@@ -82,6 +83,50 @@ def test_endless_queries_are_refused_and_the_process_ends_when_told(tmp_path: Pa
                 assert any(call.code() is not grpc.StatusCode.OK for call in waiting)
         finally:
             process.kill()
+
+
+NEVER_STOPS = """
+import sys, threading
+from understudy.replay import Store
+from understudy.service import Server, ServerConfig
+
+server = Server(Store.open(sys.argv[1]), ServerConfig(port=0)).start()
+print(server.address, flush=True)
+sys.stdin.readline()
+threading.Thread(target=sys.stdin.readline).start()  # Python waits for it, and has shut its thread pools down by then
+"""
+
+
+def test_a_program_that_ends_without_a_stop_says_so_to_its_clients_and_prints_no_traceback(tmp_path: Path) -> None:
+    """Scripts of HIL-SERL return while the actor is connected."""
+    command = [sys.executable, "-c", NEVER_STOPS, str(tmp_path / "store")]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with connect(process.stdout.readline().strip()) as remote:
+            writer = remote.writer("w", SPEC, spool=tmp_path / "spool")
+            write_episode(writer, random_episode(SPEC, 12, 1))
+            assert writer.wait_delivered(60)
+            process.stdin.write("end\n")
+            process.stdin.flush()
+            wait_for(lambda: not_served(remote))
+            write_episode(writer, random_episode(SPEC, 12, 2))
+            wait_for(lambda: "the server's process is ending; connect again" in (writer.delivery.problem or ""))
+            _, errors = process.communicate(timeout=60)
+            writer.close(timeout_s=0)
+    assert errors == ""
+    assert process.returncode == 0
+    with Reader(tmp_path / "store") as reader:
+        assert [record.num_steps for record in reader.episodes()] == [12]
+
+
+def not_served(remote: Remote) -> bool:
+    try:
+        remote.status(timeout_s=0.5)
+    except UnavailableError:
+        return True
+    return False
 
 
 def deliver_episode(remote: Remote, name: str, seed: int = 1) -> None:
