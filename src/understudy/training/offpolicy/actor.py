@@ -1,5 +1,5 @@
 """Actor: runs episodes and records them, with the newest policy. Until one was published, it acts at random in a
-simulated world, and waits on a real robot unless the config asks for random actions.
+simulated world. On a real robot and with a base policy it waits, unless the config asks for random actions.
 
 `Actor` is the role; `run_actor` is its process. Once a policy was published, the actor never acts at random again: one
 that starts waits for the newest policy to arrive. After that it waits only while the learner has more than
@@ -185,6 +185,7 @@ def run_actor(
     stop = stop or StopRequest()
     with ExitStack() as undo:
         undo.enter_context(health)
+        base_policy = config.base_policy_digest
         world = undo.enter_context(config.open_world())
         remote = server
         if isinstance(remote, str):
@@ -218,6 +219,7 @@ def run_actor(
             if latest is not None and latest is not seen:
                 seen = latest
                 if (found := _published_policy(latest)) is not None:
+                    _check_base_policy(config, base_policy, found)
                     newest, num_since = found, 0
                     num_total = max(num_total, found.num_steps)
             if newest is not None and newest.finished:
@@ -300,7 +302,8 @@ def _delivery(writer: RemoteWriter) -> dict[str, Any]:
 def _why_wait(actor: Actor, remote: Remote) -> str:
     """Why an actor without a policy must not act at random now; empty if it may."""
     if not actor.may_act_randomly:
-        return "waiting for the first policy: the world is not simulated, and random actions were not asked for"
+        reason = "the world is not simulated" if actor.config.base_policy is None else "there is a base policy"
+        return f"waiting for the first policy: {reason}, and random actions were not asked for"
     version = remote.newest_version()
     if version is None:
         return "waiting for the server: it may have a policy"
@@ -317,6 +320,16 @@ class PublishedPolicy:
     pending_updates: int
     finished: bool
     num_steps: int = 0  # of the run, when it was published
+    base_policy: str | None = None  # the digest of the learner's
+
+
+def _check_base_policy(config: RLPDConfig, digest: str | None, published: PublishedPolicy) -> None:
+    """A residual actor that changes the actions of another base policy would send wrong ones to a robot."""
+    if digest != published.base_policy:
+        raise ConfigError(
+            f"base_policy: expected the policy that the learner uses ({published.base_policy or 'none'}), got another "
+            f"one at {config.base_policy} ({digest or 'none'}); copy the learner's file to this machine"
+        )
 
 
 def _published_policy(parameters: Parameters) -> PublishedPolicy | None:
@@ -328,6 +341,7 @@ def _published_policy(parameters: Parameters) -> PublishedPolicy | None:
             pending_updates=int(parameters.metadata["pending_updates"]),
             finished=parameters.metadata["finished"] == "1",
             num_steps=int(parameters.metadata.get("steps", 0)),
+            base_policy=parameters.metadata.get("base_policy") or None,
         )
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, UnderstudyError) as error:
         logger.error(

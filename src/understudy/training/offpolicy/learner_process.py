@@ -175,6 +175,7 @@ class _Process:
             "pending_updates": str(_num_due(self._limiter)),
             "finished": str(int(finished)),
             "steps": str(learner.step),
+            "base_policy": learner.base_policy_digest or "",
         }
         learner.health.progress("publishing")
         try:

@@ -27,6 +27,7 @@ from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
+from understudy.training.runs.fingerprint import digest_of_policy
 from understudy.training.runs.metrics import SinkName
 from understudy.training.runs.run import Run
 from understudy.training.runs.threads import Threads, check_threads, use_threads
@@ -225,6 +226,11 @@ class RLPDConfig:
             )
         return path
 
+    @property
+    def base_policy_digest(self) -> str | None:
+        """A digest of the base policy as it is on the disk now; None without one."""
+        return None if self.base_policy is None else digest_of_policy(self.base_policy_path)
+
     def inputs(self, spec: StepSpec) -> Inputs:
         """The parts of an observation that the policy sees."""
         encoder = self.sac.actor.encoder
@@ -309,14 +315,18 @@ def random_act(action: Spec, rng: np.random.Generator) -> Act:
 
 def allow_random_actions(config: RLPDConfig, world: World) -> bool:
     """Whether random actions may be executed; raises if the run must begin with some and they are not allowed."""
-    if world.simulated or config.random_actions:
+    if config.random_actions:
+        return True
+    if config.base_policy is not None:  # it acts from the first step on, with the first policy of the learner
+        return False
+    if world.simulated:
         return True
     if config.start_steps:
         raise ConfigError(
             f"start_steps: expected 0, because {config.env} is not simulated, got {config.start_steps} steps with "
             f"random actions; set it to 0, or ask for random actions with --random-actions"
         )
-    if not config.cloning_updates and config.base_policy is None:
+    if not config.cloning_updates:
         raise ConfigError(
             f"cloning_updates: expected at least 1, because {config.env} is not simulated, got 0: the first policy "
             f"would be untrained, and its actions random; begin from demonstrations with --cloning-updates 1000, or "

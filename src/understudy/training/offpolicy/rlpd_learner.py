@@ -34,7 +34,7 @@ from understudy.training.offpolicy.rlpd import RLPDConfig, new_sac, restored_sac
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.runs.device import choose_device
 from understudy.training.runs.evaluate import EvaluationResult, Evaluator
-from understudy.training.runs.fingerprint import digest_of_policy, fingerprint
+from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import Health
 from understudy.training.runs.metrics import MetricLog, open_sink, rewind
 from understudy.training.runs.run import Run, RunError
@@ -77,7 +77,6 @@ class RLPDLearner(Closeable):
         self.sac: SAC | None = None
         self.version = 0  # of the policy that acts now, as far as the learner knows
         self.restored: list[str] = []  # what a resumed run restored, for the user
-        self._base_digest: str | None = None  # of the base policy
         self._watch = watch or (lambda progress: None)
         # How many evaluations and checkpoints were due so far, and the version of the policy evaluated last.
         self._schedule = {"evaluations": 0, "checkpoints": 0, "evaluated_version": -1}
@@ -93,6 +92,7 @@ class RLPDLearner(Closeable):
             self.device = choose_device(config.device)
             self.config = config = replace(config, device=self.device.name)  # networks are made on this one
             self._undo.enter_context(run)
+            self.base_policy_digest = config.base_policy_digest
             demos = self._demos_with_base_actions()
             self.mixture = config.open_mixture(experience or run.store, spec, self.health.progress, demos)
             self._undo.callback(self.mixture.close)
@@ -113,9 +113,8 @@ class RLPDLearner(Closeable):
         config = self.config
         if config.base_policy is None:
             return None
-        self._base_digest = digest_of_policy(config.base_policy_path)
-        # Named after all that decides on its content: an earlier start may have left one of another policy.
-        decides = json.dumps([self._base_digest, config.demos, config.seed])
+            # Named after all that decides on its content: an earlier start may have left one of another policy.
+        decides = json.dumps([self.base_policy_digest, config.demos, config.seed])
         path = self.run.base_demos / f"{zlib.crc32(decides.encode()):08x}"
         if not path.exists():
             from understudy.training.offpolicy.base_policy import add_base_actions, without_base_action
@@ -293,7 +292,7 @@ class RLPDLearner(Closeable):
         all_facts = {
             "batches": batches,
             "metrics": self._log.position,
-            "base_policy": self._base_digest,
+            "base_policy": self.base_policy_digest,
             "schedule": schedule,
             "learning": None if learning is None else learning.to_json(),
             **facts,
@@ -314,7 +313,7 @@ class RLPDLearner(Closeable):
         if newest is None:
             return None
         checkpoint = read_checkpoint(newest)
-        if checkpoint.facts.get("base_policy") != self._base_digest:
+        if checkpoint.facts.get("base_policy") != self.base_policy_digest:
             raise RunError(
                 f"base_policy: {self.config.base_policy} is not the policy any more that this run started from; "
                 f"restore it, or start a new run"

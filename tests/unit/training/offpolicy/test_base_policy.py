@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,15 @@ from understudy.policies.flow import FlowConfig, FlowPolicy
 from understudy.policies.rlpd.actor import BASE_ACTION
 from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import Reader, Store
+from understudy.service import Server, ServerConfig
+from understudy.training.offpolicy.actor import run_actor
 from understudy.training.offpolicy.base_policy import (
     BasePolicyWorld,
     add_base_actions,
     with_base_action,
     without_base_action,
 )
+from understudy.training.offpolicy.learner_process import run_learner
 from understudy.training.offpolicy.local_run import LocalRun
 from understudy.training.offpolicy.rlpd import InterventionConfig, RLPDConfig
 from understudy.training.offpolicy.rlpd_learner import RLPDLearner
@@ -255,6 +259,26 @@ def test_another_base_policy_is_refused_when_a_run_goes_on(given: Path, tmp_path
     new_policy(seed=1).save(path)
     with pytest.raises(RunError, match="is not the policy any more that this run started from"):
         LocalRun(Run(run.path))
+
+
+def test_an_actor_with_another_base_policy_than_the_learner_is_refused(given: Path, tmp_path: Path) -> None:
+    """On another machine the same path may hold another policy, whose actions the learner's actor does not fit."""
+    other = tmp_path / "other.safetensors"
+    new_policy(seed=1).save(other)
+    run = Run.create(tmp_path / "run", "rlpd", config_of(given))
+    stop = StopRequest()
+    with Store.open(run.store) as store, Server(store, ServerConfig(port=0)) as server, ThreadPoolExecutor(1) as pool:
+        learning = pool.submit(run_learner, run, server.address, stop=stop)
+        try:
+            with pytest.raises(
+                ConfigError, match=r"expected the policy that the learner uses \(\w{32}\), got another one"
+            ):
+                run_actor(config_of(given, base_policy=str(other)), server.address)
+            assert run_actor(config_of(given), server.address) > 0
+        finally:
+            stop.request()
+        with pytest.raises(Stopped):
+            learning.result()
 
 
 def test_the_command_evaluates_with_the_base_policy(trained: Run, capsys: pytest.CaptureFixture[str]) -> None:
