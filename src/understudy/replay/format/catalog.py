@@ -532,7 +532,7 @@ class Catalog:
                 found = {column[0] for column in self._db.execute(f"select * from {table} limit 0").description}
                 if set(columns) - found - ADDED_COLUMNS.get(table, {}).keys():
                     return False
-        except sqlite3.Error:
+        except (sqlite3.Error, UnicodeDecodeError):
             return False
         return True
 
@@ -640,8 +640,9 @@ _ADVICE = {  # by SQLite's primary error code
 }
 
 
-# The sqlite3 module refuses a number above 64 bits and text with half a character with errors of Python.
-_SQL_ERRORS = (sqlite3.Error, OverflowError, UnicodeEncodeError)
+# The sqlite3 module refuses a number above 64 bits and text with half a character with errors of Python, and cannot
+# report an error of SQLite that quotes a damaged name.
+_SQL_ERRORS = (sqlite3.Error, OverflowError, UnicodeError)
 # What SQLite says of a statement, never of a file.
 _STATEMENT_CODES = (
     sqlite3.SQLITE_ERROR,
@@ -664,8 +665,9 @@ def _translate_errors(path: Path, action: str) -> Iterator[None]:
 def _translated(error: Exception, path: Path, action: str) -> StoreError:
     """What an error means is decided by its type and SQLite's code, never by its text."""
     code = _primary_code(error)
-    # The sqlite3 module raises an OperationalError without a code when a text in a row is not UTF-8.
-    undecodable = code is None and isinstance(error, sqlite3.OperationalError)
+    # The sqlite3 module raises an OperationalError without a code when a text in a row is not UTF-8, and a
+    # UnicodeDecodeError when SQLite's own message is not.
+    undecodable = code is None and isinstance(error, sqlite3.OperationalError | UnicodeDecodeError)
     # SQLITE_ERROR: our own SQL is right, so the tables are not those of this format.
     if undecodable or code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR):
         return DamageError(f"{path}: the catalog is damaged ({error}); run `understudy repair`")

@@ -15,7 +15,7 @@ from understudy.core import (
     StoreFormatError,
 )
 from understudy.core.examples import small_spec
-from understudy.replay import Reader, Store
+from understudy.replay import Reader, Store, repair, verify
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord, SpanRecord
@@ -192,6 +192,22 @@ def test_text_that_is_not_utf8_is_damage(path: Path) -> None:
     (path / "catalog.seal").unlink()
     with Reader(path) as reader, pytest.raises(DamageError, match="the catalog is damaged"):
         list(reader.episodes())
+
+
+def test_a_damaged_name_that_sqlite_quotes_is_damage(path: Path) -> None:
+    """Python's sqlite3 cannot decode SQLite's message then. The schema is the first page of the file."""
+    with sqlite3.connect(path / CATALOG_FILE) as db:
+        db.execute("pragma writable_schema = on")
+        db.execute(
+            "update sqlite_master set name = cast(x'6dee7461' as text), sql = 'create tabel' where name = 'meta'"
+        )
+    db.close()
+    (path / "catalog.seal").unlink()
+    for use in (lambda: Store.open(path), lambda: Reader(path)):
+        with pytest.raises(DamageError, match=r"the catalog is damaged \(.*\); run `understudy repair`"):
+            use()
+    assert not verify(path).ok
+    assert repair(path).after.ok
 
 
 def test_a_closed_catalog_says_so(path: Path) -> None:
