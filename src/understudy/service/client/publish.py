@@ -60,17 +60,22 @@ class Publisher:
 
         A new one has time to connect over a slow link; one that is away costs each publication only a moment.
         """
-        found = []
-        for name, connection in connections.items():
-            if self._version == 0 or name in self.unpublished:
-                limit_s = PROBE_TIMEOUT_S if name in self.unpublished else CONNECT_TIMEOUT_S
-                try:
-                    status = connection.call(STATUS, {"views": []}, timeout_s=limit_s, wait=False)
-                except UnavailableError:
-                    continue
-                self._version = max(self._version, int(status["parameters_version"]))
-            found.append(connection)
-        return found
+        new = self._version == 0
+        asked = [connection for name, connection in connections.items() if new or name in self.unpublished]
+        with ThreadPoolExecutor(max(len(asked), 1)) as pool:
+            limits_s = [PROBE_TIMEOUT_S if one.name in self.unpublished else CONNECT_TIMEOUT_S for one in asked]
+            versions = dict(zip(asked, pool.map(_newest_version, asked, limits_s), strict=True))
+        self._version = max([self._version, *(version for version in versions.values() if version is not None)])
+        return [one for one in connections.values() if versions.get(one, self._version) is not None]
+
+
+def _newest_version(connection: Connection, timeout_s: float) -> int | None:
+    """The version that a server has; None if it does not answer in time."""
+    try:
+        status = connection.call(STATUS, {"views": []}, timeout_s=timeout_s, wait=False)
+    except UnavailableError:
+        return None
+    return int(status["parameters_version"])
 
 
 def _try_to_publish(connection: Connection, buffers: Sequence[Buffer], version: int, timeout_s: float) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,7 @@ import pytest
 from understudy.core import UnavailableError
 from understudy.replay import Store
 from understudy.service import Server, ServerConfig, connect
+from understudy.service.client import publish
 from understudy.service.client.publish import Publisher
 
 
@@ -29,12 +33,15 @@ def test_all_shards_have_the_same_version(tmp_path: Path) -> None:
         Server(one, ServerConfig(port=0)) as a,
         Server(two, ServerConfig(port=0)) as b,
     ):
-        with connect(a.address) as first:
-            first.publish(weights(1))  # so that they begin at different numbers
-        with connect([a.address, b.address]) as remote:
-            version = remote.publish(weights(2))
-            assert version == 2
-            assert {s["parameters_version"] for s in remote.status().values()} == {2}
+        for server, num_versions in (a, 1), (b, 3):  # so that they begin at different numbers
+            with connect(server.address) as alone:
+                for seed in range(num_versions):
+                    alone.publish(weights(seed))
+        for order in ([a.address, b.address], [b.address, a.address]):
+            with connect(order) as remote:
+                version = remote.publish(weights(4))
+                assert {s["parameters_version"] for s in remote.status().values()} == {version}
+        assert version == 5
 
 
 def test_a_shard_that_misses_a_version_is_named_and_gets_the_next_number(tmp_path: Path) -> None:
@@ -52,6 +59,22 @@ def test_a_shard_that_misses_a_version_is_named_and_gets_the_next_number(tmp_pat
             assert remote.unpublished == frozenset()
             assert {status["parameters_version"] for status in remote.status().values()} == {3}
         remote.close()
+
+
+def test_servers_that_do_not_answer_are_asked_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines that were switched off: nothing refuses a connection there."""
+    monkeypatch.setattr(publish, "CONNECT_TIMEOUT_S", 2.0)
+    with ExitStack() as stack:
+        silent = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(10)]
+        store = stack.enter_context(Store.open(tmp_path / "store"))
+        server = stack.enter_context(Server(store, ServerConfig(port=0)))
+        addresses = [f"127.0.0.1:{one.getsockname()[1]}" for one in silent]
+        remote = stack.enter_context(connect([*addresses, server.address]))
+        start_s = time.monotonic()
+        assert remote.publish(weights(1)) == 1
+        took_s = time.monotonic() - start_s
+    assert len(remote.unpublished) == 10
+    assert 2.0 <= took_s < 18.0  # and not ten times two
 
 
 def test_without_any_server_publishing_raises() -> None:
