@@ -143,7 +143,7 @@ def stepping(
     """Do blocks of actions and look after each, with a reset after each end."""
     began, cpu = clock(), time.process_time()
     num_steps = num_blocks = 0
-    while clock() < began + seconds:
+    while not num_steps or clock() < began + seconds:
         first = num_blocks * block_steps
         num_blocks += 1
         for index in range(first, first + block_steps):

@@ -29,7 +29,7 @@ SPEC = StepSpec(
 )
 PROPOSAL = np.full(4, 0.25, np.float32)
 EXPERT = np.array([0, 0.5, 0, -1], np.float32)
-EXPIRY_S = 0.5
+EXPIRY_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -215,8 +215,8 @@ SRUN = """#!/bin/bash
 n=1
 while [[ $1 == --* ]]; do [[ $1 == --ntasks=* ]] && n=${1#*=}; shift; done
 pids=()
-for _ in $(seq "$n"); do "$@" & pids+=($!); done
 trap 'kill -TERM "${pids[@]}" 2>/dev/null' TERM
+for _ in $(seq "$n"); do "$@" & pids+=($!); done
 for _ in 1 2; do wait "${pids[@]}"; done
 """
 SCONTROL = """#!/bin/bash
@@ -230,8 +230,9 @@ while [[ $1 == start ]]; do sleep 0.05; done
 """
 DRIVER = """#!/bin/bash
 until grep -q "start --address" "$SAID"; do sleep 0.05; done # nodes may be late
+[[ -z ${WAIT:-} ]] || trap 'echo "driver interrupted" >> "$SAID"; exit 7' INT
 echo "driver $*" >> "$SAID"
-if [[ -n ${WAIT:-} ]]; then trap 'echo "driver interrupted" >> "$SAID"; exit 7' INT; while :; do sleep 0.05; done; fi
+while [[ -n ${WAIT:-} ]]; do sleep 0.05; done
 exit "${CODE:-0}"
 """
 

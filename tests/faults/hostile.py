@@ -613,7 +613,8 @@ def write_good_episodes(address: str, place: Path) -> dict[str, Any]:
         config = OutboxConfig(block_timeout_s=30.0)
         writer = remote.writer(GOOD, small_spec(), spool=place, commit_steps=10, config=config)
         with writer:
-            while not next(ended):
+            print("ready", flush=True)
+            while seed < 3 or not next(ended):
                 episode = good_episode(seed)
                 writer.begin(episode.info)
                 for step in episode.steps():
@@ -677,6 +678,8 @@ def run(place: Path, num_frames: int, *, seed: int = 0, without: Sequence[str] =
             assert server.stdout is not None
             address = server.stdout.readline().strip()
             good = _start("--good", address, place / "spool")
+            assert good.stdout is not None
+            assert good.stdout.readline() == "ready\n"
             asyncio.run(Attack(address, report, seed=seed, trap=trap, without=without).run(num_frames))
             said = json.loads(good.communicate()[0] or "{}")
             good_failed = good.returncode != 0

@@ -360,7 +360,7 @@ def _send(connection: http.client.HTTPConnection, sent: Sent) -> int:
 
 def _send_raw(host: str, port: int, sent: Sent) -> int:
     assert sent.raw is not None
-    with socket.create_connection((host, port), timeout=1) as plain:
+    with socket.create_connection((host, port), timeout=1 if 0 in sent.right else 20) as plain:
         plain.sendall(sent.raw)
         try:
             answer = plain.recv(100)

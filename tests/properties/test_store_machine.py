@@ -266,7 +266,6 @@ def examples(count: int) -> settings:
         max_examples=count,
         stateful_step_count=30,
         deadline=None,
-        derandomize=bool(os.environ.get("CI")),
         suppress_health_check=list(HealthCheck),
     )
 

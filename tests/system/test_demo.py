@@ -19,6 +19,7 @@ from tests.waiting import wait_for
 
 from understudy.cli import main
 from understudy.replay import Reader, verify
+from understudy.selftest.faulty_proxy import free_port
 
 pytest.importorskip("torch")
 Image = pytest.importorskip("PIL.Image")
@@ -46,11 +47,12 @@ def next_commands(out: str) -> list[list[str]]:
 def test_it_is_stopped_goes_on_and_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    process = start("demo", "here", *SMALL, "--seed", "4", "--page", "127.0.0.1:0", cwd=tmp_path)
+    process = start("demo", "here", *SMALL, "--seed", "4", "--page", f"127.0.0.1:{free_port()}", cwd=tmp_path)
     here = tmp_path / "here"
     try:
         wait_for(lambda: (here / "demonstration.gif").exists() or process.poll() is not None)
-        wait_for(lambda: len(list((here / "checkpoints").glob("[0-9]*"))) > 1 or process.poll() is not None)
+        metrics = here / "metrics.jsonl"  # has a line after the first episode; its updates take seconds
+        wait_for(lambda: (metrics.exists() and metrics.stat().st_size > 0) or process.poll() is not None)
         process.send_signal(signal.SIGINT)
         out, error = process.communicate(timeout=120)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -62,7 +63,9 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path: Path) -> Non
     rng = random.Random(0)
     store = tmp_path / "killed"
     caught = 0
-    for _ in range(4):
+    for _ in range(8):
+        if caught >= 2:
+            break
         process = run("import", f"rlds:{tmp_path}/data", store, "--workers", "2")
         before = num_stored(store)
         deadline = time.monotonic() + 120
@@ -71,6 +74,8 @@ def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path: Path) -> Non
             time.sleep(0.002)
         kill(process)
         caught += before < num_stored(store) < NUM
+        if not caught and num_stored(store) == NUM:  # it was faster than this loop
+            shutil.rmtree(store)
     assert caught, "it was never killed in the middle"
     out = finished("import", f"rlds:{tmp_path}/data", store)
     assert "were in the store already" in out

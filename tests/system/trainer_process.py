@@ -201,8 +201,9 @@ def hil_serl_actor(port):
             client.request("send-stats", {"timer": {"total": np.float32(0.1)}})
     updated.append(client.update())
     newest = client.request("get-version", {})["version"]
-    while client.policy_version != newest:
+    while client.policy_version < newest:  # the learner may go on to publish
         time.sleep(0.01)
+    client.stop()  # so that version and params belong together
     tell(
         {
             "intervened": num_intervened,

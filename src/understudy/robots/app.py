@@ -160,13 +160,12 @@ def _add_commands(app: FastAPI, control: Control) -> None:
     async def jointreset(request: Request, client: Client = "") -> PlainTextResponse:
         """Go home in a straight line inside all limits. The open request counts as heartbeats."""
         until = time.monotonic() + HOMING_S
-        control.set_target(arm.home, client)
         while not _at_home(control):
             if await request.is_disconnected():
                 raise ArmError("the client left; the arm stops")
             if time.monotonic() > until:
                 raise ArmError(f"the arm did not get home within {HOMING_S:g} s; is something in its way?")
-            control.heartbeat(client)
+            control.set_target(arm.home, client)  # again: a server that was late for a moment has dropped it
             await asyncio.sleep(0.02)
         await _result(control.submit(arm.reset_joints, client), HOMING_S)
         return PlainTextResponse("Reset Joint")

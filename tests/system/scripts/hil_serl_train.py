@@ -78,7 +78,7 @@ def actor(port):
         make_trainer_config(port, port + 1),
         data_stores={"actor_env": data_store, "actor_env_intvn": intvn_data_store},
         wait_for_server=True,
-        timeout_ms=3000,
+        timeout_ms=30_000,
     )
     agent = {"params": {"kernel": np.zeros((5, 2), np.float32)}}
     client.recv_network_callback(lambda params: agent.update(params=params))

@@ -60,11 +60,8 @@ def test_a_file_gets_a_line_each_time_even_while_a_step_takes_long(monkeypatch: 
     monkeypatch.setattr(module, "EVERY_S", 0.01)
 
     class File(StringIO):
-        lines = 0
-
         def flush(self) -> None:
-            self.lines = self.getvalue().count("\n")
-            if self.lines >= 3:
+            if self.getvalue().count("a long one") >= 2:
                 enough.set()
 
     enough, file = threading.Event(), File()
@@ -74,7 +71,7 @@ def test_a_file_gets_a_line_each_time_even_while_a_step_takes_long(monkeypatch: 
         assert enough.wait(60)
     assert re.fullmatch(
         r"verify: 2 of 4 segments \(50 %\), 0:00:0\d so far, about 0:00:0\d left; a long one",
-        file.getvalue().splitlines()[2],
+        file.getvalue().splitlines()[-1],
     )
 
 
@@ -83,7 +80,7 @@ def test_without_a_thread_a_file_gets_lines_only_when_it_is_called(monkeypatch: 
     file = StringIO()
     before = threading.active_count()
     with ProgressLine(Console(file=file), "bench store", "turns", threaded=False) as progress:
-        assert threading.active_count() == before
+        assert threading.active_count() <= before  # one of an earlier test may end meanwhile
         progress.advance(2)
         progress.say("cold")
         progress.advance(2)

@@ -17,6 +17,7 @@ import torch
 from tests.system.train_process import ENV, small_config
 
 from understudy.cli import main
+from understudy.cluster import launch
 from understudy.cluster.config import ClusterConfig, InferenceConfig, LearnerConfig, RolloutConfig, ShardsConfig
 from understudy.cluster.launch import run_rlpd
 from understudy.cluster.status import EVENTS_FILE, STATUS_FILE
@@ -166,13 +167,16 @@ def test_a_synchronous_run_equals_the_local_one(tmp_path: Path, demos: str, addr
     equal(path, tmp_path / "local")
 
 
-def test_a_synchronous_run_equals_the_local_one_whatever_is_killed(tmp_path: Path, demos: str, address: str) -> None:
+def test_a_synchronous_run_equals_the_local_one_whatever_is_killed(
+    tmp_path: Path, demos: str, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     local, path = tmp_path / "local", tmp_path / "run"
     config = small_config(demos, steps=700, updates_per_step=1, eval_every=400)  # long enough for all kills
     with LocalRun(Run.create(local, "rlpd", config)) as here:
         here.run()
     news: list[RLPDProgress] = []
     messages: list[str] = []
+    monkeypatch.setattr(launch, "STATUS_S", 0.1)  # from what this writes, the killer knows whom to kill
     with Killer(path, "actor-0", "learner", "shard-0") as killer:
         run = Run.create(path, "rlpd", config)
         run_rlpd(run, SYNCHRONOUS, address=address, on_update=news.append, on_messages=messages.extend)

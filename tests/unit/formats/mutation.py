@@ -177,9 +177,9 @@ def survive_in(
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(rng.choice(places), copy)
         damaged = damage(copy / file, rng)
-        before = time.monotonic()
+        before = time.process_time()
         outcome = _outcome(read, copy)
-        if time.monotonic() - before > LIMIT_S / 2:
+        if time.process_time() - before > LIMIT_S / 2:
             outcome = "slow"
         if _peak_bytes() - base > LIMIT_BYTES:
             outcome, base = "memory", _peak_bytes()

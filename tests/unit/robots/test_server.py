@@ -110,8 +110,8 @@ def test_a_far_target_is_approached_at_limited_speed(post: Client, arm: PointArm
 
 
 def test_a_silent_client_stops_the_arm(post: Client, arm: PointArm, server: ArmServer) -> None:
-    post("/pose", {"arr": [0.8, 0.0, 0.3, *DOWN]})
     sent = time.monotonic()
+    post("/pose", {"arr": [0.8, 0.0, 0.3, *DOWN]})
     post("/getstate")  # of nobody: no sign of life
     wait_for(lambda: server.control.health.num_expired == 1)
     assert time.monotonic() - sent >= BEAT_S - 0.01
@@ -123,20 +123,28 @@ def test_a_silent_client_stops_the_arm(post: Client, arm: PointArm, server: ArmS
 
 def test_readings_of_the_client_that_has_the_arm_are_signs_of_life(server: ArmServer, arm: PointArm) -> None:
     mine = Client(server.url, **{"X-Client": "mine"})
-    mine("/pose", {"arr": [0.8, 0.0, 0.3, *DOWN]})
-    until = time.monotonic() + 3 * BEAT_S
-    while time.monotonic() < until:
-        mine("/getstate")
-        time.sleep(0.01)
-    assert server.control.health.client == "mine"
+
+    def keeps_it() -> bool:
+        mine("/pose", {"arr": [0.8, 0.0, 0.3, *DOWN]})
+        until = time.monotonic() + 3 * BEAT_S
+        while time.monotonic() < until:
+            mine("/getstate")
+            time.sleep(0.01)
+        return server.control.health.client == "mine"
+
+    wait_for(keeps_it)  # it rightly loses the arm if this process stands still
     mine.connection.close()
 
 
 def test_a_second_client_waits_its_turn(server: ArmServer, arm: PointArm) -> None:
     mine, other = Client(server.url, **{"X-Client": "mine"}), Client(server.url, **{"X-Client": "other"})
-    mine("/pose", {"arr": [0.8, 0.0, 0.3, *DOWN]})
-    status, said = other("/pose", {"arr": [0.2, 0.0, 0.3, *DOWN]})
-    assert status == 409
+
+    def refused() -> dict[str, str] | None:
+        mine("/pose", {"arr": [0.8, 0.0, 0.3, *DOWN]})
+        status, said = other("/pose", {"arr": [0.2, 0.0, 0.3, *DOWN]})
+        return said if status == 409 else None
+
+    said = wait_for(refused)  # the first one rightly loses the arm if this process stands still
     assert said["detail"] == "client 'mine' has the arm; wait until it has been silent for 0.12 s"
     wait_for(lambda: other("/pose", {"arr": [0.2, 0.0, 0.3, *DOWN]})[0] == 200)
     for client in (mine, other):
@@ -173,7 +181,7 @@ def test_who_leaves_while_homing_stops_the_arm(arm: PointArm) -> None:
         with socket.create_connection((host, int(port))) as plain:
             plain.sendall(b"POST /jointreset HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
             wait_for(lambda: bool(arm.pose[0] < 0.79))
-        wait_for(lambda: server.control.health.num_expired == 1)
+        wait_for(lambda: server.control.health.client is None)
         assert arm.pose[0] > 0.55
 
 
@@ -225,9 +233,11 @@ def test_limits_and_health(post: Client) -> None:
 
 
 def test_the_rate_is_the_one_asked_for(arm: PointArm) -> None:
+    began = time.monotonic()
     with ArmServer(arm, port=0, rate_hz=20) as server:
         time.sleep(0.5)
-        assert 3 <= server.control.health.num_ticks <= 11
+        num_ticks = server.control.health.num_ticks
+        assert 3 <= num_ticks <= 20 * (time.monotonic() - began) + 1
     with pytest.raises(ArmError, match=r"rate_hz: expected 10 to 1000, got 1"):
         ArmServer(arm, port=0, rate_hz=1)
 

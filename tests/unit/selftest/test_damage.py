@@ -41,7 +41,7 @@ def check(
 ) -> DamageReport:
     report = DamageReport()
     expected = damage._expected(stores[0], acknowledged)
-    damage._check(stores[1], expected, Path(damaged), report, partial(_rows_match, CONTENTS))
+    damage._check(stores[1], expected, acknowledged, Path(damaged), report, partial(_rows_match, CONTENTS))
     return report
 
 
@@ -75,6 +75,25 @@ def test_rows_of_another_episode_are_different(stores: tuple[Path, Path]) -> Non
         writer.append(CONTENTS.step(99, 0, last=True))
         writer.end(CONTENTS.observation(99, 1))
     assert check(stores).different == 2
+
+
+@pytest.mark.parametrize(
+    ("labels", "seed", "wanted"),
+    [
+        ({"salvaged_from": "7"}, 21, 0),  # the end of an episode that was deleted once
+        ({"salvaged_from": "7"}, 99, 2),  # nobody ever wrote it
+        ({}, 21, 2),
+    ],
+)
+def test_rows_without_information_are_of_an_episode_that_was_cut_off(
+    stores: tuple[Path, Path], labels: dict[str, str], seed: int, wanted: int
+) -> None:
+    with Store.open(stores[1]) as store:
+        writer = store.writer("w", CONTENTS.spec)
+        writer.begin(EpisodeInfo(labels=labels))
+        writer.append(CONTENTS.step(seed, 6, last=True))
+        writer.end(CONTENTS.observation(seed, 7))
+    assert check(stores, acknowledged={**ACKNOWLEDGED, 21: 8}).different == wanted
 
 
 def test_a_seed_does_the_same_damage_again_and_all_kinds_of_files_are_damaged(

@@ -169,7 +169,7 @@ def echo_of_two_hundred(proxy, client, harm, to_target):
     """What comes back of the bytes from 0 to 199 when they are harmed."""
     proxy.corrupt(harm, to_target=to_target)
     client.sendall(bytes(range(200)))
-    time.sleep(0.2)
+    wait_for(lambda: proxy.num_faults[harm])
     client.sendall(b"end")
     got = b""
     while not got.endswith(b"end"):
@@ -208,9 +208,9 @@ def test_close_ends_its_threads_even_in_a_freeze(echo):
     before = threading.active_count()
     with Proxy(echo) as proxy:
         client = connect(proxy)
-        client.sendall(b"x")
         proxy.freeze(on=True)
-        time.sleep(0.05)
+        client.sendall(b"x")
+        wait_for(lambda: "pump" in {thread.name for thread in threading.enumerate()})
     with client:
         assert client.recv(10) in (b"", b"x")
     assert {t.name for t in threading.enumerate()}.isdisjoint({"pump", f"proxy:{proxy.port}"})

@@ -357,14 +357,8 @@ class PageServer:
         before, viewer.held = viewer.held, held
         speed = self._bindings.speed(self._speed, before, held)
         pushes = {name: push * speed for name, push in self._bindings.pushes(held).items()}
-        if self._operator_input.put(pushes, active=self._bindings.active(held), made_s=made_s):
-            for event in self._bindings.events(before, held):
-                if event == "grip":
-                    self._operator_input.toggle_grip()
-                elif event == "discard":
-                    self._operator_input.discard()
-                else:
-                    self._operator_input.mark_outcome(event == "success")
+        events = list(self._bindings.events(before, held))
+        self._operator_input.put(pushes, active=self._bindings.active(held), made_s=made_s, events=events)
         if speed != self._speed or held != before:
             self._speed = speed
             self._wake_all()

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from understudy.envs.teleop.axes import Axes, DeviceError
+from understudy.envs.teleop.operator_input import InputEvent
 
 SPEEDS = {"Digit1": 0.25, "Digit2": 0.5, "Digit3": 1.0}
 HOLD, TOGGLE, SUCCESS, FAILURE = "Space", "KeyG", "Enter", "Backspace"
@@ -34,8 +35,6 @@ _OTHERS = tuple((f"Key{less}", f"Key{more}") for less, more in zip("ASDFHJKL", "
 _PAD_GRIP, _PAD_HOLD, _PAD_SPEED, _PAD_FAILURE, _PAD_SUCCESS = 0, 1, 3, 8, 9
 _PAD_NAMES = ("left stick ↔", "left stick ↕", "triggers", "bumpers", "right stick ↕", "right stick ↔")  # x, y, z, ...
 NUM_STICKS, NUM_BUTTONS = 4, 17
-
-Event: TypeAlias = Literal["grip", "success", "failure", "discard"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +105,7 @@ class KeyBindings:
             or (self.axes.has_grip and held.button(_PAD_GRIP))
         )
 
-    def events(self, before: Held, after: Held) -> Iterator[Event]:
+    def events(self, before: Held, after: Held) -> Iterator[InputEvent]:
         """The commands given by keys that were pressed between two moments."""
         down = after.keys - before.keys
         pressed = [after.button(index) and not before.button(index) for index in range(NUM_BUTTONS)]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from typing import Literal, TypeAlias
 
 from understudy.core import Tree
 from understudy.core.spec import describe
@@ -16,6 +17,8 @@ from understudy.envs.teleop.axes import Axes, DeviceError
 from understudy.envs.teleop.takeover import Reading
 
 EXPIRY_S = 0.3
+
+InputEvent: TypeAlias = Literal["grip", "success", "failure", "discard"]  # the operator gives a command
 
 
 class OperatorInput:
@@ -72,10 +75,13 @@ class OperatorInput:
 
     # --- called by the device
 
-    def put(self, pushes: Mapping[str, float], *, active: bool, made_s: float) -> bool:
-        """Report the input as it was at `made_s` on the monotonic clock; repeat it while something is held.
+    def put(
+        self, pushes: Mapping[str, float], *, active: bool, made_s: float, events: Collection[InputEvent] = ()
+    ) -> None:
+        """Report the input as it was at `made_s` on the monotonic clock, with what happened since the last report;
+        repeat it while something is held.
 
-        Returns False if the report is older than `expiry_s`: it then counts as released.
+        A report older than `expiry_s` counts as released, and its events are dropped.
         """
         with self._lock:
             changed = active and (not self._active or pushes != self._pushes)
@@ -84,7 +90,9 @@ class OperatorInput:
             if self._active and not active and self._changed_s is not None:
                 self._tap = (self._pushes, made_s)
             self._pushes, self._active, self._reported_s = dict(pushes), active, made_s
-            return time.monotonic() - made_s < self._expiry_s
+            if time.monotonic() - made_s < self._expiry_s:
+                for event in events:
+                    self._apply(event)
 
     def release(self) -> None:
         """Drop all input that was not read yet: the device is released or gone."""
@@ -92,19 +100,13 @@ class OperatorInput:
             self._pushes, self._active = {}, False
             self._changed_s = self._tap = None
 
-    def toggle_grip(self) -> None:
-        with self._lock:
+    def _apply(self, event: InputEvent) -> None:
+        if event == "grip":
             self._closed, self._toggled = not self._closed, True
-
-    def mark_outcome(self, success: bool) -> None:
-        """The operator ends the episode as a success or a failure."""
-        with self._lock:
-            self._verdict = success
-
-    def discard(self) -> None:
-        """The operator ends the episode and wants to record it again."""
-        with self._lock:
+        elif event == "discard":
             self._discard = self._to_the_end and self._begun
+        else:
+            self._verdict = event == "success"
 
     def follow_grip(self, action: Tree) -> None:
         """Take over the grip of an action of the policy, so that a takeover does not drop the object."""

@@ -21,7 +21,7 @@ from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
 from understudy.envs.teleop.axes import Axes, DeviceError
 from understudy.envs.teleop.key_bindings import past_dead_zone
-from understudy.envs.teleop.operator_input import EXPIRY_S, OperatorInput
+from understudy.envs.teleop.operator_input import EXPIRY_S, InputEvent, OperatorInput
 from understudy.envs.teleop.takeover import Reading
 
 CAP = ("x", "y", "z", "roll", "pitch", "yaw")  # right, away, up; and rotations about these by the right-hand rule
@@ -98,17 +98,16 @@ class SpaceMouseDevice(Closeable):
                 continue
             report_s, now_s = state.t, time.monotonic()
             grip, verdict = map(bool, [*state.buttons, 0, 0][:2])
-            if grip and not before[0]:
-                self._operator_input.toggle_grip()
+            events: list[InputEvent] = ["grip"] if grip and not before[0] else []
             if verdict and not before[1]:
                 pressed_s = now_s
             if before[1] and not verdict:
-                self._operator_input.mark_outcome(now_s - pressed_s < LONG_PRESS_S)
+                events.append("success" if now_s - pressed_s < LONG_PRESS_S else "failure")
             before = grip, verdict
             cap = {name: getattr(state, name) for name in CAP}
             pushed = pushes(cap, self._axes, dead_zone=self._dead_zone, speed=self._speed)
             active = any(pushed.values()) or (grip and self._axes.has_grip)
-            self._operator_input.put(pushed, active=active, made_s=now_s)
+            self._operator_input.put(pushed, active=active, made_s=now_s, events=events)
 
 
 def pushes(cap: Mapping[str, float], axes: Axes, *, dead_zone: float, speed: float) -> dict[str, float]:

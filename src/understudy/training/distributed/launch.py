@@ -147,8 +147,10 @@ class _Child:
             for raw in printed:
                 text = raw.decode(errors="replace").rstrip("\n")
                 self.lines.append(text)
+                line = text if self.rank == 0 else f"[rank {self.rank}] {text}"
                 with contextlib.suppress(ValueError, OSError):  # our own standard error may be closed
-                    print(text if self.rank == 0 else f"[rank {self.rank}] {text}", file=sys.stderr, flush=True)
+                    sys.stderr.write(f"{line}\n")  # at once: `print` lets the line of another rank in before its end
+                    sys.stderr.flush()
 
 
 class _Watch:

@@ -138,7 +138,7 @@ class Health:
 
     def _now(self, state: str, error: BaseException | None = None) -> dict[str, Any]:
         now, wall_s = time.monotonic(), time.time()
-        idle_s = now - self._at
+        idle_s = max(now - self._at, 0.0)  # another thread may have made progress in between
         status: dict[str, Any] = {
             "role": self._role,
             "name": self._name,

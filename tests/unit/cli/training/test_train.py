@@ -79,10 +79,10 @@ def test_a_log_file_gets_lines_with_what_is_left(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("understudy.cli.progress.EVERY_S", 0.002)
-    assert main(["record", str(tmp_path / "run/store"), "--env", ENV, "--successes", "2"]) == 0
+    assert main(["record", str(tmp_path / "run/store"), "--env", ENV, "--successes", "20"]) == 0
     assert main(["train", "clone", str(tmp_path / "run"), *SMALL, "--updates", "60", "--threads", "1"]) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^record touch_purple: [12] of 2 successes", out, re.MULTILINE)
+    assert re.search(r"^record touch_purple: \d+ of 20 successes", out, re.MULTILINE)
     assert "torch uses 1 CPU thread: as asked by --threads\n" in out
     assert re.search(
         r"^cloning: \d+ of 60 updates \(\d+ %\), 0:0\d:\d\d so far, about 0:0\d:\d\d left", out, re.MULTILINE

@@ -198,7 +198,7 @@ def test_overflow_is_counted_and_logged(serve, connect, caplog):
     assert "stopped with 50 rows that the server does not have" in caplog.text
     server = serve()
     port = int(server.address.rpartition(":")[2])
-    again = TrainerClient("actor_env", "127.0.0.1", TrainerConfig(port, port + 1), queue, timeout_ms=5000)
+    again = TrainerClient("actor_env", "127.0.0.1", TrainerConfig(port, port + 1), queue, timeout_ms=30_000)
     assert again.update() is True  # the queue outlives its client
     assert sweep(server.data_store("actor_env")) == {(1, number) for number in range(10, 60)}
     assert again.stop() is True

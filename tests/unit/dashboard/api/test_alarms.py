@@ -66,7 +66,7 @@ def test_a_process_that_hangs_is_shown_with_the_place_where(tmp_path: Path) -> N
 )
 def test_alarms_of_processes(change: dict[str, Any], what: str, tmp_path: Path) -> None:
     target = Target(tmp_path, "run")
-    with Health(tmp_path / HEALTH, role="learner", name="one") as health:
+    with Health(tmp_path / HEALTH, role="learner", name="one", heartbeat_s=3600) as health:
         assert health.path is not None
         content = json.loads(health.path.read_text())
         assert all_alarms(target) == []
@@ -77,8 +77,8 @@ def test_alarms_of_processes(change: dict[str, Any], what: str, tmp_path: Path) 
 def test_an_actor_that_lags_is_told(tmp_path: Path) -> None:
     target = Target(tmp_path, "run")
     with (
-        Health(tmp_path / HEALTH, role="learner", name="l") as learner,
-        Health(tmp_path / HEALTH, role="actor", name="a", heartbeat_s=0.05) as actor,
+        Health(tmp_path / HEALTH, role="learner", name="l", heartbeat_s=3600) as learner,
+        Health(tmp_path / HEALTH, role="actor", name="a", heartbeat_s=3600) as actor,
     ):
         learner.progress("x", policy_version=20)
         actor.progress("x", policy_version=2)

@@ -72,10 +72,11 @@ def get(device: BrowserDevice, path: str, host: str = "127.0.0.1") -> tuple[int,
 def test_a_key_drives_until_it_is_let_go(device: BrowserDevice) -> None:
     with Page(device) as page:
         assert device.connected
+        pressed_s = time.monotonic()
         page.press("KeyW")
         reading = wait_for(lambda: r if (r := device.read()).action is not None else None)
         assert reading.action.tolist() == [0, 0.5, 0, -1]
-        assert 0 <= time.monotonic() - reading.since_s < 0.1  # the page's clock is an hour ahead
+        assert abs(reading.since_s - pressed_s) < 0.1  # the page's clock is an hour ahead
         page.press()
         wait_for(lambda: device.read().action is None)
         page.press("KeyG")
@@ -85,11 +86,12 @@ def test_a_key_drives_until_it_is_let_go(device: BrowserDevice) -> None:
     wait_for(lambda: not device.connected)
 
 
-def test_the_moment_of_a_press_is_that_of_the_page(device: BrowserDevice) -> None:
-    with Page(device) as page:
-        page.press("KeyW", ago_s=0.2)
+def test_the_moment_of_a_press_is_that_of_the_page() -> None:
+    with BrowserDevice(SPEC, expiry_s=5.0) as device, Page(device) as page:
+        pressed_s = time.monotonic() - 0.5
+        page.press("KeyW", ago_s=0.5)
         reading = wait_for(lambda: r if (r := device.read()).action is not None else None)
-        assert 0.2 <= time.monotonic() - reading.since_s < 0.35
+        assert abs(reading.since_s - pressed_s) < 0.2
 
 
 def test_what_was_long_on_its_way_neither_moves_nor_judges(device: BrowserDevice) -> None:
@@ -155,8 +157,7 @@ def test_options_of_the_action(options: dict[str, Any], keys: list[str], action:
 @pytest.mark.parametrize(("expiry_s", "still"), [(0.1, False), (1.0, True)])
 def test_the_expiry_is_a_choice(expiry_s: float, still: bool) -> None:
     with BrowserDevice(SPEC, expiry_s=expiry_s) as device, Page(device) as page:
-        page.press("KeyW")
-        wait_for(lambda: device.read().action is not None)
+        wait_for(lambda: (page.press("KeyW"), device.read().action is not None)[1])  # one may arrive too late
         time.sleep(0.2)
         assert (device.read().action is not None) == still
 

@@ -7,7 +7,7 @@ import pytest
 
 from understudy.core import ArraySpec, Spec
 from understudy.envs.teleop.axes import Axes, DeviceError
-from understudy.envs.teleop.operator_input import OperatorInput
+from understudy.envs.teleop.operator_input import InputEvent, OperatorInput
 
 AXES = Axes.of(Spec(ArraySpec(shape=(4,), dtype="float32", low=-1, high=1)))
 
@@ -33,15 +33,21 @@ def same_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("understudy.envs.teleop.operator_input.time", clock)
 
 
-def push(operator_input: OperatorInput, x: float, ago_s: float = 0.0, active: bool | None = None) -> bool:
+def push(operator_input: OperatorInput, x: float, ago_s: float = 0.0, active: bool | None = None) -> None:
     made_s = clock.monotonic() - ago_s
-    return operator_input.put({"x": x}, active=bool(x) if active is None else active, made_s=made_s)
+    operator_input.put({"x": x}, active=bool(x) if active is None else active, made_s=made_s)
+
+
+def tell(operator_input: OperatorInput, event: InputEvent, ago_s: float = 0.0) -> None:
+    """A command, with all that is held."""
+    held, active = operator_input._pushes, operator_input._active
+    operator_input.put(held, active=active, made_s=clock.monotonic() - ago_s, events=[event])
 
 
 def test_nobody_is_in_control_until_something_is_pushed() -> None:
     operator_input = OperatorInput(AXES)
     assert operator_input.read().action is None
-    assert push(operator_input, 0.5)
+    push(operator_input, 0.5)
     assert operator_input.read().action.tolist() == [0.5, 0, 0, -1]
     assert operator_input.driving
     push(operator_input, 0.0)
@@ -72,10 +78,10 @@ def test_what_is_not_repeated_expires() -> None:
 
 def test_what_was_long_on_its_way_counts_for_nothing() -> None:
     operator_input = OperatorInput(AXES, expiry_s=0.1)
-    assert not push(operator_input, 1.0, ago_s=0.2)
+    push(operator_input, 1.0, ago_s=0.2)
     assert operator_input.read().action is None
     push(operator_input, 1.0)
-    assert not push(operator_input, 1.0, ago_s=0.2)  # a report from before takes nothing for granted
+    push(operator_input, 1.0, ago_s=0.2)  # a report from before takes nothing for granted
     assert operator_input.read().action is None
 
 
@@ -149,7 +155,7 @@ def test_a_press_that_came_too_late_is_as_old_as_it_is() -> None:
 
 def test_the_grip_stays_and_follows_whoever_acts() -> None:
     operator_input = OperatorInput(AXES)
-    operator_input.toggle_grip()
+    tell(operator_input, "grip")
     push(operator_input, 1.0)
     assert operator_input.read().action[3] == 1
     operator_input.begin()
@@ -160,7 +166,7 @@ def test_the_grip_stays_and_follows_whoever_acts() -> None:
 
 def test_a_grip_that_was_just_toggled_is_not_undone_by_whoever_acted_meanwhile() -> None:
     operator_input = OperatorInput(AXES)
-    operator_input.toggle_grip()
+    tell(operator_input, "grip")
     operator_input.follow_grip(np.float32([0, 0, 0, -1.0]))  # the policy's step was still being executed
     push(operator_input, 1.0)
     assert operator_input.read().action[3] == 1
@@ -170,13 +176,15 @@ def test_a_grip_that_was_just_toggled_is_not_undone_by_whoever_acted_meanwhile()
 
 def test_a_verdict_is_said_once_and_not_of_the_next_episode() -> None:
     operator_input = OperatorInput(AXES)
-    operator_input.mark_outcome(False)
+    tell(operator_input, "success", ago_s=0.31)  # too late to count
+    assert operator_input.read().verdict is None
+    tell(operator_input, "failure", ago_s=0.29)
     assert operator_input.read().verdict is False
     assert operator_input.read().verdict is None
-    operator_input.mark_outcome(True)
+    tell(operator_input, "success")
     push(operator_input, 1.0)
     assert operator_input.read().verdict is True
-    operator_input.mark_outcome(True)
+    tell(operator_input, "success")
     operator_input.begin()
     assert operator_input.read().verdict is None
 
@@ -184,13 +192,13 @@ def test_a_verdict_is_said_once_and_not_of_the_next_episode() -> None:
 @pytest.mark.parametrize("to_the_end", [True, False])
 def test_a_demonstration_can_be_discarded_once_it_has_begun(to_the_end: bool) -> None:
     operator_input = OperatorInput(AXES, to_the_end=to_the_end)
-    operator_input.discard()  # there is nothing yet
+    tell(operator_input, "discard")  # there is nothing yet
     push(operator_input, 1.0)
     assert not operator_input.read().discard
-    operator_input.discard()
+    tell(operator_input, "discard")
     assert operator_input.read().discard is to_the_end
     assert not operator_input.read().discard
-    operator_input.discard()
+    tell(operator_input, "discard")
     operator_input.begin()
     push(operator_input, 0.5)
     assert not operator_input.read().discard
@@ -200,7 +208,7 @@ def test_to_the_end_begins_with_the_first_act_and_then_rests() -> None:
     operator_input = OperatorInput(AXES, expiry_s=0.1, to_the_end=True)
     assert operator_input.read().action is None
     push(operator_input, 1.0)
-    operator_input.toggle_grip()
+    tell(operator_input, "grip")
     assert operator_input.read().action.tolist() == [1, 0, 0, 1]
     clock.sleep(0.12)
     assert operator_input.read().action.tolist() == [0, 0, 0, 1]  # it moves no more, and drops nothing

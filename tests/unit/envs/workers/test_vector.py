@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 from tests.processes import children, dies, num_descriptors
 from tests.unit.envs.broken_worlds import EPISODE_STEPS, Numbers, action, break_down, source
+from tests.waiting import wait_for
 
 from understudy.core import tree as trees
 from understudy.envs.workers.outcomes import (
@@ -35,11 +36,10 @@ GO_ON = action(0.25)
 def pair() -> Iterator[Vector]:
     """Two workers that break down as asked."""
     before, descriptors = children(), num_descriptors()
-    with Vector([source(at_step="raise,sleep,kill", step=EPISODE_STEPS)] * 2, limits=Limits(step_s=0.8)) as vector:
+    with Vector([source(at_step="raise,sleep,kill", step=EPISODE_STEPS)] * 2, limits=Limits(step_s=3.0)) as vector:
         vector.start()
         yield vector
-    assert children() == before
-    assert num_descriptors() == descriptors
+    wait_for(lambda: children() <= before and num_descriptors() <= descriptors)  # others may end meanwhile
 
 
 def take(vector: Vector, slot: int, timeout_s: float = 60.0) -> Outcome:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.processes import dies
 
 from understudy.core import Episode, Source
 from understudy.core.examples import nested_spec, random_episode, robot_spec
@@ -269,15 +270,7 @@ import os
 os._exit(0)
 """
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
-    pid = int(completed.stdout)
-    import time
-
-    for _ in range(600):
-        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split(")")[1]:
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail("the reading process outlived its caller")
+    assert dies(int(completed.stdout), 60)
 
 
 def test_what_is_no_file_of_demonstrations(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_a_block_that_runs_out_is_waited_for_and_counted() -> None:
             self._policy = flow_policy()
 
         def act(self, *args: Any, **options: Any) -> Any:
-            time.sleep(0.2)
+            time.sleep(1.0)
             return self._policy.act(*args, **options)
 
         def __getattr__(self, name: str) -> Any:

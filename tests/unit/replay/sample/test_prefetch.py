@@ -6,11 +6,11 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.waiting import wait_for
 from tests.writing import write_episode
 
 from understudy.core import DamageError, StoreError
@@ -76,10 +76,7 @@ def test_the_thread_ends_with_its_owner(tmp_path: Path) -> None:
         assert threads()
         del ahead
         gc.collect()
-        deadline = time.monotonic() + 5
-        while threads() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        assert not threads()
+        wait_for(lambda: not threads())
 
 
 def test_new_commits_are_taken_in_while_it_runs(tmp_path: Path) -> None:

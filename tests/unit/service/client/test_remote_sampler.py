@@ -255,7 +255,7 @@ def test_a_dead_server_is_told_after_the_time_out(store: Store) -> None:
         address = server.address
     with connect(address) as remote:
         connection = next(iter(remote._connections.values()))
-        there = RemoteSampler(connection, EVERYTHING, batch_size=8, timeout_s=0.5)
+        there = RemoteSampler(connection, EVERYTHING, batch_size=8, timeout_s=5.0)
         with pytest.raises(UnavailableError, match="is `understudy serve` running there"):
             there.follow()
 

@@ -265,7 +265,7 @@ def test_an_actor_with_another_base_policy_than_the_learner_is_refused(given: Pa
     """On another machine the same path may hold another policy, whose actions the learner's actor does not fit."""
     other = tmp_path / "other.safetensors"
     new_policy(seed=1).save(other)
-    run = Run.create(tmp_path / "run", "rlpd", config_of(given))
+    run = Run.create(tmp_path / "run", "rlpd", config_of(given, steps=100_000))  # it learns until it is stopped
     stop = StopRequest()
     with Store.open(run.store) as store, Server(store, ServerConfig(port=0)) as server, ThreadPoolExecutor(1) as pool:
         learning = pool.submit(run_learner, run, server.address, stop=stop)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.unit.training.offpolicy.test_demo_online_mixture import followed, open_mixture, record
+from tests.waiting import wait_for
 
 from understudy.core import StoreError, TransitionBatch
 from understudy.core.examples import robot_spec
@@ -51,7 +52,7 @@ def shard(undo: ExitStack, tmp_path: Path) -> Callable[[str], Shard]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """For tests that stop a server: long enough for one that is only busy."""
-    monkeypatch.setattr(sharded_sampler, "ANSWER_TIMEOUT_S", 2.0)
+    monkeypatch.setattr(sharded_sampler, "ANSWER_TIMEOUT_S", 6.0)
     monkeypatch.setattr(sharded_sampler, "RETRY_S", 0.1)
 
 
@@ -225,8 +226,7 @@ def test_a_shard_that_is_away_is_done_without_until_it_is_back_elsewhere(
     assert shares(mixture) == pytest.approx([1 / 3, 0, 2 / 3], abs=0.05)
     saved = mixture.state()
     remote.update_address("b", shards["b"].start())
-    mixture.follow()
-    assert not mixture.unreachable
+    wait_for(lambda: (mixture.follow(), not mixture.unreachable)[1])
     assert shares(mixture) == pytest.approx([1 / 6, 3 / 6, 2 / 6], abs=0.05)
     shards["b"].stop()  # one that goes on meanwhile knows of them, too
     again = opened(undo, places, batch_size=50)

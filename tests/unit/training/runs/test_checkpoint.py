@@ -87,7 +87,7 @@ for number in range(int(sys.argv[2]), 10**6):
 def test_a_writer_that_is_killed_leaves_whole_checkpoints(tmp_path: Path) -> None:
     rng = np.random.default_rng(1)
     for round_ in range(4):
-        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(1000 * round_)])
+        writer = subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path), str(10**5 * round_)])
         before = newest_checkpoint(tmp_path)
         while newest_checkpoint(tmp_path) == before:
             time.sleep(0.01)

@@ -78,8 +78,7 @@ def test_a_hang_shows_the_stacks_of_all_threads_until_it_goes_on(tmp_path: Path)
     try:
         with Health(tmp_path, role="learner", name="rlpd", heartbeat_s=0.02, progress_timeout_s=0.1) as health:
             health.progress("learning")
-            wait_for(lambda: read(health)["stack"] is not None)
-            stack = read(health)["stack"]
+            stack = wait_for(lambda: read(health)["stack"])
             (seen,) = read_health(tmp_path)
             assert seen.state == "stuck"
             assert seen.idle_s > 0.1
@@ -156,10 +155,11 @@ def test_files_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_written_is_told_once_and_ends_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with Health(tmp_path / "health", role="a", name="b", heartbeat_s=0.01) as health:
-        assert health.path is not None
-        before = health.path.read_text()
-        (tmp_path / "health" / "a-b.json.new").mkdir()
+    folder = tmp_path / "health"
+    (folder / "a-b.json.new").mkdir(parents=True)  # where it would write
+    (folder / "a-b.json").write_text(before := "of an earlier process")
+    with Health(folder, role="a", name="b", heartbeat_s=0.01) as health:
+        assert health.path == folder / "a-b.json"
         wait_for(lambda: "the run continues without it" in caplog.text)
         time.sleep(0.05)
     assert caplog.text.count("the run continues without it") == 1
@@ -170,7 +170,7 @@ def test_without_a_directory_there_is_neither_file_nor_thread() -> None:
     num_threads = threading.active_count()
     with Health(None, role="a", name="b") as health:
         health.progress("acting")
-        assert threading.active_count() == num_threads
+        assert threading.active_count() <= num_threads  # one of an earlier test may end meanwhile
 
 
 def test_stacks_leave_out_who_asks() -> None:
