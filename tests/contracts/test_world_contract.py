@@ -66,8 +66,10 @@ class QuickArm(PointArm):
 def open_robot() -> Iterator[World]:
     pytest.importorskip("fastapi")
     server = pytest.importorskip("understudy.robots.server")
-    with server.ArmServer(QuickArm(), port=0) as served, RobotEnv(served.url, hz=50) as world:
-        yield world
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("understudy.envs.robot_client.TIMEOUT_S", 60.0)  # the machine may be busy
+        with server.ArmServer(QuickArm(), port=0) as served, RobotEnv(served.url, hz=50) as world:
+            yield world
 
 
 @pytest.fixture(scope="module", params=[*WORLDS, "robot"])

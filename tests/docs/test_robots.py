@@ -20,6 +20,7 @@ def test_the_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     arm, client = BLOCKS
     (tmp_path / "my_arm.py").write_text(arm)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("understudy.envs.robot_client.TIMEOUT_S", 60.0)  # the machine may be busy
     monkeypatch.delitem(sys.modules, "my_arm", raising=False)
     from understudy.cli.tools.robot import _build
     from understudy.robots.server import ArmServer

@@ -11,6 +11,7 @@ now, `drop` and `repeat` change one run of bytes without notice to either end.
 
 from __future__ import annotations
 
+import os
 import random
 import socket
 import threading
@@ -237,13 +238,14 @@ def free_port(host: str = "127.0.0.1", count: int = 1) -> int:
     """The first of `count` free ports in a row.
 
     They are outside the range of outgoing connections, so that none of those takes a port before it is opened, or
-    between two openings.
+    between two openings; and two processes that run side by side choose in different parts of it.
     """
-    for first in random.Random().sample(range(20_000, 32_000), 100):
+    lowest = 20_000 + os.getpid() % 12 * 1_000
+    for first in random.Random().sample(range(lowest, lowest + 1_000 - count), 100):
         try:
             for port in range(first, first + count):
                 socket.create_server((host, port)).close()
         except OSError:
             continue
         return first
-    raise OSError(f"{host}: none of 100 ports from 20000 to 32000 is free; end what listens there")
+    raise OSError(f"{host}: none of 100 ports from {lowest} on is free; end what listens there")

@@ -22,6 +22,7 @@ from understudy.compat import (
 )
 from understudy.core import ArraySpec, RefusedError, Source, SpecError, StoreError, StoreLockedError
 from understudy.replay import Reader, verify
+from understudy.selftest.faulty_proxy import free_port
 from understudy.web.errors import AccessError, ListenError
 
 TOKEN = "0123456789abcdef0123"
@@ -33,7 +34,8 @@ def serve(tmp_path, request):
 
     def serve(*names, capacity=10_000, answer=None, **options):
         names = names or ("actor_env",)
-        config = TrainerConfig(port_number=0, broadcast_port=0, request_types=["send-stats"])
+        port = free_port(count=len(names) + 1)  # they stay free while no server is there
+        config = TrainerConfig(port_number=port, broadcast_port=port + 1, request_types=["send-stats"])
         server = TrainerServer(config, request_callback=answer, **options)
         for name in names:
             buffer = make_buffer(tmp_path / name, capacity)
