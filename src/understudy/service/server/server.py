@@ -260,9 +260,10 @@ class Server:
     async def _close(self, grace_s: float) -> None:
         if self._grpc is not None:
             await self._grpc.stop(grace_s)
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        if tasks:  # streams that close their readers
-            await asyncio.wait(tasks, timeout=grace_s)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # streams that close their readers
+            _, late = await asyncio.wait(tasks, timeout=grace_s)
+            for task in late:
+                task.cancel()
 
     def _handlers(self) -> tuple[grpc.GenericRpcHandler, ...]:
         delivery = {

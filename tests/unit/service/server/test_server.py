@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,10 +22,11 @@ from tests.writing import write_episode
 
 from understudy.core import ArraySpec, DeliveryError, RefusedError, Spec, StepSpec, UnavailableError, WireError
 from understudy.core.examples import CANONICAL, random_episode, random_steps, small_spec
-from understudy.replay import Reader, Store
+from understudy.replay import EVERYTHING, Reader, Store
 from understudy.replay.format import layout
 from understudy.selftest.faulty_proxy import Proxy
 from understudy.service import Remote, Server, ServerConfig, connect
+from understudy.service.server.sample_stream import SampleStream
 from understudy.service.wire.protocol import ERROR_KEY, STATUS, TOKEN_KEY, VERSION, WRITE, method, to_json
 from understudy.web.errors import AccessError, ListenError
 
@@ -117,6 +120,21 @@ def test_a_program_that_ends_without_a_stop_says_so_to_its_clients_and_prints_no
     assert process.returncode == 0
     with Reader(tmp_path / "store") as reader:
         assert [record.num_steps for record in reader.episodes()] == [12]
+
+
+def test_a_read_that_does_not_end_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here it is the closing of a stream's reader, which nobody may cancel."""
+    over = threading.Event()
+    monkeypatch.setattr(SampleStream, "close", lambda self: over.wait())
+    with Store.open(tmp_path / "store") as store:
+        write_episode(store.writer("w", SPEC), random_episode(SPEC, 5, 1))
+        server = Server(store, ServerConfig(port=0)).start()
+        with connect(server.address) as remote, remote.sampler(EVERYTHING, batch_size=4) as sampler:
+            sampler.sample()
+            server.stop(grace_s=0.1)
+        assert server.is_reading
+        assert not asyncio.all_tasks(server._loop)  # asyncio complains when a pending task is destroyed
+        over.set()
 
 
 def deliver_episode(remote: Remote, name: str, seed: int = 1) -> None:
