@@ -470,12 +470,14 @@ class Catalog:
     # ---- checks
 
     def integrity_problems(self) -> list[str]:
-        """What SQLite itself finds wrong."""
+        """What SQLite itself finds wrong, and a table or column that is not there: its name may be damaged."""
         try:
             found = [str(row[0]) for row in self._rows("pragma integrity_check(20)")]
         except (DamageError, StoreFailedError) as error:
             return [str(error)]
-        return [] if found == ["ok"] else found
+        if found != ["ok"]:
+            return found
+        return [] if self._has_tables() else ["a table or a column is missing"]
 
     def select(self, sql: str, values: Sequence[SqlValue] = ()) -> list[SqlRow]:
         """The rows of any SQL query; a StoreError if it is wrong."""

@@ -116,6 +116,8 @@ def _recover(path: Path) -> RecoveredCatalog:
         known.trusted = known.trusted and not lost_commits(path, catalog, sealed=sealed)
         known.trusted = known.trusted and not _has_unlisted_rows(path, catalog)
         known.trusted = known.trusted and not _contradicts_segments(path, catalog, known)
+    except DamageError:  # it can be read so far, and no further
+        known.trusted = False
     finally:
         catalog.close()
     return known

@@ -311,7 +311,7 @@ class _Stream:
         try:
             found = self._arrived.get(timeout=max(timeout_s, 0.001))
         except queue.Empty:
-            raise UnavailableError(f"the server has not answered in {timeout_s:.0f} s; is it overloaded?") from None
+            raise UnavailableError(f"the server has not answered in {timeout_s:.1f} s; is it overloaded?") from None
         if isinstance(found, UnderstudyError):
             self._arrived.put(found)
             raise found.with_traceback(None)

@@ -1,12 +1,14 @@
 """Repair: whole rows stay, in episodes without gaps; what is lost is reported."""
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from understudy.core.examples import random_episode, small_spec
-from understudy.replay import Reader, repair
+from understudy.replay import Reader, repair, verify
+from understudy.replay.format.catalog import ADDED_COLUMNS, _tables
 from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE, segment_files, segment_path
 from understudy.replay.format.segment import read_layout
 
@@ -83,6 +85,28 @@ def test_a_writer_whose_row_is_damaged_does_not_stop_it(path: Path, value: str) 
     with Reader(path) as reader:
         assert [record.num_rows for record in reader.episodes()] == [6, 6, 6, 6]
         assert all(isinstance(writer.last_seq, int) for writer in reader.catalog.writers())
+
+
+NAMES = [(table, name) for table, names in _tables().items() for name in names if table != "sqlite_sequence"]
+ADDED = [(table, name) for table, names in ADDED_COLUMNS.items() for name in names]  # an older store has none of them
+
+
+@pytest.mark.parametrize(("table", "column"), NAMES)
+def test_a_damaged_name_in_the_schema_does_not_stop_it(path: Path, table: str, column: str) -> None:
+    """SQLite's own check finds nothing wrong then."""
+    with Reader(path) as reader:
+        before = [reader.read(record.id) for record in reader.episodes()]
+    with closing(sqlite3.connect(path / CATALOG_FILE)) as db:
+        db.execute(f"alter table {table} rename column {column} to {column}x")
+    (path / SEAL_FILE).unlink()
+    assert verify(path).ok == ((table, column) in ADDED)
+    report = repair(path)
+    assert report.after.ok
+    assert report.rows_dropped == report.episodes_lost == 0
+    with Reader(path) as reader:
+        after = [reader.read(record.id) for record in reader.episodes()]
+    assert len(after) == len(before)
+    assert all(a.equals(b) for a, b in zip(after, before, strict=True))
 
 
 def test_a_short_file_gets_its_size_back(path: Path) -> None:
