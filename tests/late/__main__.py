@@ -1,4 +1,4 @@
-"""Runs tests in a machine that is late at every turn, to find those that fail by chance on a busy one.
+"""Runs tests on a machine that is late at every turn, to find those that fail by chance on a busy one.
 
     python -m tests.late -n 4 -m "not serial and not nightly" tests/system tests/unit/service
 

@@ -14,8 +14,8 @@ def test_events_lose_nothing(events: int, tmp_path: Path) -> None:
     report = run_chain_test(tmp_path, events=events, seed=1)
     assert report.ok, report
     assert report.num_events == events
-    assert report.durable == report.recorded > events  # some hundred, if the machine is not busy
-    assert report.consumed > events
+    assert report.durable == report.recorded > 15 * events
+    assert report.consumed > 15 * events
 
 
 @pytest.mark.nightly

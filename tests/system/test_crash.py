@@ -37,7 +37,7 @@ def test_kills_lose_nothing(kills: int, tmp_path: Path) -> None:
     report = run_crash_test(tmp_path / "store", kills=kills, seed=1)
     assert report.kills == kills
     assert report.ok, report
-    assert report.found == report.acknowledged > kills  # some hundred, if the disk is not busy
+    assert report.found == report.acknowledged > 20 * kills
     assert len(report.killed_while) >= min(6, kills // 4)  # phases
 
 

@@ -64,13 +64,13 @@ class Publisher:
         asked = [connection for name, connection in connections.items() if new or name in self.unpublished]
         with ThreadPoolExecutor(max(len(asked), 1)) as pool:
             limits_s = [PROBE_TIMEOUT_S if one.name in self.unpublished else CONNECT_TIMEOUT_S for one in asked]
-            versions = dict(zip(asked, pool.map(_newest_version, asked, limits_s), strict=True))
+            versions = dict(zip(asked, pool.map(newest_version, asked, limits_s), strict=True))
         self._version = max([self._version, *(version for version in versions.values() if version is not None)])
         return [one for one in connections.values() if versions.get(one, self._version) is not None]
 
 
-def _newest_version(connection: Connection, timeout_s: float) -> int | None:
-    """The version that a server has; None if it does not answer in time."""
+def newest_version(connection: Connection, timeout_s: float) -> int | None:
+    """The highest version that a server has given out; None if it does not answer in time."""
     try:
         status = connection.call(STATUS, {"views": []}, timeout_s=timeout_s, wait=False)
     except UnavailableError:

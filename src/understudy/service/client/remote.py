@@ -20,7 +20,7 @@ from typing import Any
 
 import xxhash
 
-from understudy.core import RefusedError, StepSpec, UnavailableError
+from understudy.core import RefusedError, StepSpec
 from understudy.core.closeable import Closeable
 from understudy.core.resize import ResizeOption
 from understudy.core.tree import Tree
@@ -36,7 +36,7 @@ from understudy.service.client.connection import (
     Credentials,
 )
 from understudy.service.client.outbox import Outbox, OutboxConfig
-from understudy.service.client.publish import Publisher
+from understudy.service.client.publish import Publisher, newest_version
 from understudy.service.client.remote_sampler import RemoteSampler
 from understudy.service.client.remote_writer import RemoteWriter
 from understudy.service.client.sharded_sampler import ShardedSampler
@@ -271,13 +271,8 @@ class Remote(Closeable):
         """The highest version that the servers have given out, 0 before the first; None if one that does not answer
         may have given out a first version.
         """
-        versions = []
-        for shard in self._connections.values():
-            try:
-                status = shard.call(STATUS, {"views": []}, timeout_s=timeout_s, wait=False)
-            except UnavailableError:
-                continue
-            versions.append(int(status["parameters_version"]))
+        asked = [newest_version(shard, timeout_s) for shard in self._connections.values()]
+        versions = [version for version in asked if version is not None]
         newest = max(versions, default=0)
         return newest if newest or len(versions) == len(self._connections) else None
 

@@ -185,7 +185,7 @@ def run_actor(
     stop = stop or StopRequest()
     with ExitStack() as undo:
         undo.enter_context(health)
-        base_policy = config.base_policy_digest
+        base_policy_digest = config.base_policy_digest
         world = undo.enter_context(config.open_world())
         remote = server
         if isinstance(remote, str):
@@ -219,7 +219,7 @@ def run_actor(
             if latest is not None and latest is not seen:
                 seen = latest
                 if (found := _published_policy(latest)) is not None:
-                    _check_base_policy(config, base_policy, found)
+                    _check_base_policy(config, base_policy_digest, found)
                     newest, num_since = found, 0
                     num_total = max(num_total, found.num_steps)
             if newest is not None and newest.finished:
@@ -320,15 +320,15 @@ class PublishedPolicy:
     pending_updates: int
     finished: bool
     num_steps: int = 0  # of the run, when it was published
-    base_policy: str | None = None  # the digest of the learner's
+    base_policy_digest: str | None = None  # of the learner's base policy
 
 
 def _check_base_policy(config: RLPDConfig, digest: str | None, published: PublishedPolicy) -> None:
     """A residual actor that changes the actions of another base policy would send wrong ones to a robot."""
-    if digest != published.base_policy:
+    if digest != published.base_policy_digest:
         raise ConfigError(
-            f"base_policy: expected the policy that the learner uses ({published.base_policy or 'none'}), got another "
-            f"one at {config.base_policy} ({digest or 'none'}); copy the learner's file to this machine"
+            f"base_policy: expected the policy that the learner uses ({published.base_policy_digest or 'none'}), got "
+            f"another one at {config.base_policy} ({digest or 'none'}); copy the learner's file to this machine"
         )
 
 
@@ -341,7 +341,7 @@ def _published_policy(parameters: Parameters) -> PublishedPolicy | None:
             pending_updates=int(parameters.metadata["pending_updates"]),
             finished=parameters.metadata["finished"] == "1",
             num_steps=int(parameters.metadata.get("steps", 0)),
-            base_policy=parameters.metadata.get("base_policy") or None,
+            base_policy_digest=parameters.metadata.get("base_policy") or None,
         )
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, UnderstudyError) as error:
         logger.error(

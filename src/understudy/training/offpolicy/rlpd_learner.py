@@ -113,7 +113,7 @@ class RLPDLearner(Closeable):
         config = self.config
         if config.base_policy is None:
             return None
-            # Named after all that decides on its content: an earlier start may have left one of another policy.
+        # Named after all that decides on its content: an earlier start may have left one of another policy.
         decides = json.dumps([self.base_policy_digest, config.demos, config.seed])
         path = self.run.base_demos / f"{zlib.crc32(decides.encode()):08x}"
         if not path.exists():

@@ -144,11 +144,15 @@ def test_without_a_grip_the_first_button_does_nothing(mouse: Callable[..., Mouse
 @pytest.mark.serial
 def test_a_cap_that_falls_silent_loses_control(mouse: Callable[..., Mouse]) -> None:
     held = mouse(expiry_s=0.2)
-    held.push(x=350)
-    held.until(bool)
-    start_s = time.monotonic()
-    held.until(lambda action: action is None)
-    assert time.monotonic() - start_s > 0.1
+    taken_s = []
+    for _ in range(3):
+        held.push(x=350)
+        held.until(bool)
+        start_s = time.monotonic()
+        held.until(lambda action: action is None)
+        taken_s.append(time.monotonic() - start_s)
+    assert min(taken_s) > 0.1
+    assert min(taken_s) < 0.3  # this process may be late itself
 
 
 def test_a_pulled_cable_is_noticed(mouse: Callable[..., Mouse]) -> None:

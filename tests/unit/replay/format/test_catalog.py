@@ -195,7 +195,7 @@ def test_text_that_is_not_utf8_is_damage(path: Path) -> None:
 
 
 def test_a_damaged_name_that_sqlite_quotes_is_damage(path: Path) -> None:
-    """Python's sqlite3 cannot decode SQLite's message then. The schema is the first page of the file."""
+    """Python's sqlite3 cannot decode SQLite's message then."""
     with sqlite3.connect(path / CATALOG_FILE) as db:
         db.execute("pragma writable_schema = on")
         db.execute(

@@ -78,10 +78,12 @@ def test_endless_queries_are_refused_and_the_process_ends_when_told(tmp_path: Pa
                         for _ in range(32)
                     ]
                     assert {call.code() for call in calls} == {wanted}
-                for _ in range(300):
-                    status.future(to_json({"views": [{"name": "x", "clauses": hidden}] * 16}))
+                waiting = [
+                    status.future(to_json({"views": [{"name": "x", "clauses": hidden}] * 16})) for _ in range(1000)
+                ]
                 process.terminate()
                 assert process.wait(60) == 0
+                assert any(call.code() is not grpc.StatusCode.OK for call in waiting)
         finally:
             process.kill()
 
@@ -363,11 +365,14 @@ WRONG_HELLOS: dict[str, tuple[bytes, str]] = {
 }
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("kind", WRONG_HELLOS)
 def test_a_hello_that_cannot_be_is_refused_at_once(serve: Serve, kind: str) -> None:
     message, wanted = WRONG_HELLOS[kind]
     server = serve()
-    answers, code, text, name = talk(server, message)  # within the 20 s of the call
+    started = time.monotonic()
+    answers, code, text, name = talk(server, message)
+    assert time.monotonic() - started < 2.0
     assert (answers, code) == ([], grpc.StatusCode.INVALID_ARGUMENT), text
     assert wanted in text
     assert name in ("WireError", "SpecError")
