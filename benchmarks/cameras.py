@@ -72,7 +72,7 @@ def _scene(num_frames: int, seed: int) -> Array:
 def record(
     *, seconds: float = 60.0, codec: CodecName = "h264", frames: Path | None = None, kills: int | None = None
 ) -> None:
-    """Append steps at 30 Hz and report how long `append` took.
+    """Append steps at 30 Hz and report how long `append` took, beside a process that only copies the frames.
 
     Args:
         seconds: How long to record.
@@ -83,7 +83,11 @@ def record(
     pictures = frames_of(frames)
     spec = spec_of(codec)
     num_steps = int(seconds * HZ)
-    with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
+    beside = [sys.executable, "-m", "benchmarks.cameras", "bare", "--seconds", str(seconds)]
+    with (
+        tempfile.TemporaryDirectory(dir=Path.cwd()) as place,
+        subprocess.Popen(beside, stdout=subprocess.PIPE, text=True) as bare_loop,
+    ):
         path = Path(place) / "store"
         if kills is None:
             with Store.open(path) as store:
@@ -98,7 +102,8 @@ def record(
             "codec": codec,
             "steps": num_steps,
             "rows lost": lost,
-            "append ms": {f"p{q}": round(float(np.percentile(took_s, q)) * 1e3, 2) for q in (50, 99, 99.9, 100)},
+            "append ms": _percentiles_ms(took_s),
+            "bare copy in another process, ms": json.loads(bare_loop.communicate()[0]),
             "late ticks": late,
             "kB a step": round(recorded.num_bytes / recorded.num_rows / 1e3, 1),
             "CPU ms a step, producer and writer": round(cpu_s / num_steps * 1e3, 1),
@@ -113,8 +118,8 @@ def record(
 def _append(writer: Any, pictures: dict[str, Array], num_steps: int) -> tuple[list[float], float, int]:
     """How long each `append` took, the CPU time of the process, and the ticks that began late."""
     took_s, late = [], 0
-    cpu_s, start_s = time.process_time(), time.monotonic()
     writer.begin(task="record")
+    cpu_s, start_s = time.process_time(), time.monotonic()
     count = len(pictures["front"])
 
     def seen(number: int) -> dict[str, Any]:
@@ -140,6 +145,28 @@ def _append(writer: Any, pictures: dict[str, Array], num_steps: int) -> tuple[li
     writer.end(seen(num_steps))
     writer.flush()
     return took_s, time.process_time() - cpu_s, late
+
+
+def bare(*, seconds: float = 60.0) -> None:
+    """Copy three frames into memory at 30 Hz and report how long that took: what the machine does to any such loop.
+
+    Args:
+        seconds: How long to go on.
+    """
+    frames = np.ones((3, 480, 640, 3), np.uint8)
+    memory = np.zeros((20, *frames.shape), np.uint8)
+    memory.fill(0)
+    took_s, start_s = [], time.monotonic()
+    for number in range(int(seconds * HZ)):
+        time.sleep(max(start_s + number / HZ - time.monotonic(), 0.0))
+        before_s = time.monotonic()
+        memory[number % len(memory)] = frames
+        took_s.append(time.monotonic() - before_s)
+    print(json.dumps(_percentiles_ms(took_s)))
+
+
+def _percentiles_ms(times_s: list[float]) -> dict[str, float]:
+    return {f"p{q}": round(float(np.percentile(times_s, q)) * 1e3, 2) for q in (50, 99, 99.9, 100)}
 
 
 def _record_remotely(
@@ -354,4 +381,6 @@ def _av1(pictures: Array) -> tuple[int, float, float, Array]:
 
 
 if __name__ == "__main__":
-    tyro.extras.subcommand_cli_from_dict({"record": record, "sample": sample, "resized": resized, "codecs": codecs})
+    tyro.extras.subcommand_cli_from_dict(
+        {"record": record, "bare": bare, "sample": sample, "resized": resized, "codecs": codecs}
+    )

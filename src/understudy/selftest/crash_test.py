@@ -45,6 +45,7 @@ from understudy.selftest.damage import DamageReport, damage_copy
 
 SEGMENT_BYTES = 400_000
 KEEP_PRACTICE_STEPS = 1500
+KILLS_PER_DAMAGED_STORE = 20  # after each, all of the store and of its copy is read: a large one would take minutes
 NUM_THREADS = 3
 PHASES = (
     "idle",
@@ -96,15 +97,33 @@ def run_crash_test(
 ) -> CrashReport:
     """Kill a writer `kills` times on a store in `directory` and check after each, with `damage` a damaged copy too.
 
-    With `encoded` the steps have cameras that are stored in H.264 and PNG.
+    With `damage` a new store is begun after every KILLS_PER_DAMAGED_STORE. With `encoded` the steps have cameras that
+    are stored in H.264 and PNG.
     """
     contents = Contents(encoded=encoded)
     rng = random.Random(seed)
     report = CrashReport(damage=DamageReport() if damage else None)
+    kills_per_store = KILLS_PER_DAMAGED_STORE if damage else kills
+    while report.ok and report.kills < kills:
+        if report.kills:
+            shutil.rmtree(directory)
+        _kill_on_one_store(directory, contents, rng, min(kills, report.kills + kills_per_store), report, progress)
+    return report
+
+
+def _kill_on_one_store(
+    directory: Path,
+    contents: Contents,
+    rng: random.Random,
+    kills: int,
+    report: CrashReport,
+    progress: Callable[[CrashReport], None] | None,
+) -> None:
+    """Kill until the report has `kills`, or something is wrong."""
     ledger = _Ledger()
     phase_table = _PhaseTable()
     checked = 0
-    while report.kills < kills:
+    while report.ok and report.kills < kills:
         _run_until_killed(directory, contents, rng, ledger, phase_table)
         report.kills += 1
         report.killed_while.update(phase_table.phases())
@@ -117,14 +136,9 @@ def run_crash_test(
             write_one = partial(_write_one, contents, seed=report.kills)
             match = partial(_rows_match, contents)
             damage_copy(killed, directory, ledger.rows, rng, report.damage, match, write_one)
-            if not report.ok:
-                break
-        if progress:
+        if progress and report.ok:
             progress(report)
-        if report.lost or report.duplicated or report.different:
-            break
     _check_all(directory, contents, ledger, report)
-    return report
 
 
 class _PhaseTable:
@@ -258,9 +272,9 @@ def _check_rows(reader: Reader, record: Any, contents: Contents, ledger: _Ledger
 
 def _check_all(directory: Path, contents: Contents, ledger: _Ledger, report: CrashReport) -> None:
     """Every acknowledged row against the whole store."""
-    report.problems = verify(directory).problems
-    report.acknowledged = sum(ledger.rows.values())
-    report.lost = report.different = report.found = 0
+    report.problems += verify(directory).problems
+    report.acknowledged += sum(ledger.rows.values())
+    report.lost = report.different = 0  # `_check_new` has counted these already
     seen: Counter[int] = Counter()
     with Reader(directory) as reader:
         for record in reader.episodes("1"):
@@ -276,7 +290,7 @@ def _check_all(directory: Path, contents: Contents, ledger: _Ledger, report: Cra
                 report.lost += acknowledged  # it was never to be deleted
             if not record.purged:
                 _check_rows(reader, record, contents, ledger, report)
-    report.duplicated = sum(seen.values()) - len(seen)
+    report.duplicated += sum(seen.values()) - len(seen)
     report.lost += sum(rows for seed, rows in ledger.rows.items() if not seen[seed])
 
 

@@ -40,7 +40,8 @@ def command(
         chain: Test the whole path of a step instead: kill two actors, a server and a reader at random, and make the
             connection between them fail, slow, freeze, or lose or repeat bytes.
         damage: After each kill, also flip bits in a file of a copy of the store or cut it short, then open, verify and
-            repair the copy and check that no wrong row is served and that all undamaged episodes are there.
+            repair the copy and check that no wrong row is served and that all undamaged episodes are there. A new store
+            is begun every 20 kills, because each check reads all of it.
         encoded: Write steps with a camera in H.264 and a depth camera in PNG too, which needs the extra "cameras".
         directory: Directory in which the store is made, by default the working directory; the store is removed after
             success.

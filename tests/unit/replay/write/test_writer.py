@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.core import EpisodeError, EpisodeInfo, SpecError, Step, StoreError, StoreFailedError
+from understudy.core import (
+    ArraySpec,
+    EpisodeError,
+    EpisodeInfo,
+    Spec,
+    SpecError,
+    Step,
+    StepSpec,
+    StoreError,
+    StoreFailedError,
+)
 from understudy.core import tree as trees
 from understudy.core.episode import stack
 from understudy.core.examples import random_steps, small_spec
@@ -325,6 +335,70 @@ def test_a_store_takes_what_stands_around_gaps(tmp_path: Path) -> None:
             assert found == rewards[at : at + len(found)]
             assert ("steps_missing_before" in record.info.labels) == (at > 0)
     assert verify(tmp_path / "store").ok
+
+
+@pytest.mark.serial
+def test_append_keeps_pythons_lock_while_it_copies_frames(tmp_path: Path) -> None:
+    """Otherwise a control loop waits, once a frame, for the encoders' threads to give it back."""
+    spec = StepSpec(
+        observation=Spec({name: ArraySpec(shape=(480, 640, 3), dtype="uint8") for name in ("front", "side", "wrist")}),
+        action=Spec(ArraySpec(shape=(7,), dtype="float32")),
+    )
+    frames = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
+    step = Step(observation=dict.fromkeys(("front", "side", "wrist"), frames), action=np.zeros(7, np.float32), reward=0)
+    turns, over, before_s = 0, False, sys.getswitchinterval()
+
+    def spin() -> None:
+        nonlocal turns
+        while not over:
+            turns += 1
+
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("w", spec, commit_steps=20)
+        writer.begin()
+        other = threading.Thread(target=spin)
+        other.start()
+        sys.setswitchinterval(0.1)
+        try:
+            undisturbed = []
+            for _ in range(5):
+                time.sleep(0)  # the lock is new: the other thread asks for it in 0.1 s
+                before = turns
+                writer.append(step)
+                undisturbed.append(turns == before)
+        finally:
+            sys.setswitchinterval(before_s)
+            over = True
+            other.join()
+        writer.cut()
+    assert any(undisturbed)
+    with Reader(tmp_path / "store") as reader:
+        _, columns = reader.rows(1)
+    assert all(np.array_equal(columns["observation/side"][row], frames) for row in range(5))
+
+
+def test_frames_of_any_memory_order_are_copied_right(tmp_path: Path) -> None:
+    frame = np.random.default_rng(0).integers(0, 256, (64, 48, 3), np.uint8)
+    depth = np.random.default_rng(1).integers(0, 2**16, (64, 48), np.uint16)
+    spec = StepSpec(
+        observation=Spec(
+            {"rgb": ArraySpec(shape=(64, 48, 3), dtype="uint8"), "depth": ArraySpec(shape=(64, 48), dtype="uint16")}
+        ),
+        action=Spec(ArraySpec(shape=(7,), dtype="float32")),
+    )
+    seen = {"rgb": frame[:, ::-1, ::-1], "depth": np.asfortranarray(depth)}
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("w", spec)
+        writer.begin()
+        writer.append(Step(observation=seen, action=np.zeros(7, np.float32), reward=0.0, truncated=True))
+        frozen = np.array(seen["rgb"])
+        frozen.flags.writeable = False
+        writer.end({"rgb": frozen, "depth": depth})
+    with Reader(tmp_path / "store") as reader:
+        _, columns = reader.rows(1)
+    for row in range(2):
+        np.testing.assert_array_equal(columns["observation/rgb"][row], seen["rgb"])
+        np.testing.assert_array_equal(columns["observation/depth"][row], depth)
 
 
 @pytest.fixture
