@@ -3,6 +3,7 @@
     python benchmarks/onpolicy.py rollout    # the Collector, beside the same workers and policy without it
     python benchmarks/onpolicy.py update     # PolicyGradientLearner.learn, beside torch on tensors that are ready
     python benchmarks/onpolicy.py bytes      # of pictures, in an iteration: by formula, and counted with two ranks
+    python -m benchmarks.onpolicy overlap    # iterations an hour with max_lag 1, beside 0
 
 Both sides of a ratio take turns, with the first changing from round to round; a ratio is the median over rounds of CPU
 time of all processes, bare / ours: 1 is no cost. `rollout --env NAME` measures another world.
@@ -44,13 +45,17 @@ from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.replay.maintain.summary import summarize
 from understudy.training.collection.block_rows import to_batch
 from understudy.training.collection.collector import Collector
+from understudy.training.collection.group_filter import FilterConfig
 from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.task_start_plan import Plan, PlanConfig, PlannedTask, Ticket
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.ranks import single_rank
+from understudy.training.onpolicy.config import TaskEvaluationConfig, default_config
+from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner, _batch_seed
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 
 ROUNDS = 5
 SAMPLING = Sampling()
@@ -411,6 +416,62 @@ def _count(place: Path, iterations: int) -> int:
     return 0
 
 
+# --- overlap ---
+
+WAITING = "benchmarks.worlds.waiting:WaitingWorld?tasks=4&step_ms=20"
+
+
+def overlap(*, env: tuple[str, ...] = (TOY, WAITING), iterations: int = 6, rounds: int = 3, episodes: int = 32) -> int:
+    """Measure iterations an hour of GRPO with max_lag 1 and 0, of the same small VLA, in turns.
+
+    Args:
+        env: Worlds: by default the toy, whose simulators need the cores, and one that waits 20 ms a step, as if its
+            simulators were elsewhere.
+        iterations: Of a run, between the first and the last, which are left out: these run less at the same time.
+        rounds: Runs of each side.
+        episodes: Of an iteration, in groups of four.
+    """
+    for name in env:
+        seconds: dict[int, list[float]] = {0: [], 1: []}
+        for number in range(rounds):
+            for lag in (0, 1) if number % 2 else (1, 0):
+                with tempfile.TemporaryDirectory() as place:
+                    seconds[lag] += _iteration_s(Path(place), name, lag, iterations, episodes)
+        per_hour = {lag: 3600 / float(np.median(found)) for lag, found in seconds.items()}
+        print(
+            f"{name}: {per_hour[1]:.0f} iterations an hour with max_lag 1, {per_hour[0]:.0f} with 0: "
+            f"{per_hour[1] / per_hour[0]:.2f}x (medians of {len(seconds[0])} iterations of each)"
+        )
+    return 0
+
+
+def _iteration_s(place: Path, env: str, lag: int, iterations: int, episodes: int) -> list[float]:
+    """Seconds of each iteration but the first and the last."""
+    with Collector(env, num_parallel_envs=1) as collector:
+        policy = _new_policy(collector)
+    policy.save(place / "policy.safetensors")
+    config = replace(
+        default_config("grpo", policy=str(place / "policy.safetensors")),
+        env=env,
+        iterations=iterations + 2,
+        max_lag=lag,
+        plan=PlanConfig(n_samples=4, data_batch_size=episodes),
+        filters=FilterConfig(filter_accuracy=False),
+        eval_every=1000,
+        evaluation=TaskEvaluationConfig(episodes=1),
+        checkpoint_every=1000,
+    )
+    ends_s: list[float] = []
+
+    def watch(news: OnPolicyProgress) -> None:
+        if news.metrics is not None:
+            ends_s.append(time.monotonic())
+
+    with OnPolicyRun(Run.create(place / "run", "grpo", config), watch) as run:
+        run.run()
+    return [float(took_s) for took_s in np.diff(ends_s)[:-1]]
+
+
 def _num_bytes(spec: StepSpec) -> int:
     """Of one observation."""
     return sum(math.prod(leaf.fixed_shape) * np.dtype(leaf.dtype).itemsize for leaf in spec.observation.flat.values())
@@ -456,4 +517,8 @@ def _plan(collector: Collector, episodes: int) -> Plan:
 
 
 if __name__ == "__main__":
-    sys.exit(tyro.extras.subcommand_cli_from_dict({"rollout": rollout, "update": update, "bytes": count_bytes}))
+    sys.exit(
+        tyro.extras.subcommand_cli_from_dict(
+            {"rollout": rollout, "update": update, "bytes": count_bytes, "overlap": overlap}
+        )
+    )

@@ -12,6 +12,7 @@ import pytest
 from understudy.cli import main
 from understudy.core import DamageError
 from understudy.replay import Reader, Store, repair, verify
+from understudy.selftest import crash_test
 from understudy.selftest.crash_test import run_crash_test
 
 WRITER = """
@@ -75,6 +76,18 @@ def test_kills_and_damage_lose_nothing_else(tmp_path: Path) -> None:
     assert report.damage is not None
     assert report.ok, report.damage
     assert report.damage.damaged.total() == 3
+
+
+def test_a_child_that_is_killed_at_once_leaves_a_store_to_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(crash_test, "_child", lambda *args: time.sleep(60))
+    monkeypatch.setattr(crash_test, "KILLS_PER_DAMAGED_STORE", 1)
+    report = run_crash_test(tmp_path / "store", kills=2, seed=1, damage=True)
+    assert report.ok, report
+    assert report.damage is not None
+    assert report.damage.damaged.total() == report.kills == 2
+    assert report.acknowledged == 0
 
 
 @pytest.mark.nightly

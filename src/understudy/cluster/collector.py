@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from understudy.core import StepSpec
 from understudy.envs.suite import Suite, Task
 from understudy.policies import BlockPolicy, Sampling
 from understudy.training.collection.collector import check_tickets
+from understudy.training.collection.prefetch import Prefetch
 from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.serialization import deserialize_rollouts
 from understudy.training.collection.shared_tickets import Sharing
@@ -105,8 +105,7 @@ class ClusterCollector(Supervisor[_Worker]):
         self.busy_s = 0.0  # how long simulators had a ticket, summed over them
         self._finished: list[Rollout] = []
         self._attempts: Counter[int] = Counter()  # workers that were lost with a ticket, by its number
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._prefetched: tuple[list[Ticket], Future[list[Rollout]]] | None = None
+        self._prefetch = Prefetch()
         try:
             while not self.is_open:
                 self.step(WAIT_S)
@@ -162,20 +161,14 @@ class ClusterCollector(Supervisor[_Worker]):
 
     def prefetch(self, tickets: Sequence[Ticket], sampling: Sampling) -> None:
         """Begin with the tickets of the next stream that is no evaluation, in a thread."""
-        self._finish_prefetch()
         if tickets:
-            self._prefetched = list(tickets), self._thread.submit(list, self._run(tickets, sampling))
+            self._prefetch.begin(tickets, self._run(tickets, sampling))
 
     def stream(
         self, tickets: Sequence[Ticket], policy: BlockPolicy, sampling: Sampling, *, sharing: Sharing | None = None
     ) -> Iterator[Rollout]:
         """As `Collector.stream`, with the policy that was published. Prefetched tickets are not shared."""
-        self._finish_prefetch()
-        if self._prefetched is not None and self._prefetched[0] == list(tickets):
-            collected, self._prefetched = self._prefetched[1].result(), None
-            yield from collected
-        else:
-            yield from self._run(tickets, sampling, sharing)
+        yield from self._prefetch.take(tickets) or self._run(tickets, sampling, sharing)
 
     def close(self) -> None:
         super().close()
@@ -304,11 +297,6 @@ class ClusterCollector(Supervisor[_Worker]):
                 self._inference.step()
             finished, self._finished = self._finished, []
             yield from finished
-
-    def _finish_prefetch(self) -> None:
-        """There is one stream at a time, so the prefetched one finishes first."""
-        if self._prefetched is not None:
-            self._prefetched[1].result()
 
 
 def _nobody_else(ticket: Ticket) -> bool:

@@ -123,6 +123,8 @@ def _kill_on_one_store(
     ledger = _Ledger()
     phase_table = _PhaseTable()
     checked = 0
+    if report.damage is not None:
+        Store.open(directory).close()  # a child that is killed at once may leave no store to damage
     while report.ok and report.kills < kills:
         _run_until_killed(directory, contents, rng, ledger, phase_table)
         report.kills += 1

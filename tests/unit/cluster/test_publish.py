@@ -45,7 +45,7 @@ def test_the_first_rank_puts_and_the_others_use_its_reference(tmp_path: Any) -> 
     job = RankJob(run=tmp_path, cluster=ClusterConfig(), token="", addresses={}, learner_nodes=())
     runners, ranks = [Runner(), Runner()], [Rank(0), Rank(1)]
     backends = [
-        RankBackend(job, runner, rank, lambda doing: None, lambda: runners[0].weights)  # type: ignore[arg-type]
+        RankBackend(job, runner, rank, lambda doing: None, lambda: runners[0].weights, max_lag=0)  # type: ignore[arg-type]
         for runner, rank in zip(runners, ranks, strict=True)
     ]
     gathered = []

@@ -53,7 +53,8 @@ class PolicyGradientConfig:
     """Largest number of tokens in one backward pass of a rank. None lets ppo_micro_batch_size decide."""
     recompute_log_probs: bool | None = None
     """Whether the learner computes the log-probs that ratios begin from again, in the micro batches that it trains in,
-    instead of taking those that were recorded while acting. None does so if the engine computes in bfloat16."""
+    instead of taking those that were recorded while acting. None does so if the engine computes in bfloat16, and if
+    episodes are run by an older policy (max_lag 1)."""
     rollout_is_threshold: float | None = 2.0
     """Largest importance weight of a log-prob, recomputed over recorded probability; None does not weigh. It has an
     effect where log-probs are recomputed."""

@@ -22,11 +22,8 @@ from understudy.cluster.roles.process import location
 from understudy.core import Spec, StepSpec, Tree
 from understudy.core import tree as trees
 from understudy.policies import Acted, Evaluated, Sampling
-from understudy.training.distributed.ranks import Ranks
-from understudy.training.distributed.single_process import SingleProcess
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policy_files import load_policy
-from understudy.training.runs.device import choose_device
+from understudy.training.onpolicy.policy_copy import PolicyCopy
 from understudy.training.runs.stack_dump import dump_stacks
 
 Array = np.ndarray[Any, Any]
@@ -42,15 +39,12 @@ class PolicyInfo:
     has_value: bool
 
 
-class PolicyCopy:
-    """A copy of the policy, which acts in the precision that it is trained in."""
+class PublishedPolicy:
+    """A copy of the policy, with the weights that the learner has published."""
 
     def __init__(self, config: OnPolicyConfig, path: Path, spec: StepSpec, *, device: str):
-        device = choose_device(device).name
-        self._policy = load_policy(replace(config, device=device), path, spec, adapted=True)
-        self._policy.forward = SingleProcess(
-            self._policy.model, Ranks(0, 1, device=device), config.engine.precision
-        ).forward
+        self._copy = PolicyCopy(config, path, spec, device=device)
+        self._policy = self._copy.policy
         self._version: int | None = None
         self.info = PolicyInfo(
             block_steps=self._policy.block_steps,
@@ -61,13 +55,9 @@ class PolicyCopy:
 
     def load(self, version: int, weights: Any) -> None:
         """Load a version; `weights` refers to its trained arrays."""
-        if version == self._version:
-            return
-        parameters = dict(self._policy.model.state_dict(keep_vars=True))
-        with torch.no_grad():
-            for name, array in ray.get(weights).items():
-                parameters[name].copy_(torch.from_numpy(np.array(array)))
-        self._version = self._policy.version = version
+        if version != self._version:
+            self._copy.set_weights(version, ray.get(weights))
+            self._version = version
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._policy, name)
@@ -86,9 +76,9 @@ class InferenceWorker:
     """One Ray actor. Ray itself restarts it and sends its calls again: each request carries all that is needed."""
 
     def __init__(self, config: OnPolicyConfig, path: Path, spec: StepSpec, *, device: str, threads: int, max_rows: int):
-        self._load = partial(PolicyCopy, config, path, spec, device=device)
+        self._load = partial(PublishedPolicy, config, path, spec, device=device)
         self._threads, self._max_rows = threads, max_rows
-        self._copy: PolicyCopy | None = None
+        self._copy: PublishedPolicy | None = None
         self._turn = threading.Lock()  # held while the policy is loaded or runs
         self._busy_since: float | None = None
         self._guard = threading.Lock()  # guards what follows
@@ -140,7 +130,7 @@ class InferenceWorker:
         assert mine.reply is not None
         return mine.reply, [rng.bit_generator.state for rng in mine.rngs]
 
-    def _run(self, policy: PolicyCopy, first: _Request) -> None:
+    def _run(self, policy: PublishedPolicy, first: _Request) -> None:
         """One forward pass for all requests of the same version and sampling, as many as fit."""
         with self._guard:
             same = [one for one in self._waiting if (one.version, one.sampling) == (first.version, first.sampling)]
@@ -162,7 +152,7 @@ class InferenceWorker:
             one.reply = _rows(acted, slice(start, start + len(one.rngs)))
             start += len(one.rngs)
 
-    def _loaded(self) -> PolicyCopy:
+    def _loaded(self) -> PublishedPolicy:
         if self._copy is None:
             torch.set_num_threads(self._threads)
             self._copy = self._load()

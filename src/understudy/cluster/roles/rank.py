@@ -86,20 +86,19 @@ class RankBackend:
         ranks: Ranks,
         waiting: Callable[[str], None],
         first_weights: Callable[[], Any],
+        *,
+        max_lag: int,
     ):
         """`waiting` is called with what this waits for; `first_weights` returns the reference of the first rank."""
         self.runner = runner
         self._first_weights = first_weights
         self._published: int | None = None  # version
-        self._ranks, self._waiting, self._max_lag = ranks, waiting, job.cluster.max_lag
+        self._ranks, self._waiting = ranks, waiting
+        self.prefetches = max_lag > 0
         self._remotes: dict[str, Remote] = {
             name: connect(f"{name}={address}", token=job.token) for name, address in job.addresses.items()
         }
         self._writers: dict[str, RemoteWriter] = {}
-
-    @property
-    def prefetches(self) -> bool:
-        return self._max_lag > 0
 
     def follow(self, addresses: Mapping[str, str]) -> None:
         """Use the present addresses of shards that may have moved."""
@@ -126,9 +125,8 @@ class RankBackend:
             self.runner.use(version, self._first_weights())
         self._published = version
 
-    def prefetch(self, tickets: Callable[[], Sequence[Ticket]], sampling: Sampling) -> None:
-        if self.prefetches:
-            self.runner.prefetch(tickets(), sampling)
+    def prefetch(self, tickets: Sequence[Ticket], sampling: Sampling) -> None:
+        self.runner.prefetch(tickets, sampling)
 
     def store(self, rollouts: Sequence[Rollout]) -> None:
         """Write each group to one shard. Returns when all are acknowledged; waits for a shard that is away."""
@@ -220,7 +218,8 @@ class RankProcess(RoleProcess):
     def _open_backend(self, run: Run, config: OnPolicyConfig, ranks: Ranks) -> RankBackend:
         collector = self._open_collector(config, self._job, policy_path(config.policy), ranks)
         self.supervised = collector
-        self._backend = RankBackend(self._job, collector, ranks, self._waiting, self._first_weights)
+        max_lag = max(config.max_lag, self._job.cluster.max_lag)
+        self._backend = RankBackend(self._job, collector, ranks, self._waiting, self._first_weights, max_lag=max_lag)
         return self._backend
 
     def _first_weights(self) -> Any:

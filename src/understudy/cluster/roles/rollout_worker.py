@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from understudy.cluster.roles.inference_worker import PolicyCopy, RemotePolicy
+from understudy.cluster.roles.inference_worker import PublishedPolicy, RemotePolicy
 from understudy.cluster.roles.process import location
 from understudy.core import StepSpec, UnderstudyError
 from understudy.envs.suite import Suite, Task
@@ -96,7 +96,7 @@ class RolloutWorker:
     def __init__(self, job: RolloutJob):
         self._job = job
         self._streams: queue.SimpleQueue[_Stream] = queue.SimpleQueue()
-        self._policy: PolicyCopy | RemotePolicy | None = None
+        self._policy: PublishedPolicy | RemotePolicy | None = None
         self._changed = threading.Condition()  # guards all below
         self._stream: _Stream | None = None
         self._world: WorldInfo | None = None
@@ -151,7 +151,7 @@ class RolloutWorker:
                 if not self._job.remote_policy:
                     self._progress("loading the policy")
                     job = self._job
-                    self._policy = PolicyCopy(job.config, job.policy, collector.step_spec, device=job.device)
+                    self._policy = PublishedPolicy(job.config, job.policy, collector.step_spec, device=job.device)
                 with self._changed:
                     self._world = WorldInfo(
                         step_spec=collector.step_spec,

@@ -145,6 +145,9 @@ class OnPolicyConfig:
     """Clip actions to their bounds instead of refusing a policy that exceeds them."""
     noise_level: float | None = None
     """Noise of the denoising steps of a flow policy (Flow-SDE), from 0 to 1; None keeps that of the policy file."""
+    max_lag: int = 0
+    """Number of versions that the policy of an episode may be behind the trained one, 0 or 1. With 1, the first
+    episodes of the next iteration are run while the policy learns from this one."""
     sampling: Sampling = field(default_factory=Sampling)
     plan: PlanConfig = field(default_factory=PlanConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)
@@ -174,6 +177,8 @@ class OnPolicyConfig:
         for name in ("iterations", "max_empty", "eval_every", "checkpoint_every", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name}: expected a number from 1, got {getattr(self, name)}")
+        if self.max_lag not in (0, 1):
+            raise ConfigError(f"max_lag: expected 0 or 1, got {self.max_lag}; at most one wave is collected ahead")
         if self.save_policy_every is not None and self.save_policy_every < 1:
             raise ConfigError(f"save_policy_every: expected a number from 1, or None, got {self.save_policy_every}")
         check_threads(self.threads)

@@ -100,6 +100,8 @@ class OnPolicyRun:
         self._carried: tuple[Group, ...] = ()
         self._start: IterationStart | None = None  # of the iteration in progress
         self._collected: dict[int, Rollout] = {}  # finished in the iteration in progress, by the number of their ticket
+        self._prefetching: tuple[Ticket, ...] = ()  # of the next iteration; all ranks run their shares
+        self._collecting_since: tuple[float, float] | None = None  # if tickets were prefetched: time, and `busy_s` then
         self._saved_steps = 0
         self._evaluated_version = -1  # of the policy that was evaluated last
         self._num_empty = 0  # iterations in a row without a group to learn from
@@ -179,24 +181,27 @@ class OnPolicyRun:
             num_steps=self.num_steps,
             algorithm=self._learner.algorithm.state(),
         )
-        busy_s = self.backend.runner.busy_s
+        since_s, busy_s = self._collecting_since or (began, self.backend.runner.busy_s)
+        self._collecting_since = None
         with self._acting():
             collected = collect_iteration(self._plan, self._collect, self.config.filters, self._carried)
         collected_s = time.monotonic() - began
-        busy = (self.backend.runner.busy_s - busy_s) / (collected_s * self.backend.runner.num_envs)
+        whole_s = time.monotonic() - since_s
+        busy = (self.backend.runner.busy_s - busy_s) / (whole_s * self.backend.runner.num_envs)
         least_busy = min(self.ranks.gather_json(busy, name="busy"))
         self._carried = collected.carried
         self.num_steps += sum(rollout.num_steps for rollout in collected.all_rollouts)
         if not collected.groups:
             return self._skip_learning(collected)
         self._num_empty = 0
-        if self.iteration + 1 < self.config.iterations:
-            self.backend.prefetch(
-                lambda: self._mine(first_wave(self._plan, self.config.filters, self._carried)), self.config.sampling
-            )
+        if self.backend.prefetches and self.iteration + 1 < self.config.iterations:
+            self._prefetching = first_wave(self._plan, self.config.filters, self._carried)
+            self._collecting_since = time.monotonic(), self.backend.runner.busy_s
+            self.backend.prefetch(self._mine(self._prefetching), self.config.sampling)
         lag = self.policy.version - min((one.version for one in collected.rollouts if not one.failed), default=0)
-        # A cluster prefetches with the policy before these updates, so it finishes them.
-        check = self._check_stop if self.backend.uses_local_policy else lambda: None
+        # What is prefetched acts with the policy before these updates, so all of them are finished.
+        stops = self.backend.uses_local_policy and not self.backend.prefetches
+        check = self._check_stop if stops else lambda: None
         metrics = {**self._learner.learn(collected.rollouts, self.iteration, check), "lag": float(lag)}
         self._end_iteration()
         self._report(
@@ -206,6 +211,7 @@ class OnPolicyRun:
             learn_s=time.monotonic() - began - collected_s,
             cpu_s=time.process_time() - cpu,
             busy=least_busy,
+            steps_per_s=sum(one.num_steps for one in collected.all_rollouts) / max(whole_s, 1e-9),
         )
         return metrics
 
@@ -245,24 +251,28 @@ class OnPolicyRun:
 
     def _collect(self, tickets: Sequence[Ticket]) -> list[Rollout]:
         """Run the tickets that a stopped run has not finished; of all ranks, in their order."""
-        left = [ticket for ticket in tickets if ticket.number not in self._collected]
+        self._prefetching = ()
+        self._run_tickets([ticket for ticket in tickets if ticket.number not in self._collected])
+        self._check_stop()
+        return [self._collected[ticket.number] for ticket in tickets]
+
+    def _run_tickets(self, tickets: Sequence[Ticket]) -> None:
+        """Run tickets on all ranks and add those to `_collected` that are finished before a stop request."""
         finished: dict[int, Rollout] = {}
         try:
             for rollout in self.backend.runner.stream(
-                self._mine(left), self.policy, self.config.sampling, sharing=self._sharing(left)
+                self._mine(tickets), self.policy, self.config.sampling, sharing=self._sharing(tickets)
             ):
                 finished[rollout.ticket.number] = rollout
                 engine = self._learner.engine
                 self.health.progress("collecting", self.num_steps, engine.num_updates, self.policy.version)
                 self.ranks.progress("collecting")
                 self._notify(episodes=len(finished))
-        except Stopped:  # the other ranks are told below
+        except Stopped:  # `_collect` tells the other ranks
             pass
         rollouts = [finished[ticket.number] for ticket in tickets if ticket.number in finished]
         self.backend.store(rollouts)
         self._collected |= self._exchange.add(rollouts)
-        self._check_stop()
-        return [self._collected[ticket.number] for ticket in tickets]
 
     def evaluate(self) -> None:
         """Evaluate the present policy on held-out starts of every task, once for each version, on all ranks."""
@@ -312,6 +322,7 @@ class OnPolicyRun:
         learn_s: float = 0.0,
         cpu_s: float = 0.0,
         busy: float = 0.0,
+        steps_per_s: float = 0.0,
     ) -> None:
         for rollout in collected.all_rollouts:
             self._write(
@@ -326,7 +337,6 @@ class OnPolicyRun:
                 intervention_steps=0,
                 takeovers=0,
             )
-        steps = sum(rollout.num_steps for rollout in collected.all_rollouts)
         self._write("collection", **collected.report.to_json())
         if not metrics:
             self._notify(report=collected.report)
@@ -344,7 +354,7 @@ class OnPolicyRun:
             busy=busy,
             learn_s=learn_s,
             cpu_s=cpu_s,
-            steps_per_s=steps / max(collect_s, 1e-9),
+            steps_per_s=steps_per_s,
             bytes_moved=self._exchange.num_bytes_moved,
         )
         self._notify(report=collected.report, metrics=metrics)
@@ -363,6 +373,9 @@ class OnPolicyRun:
 
     def _save(self) -> None:
         """Write a checkpoint that any number of ranks can resume from, and the policy as a file of its own."""
+        if self._prefetching:
+            self._run_tickets(self._prefetching)
+            self._prefetching = ()
         self.health.progress("saving a checkpoint", self.num_steps)
         engine, learning = self._learner.engine, self._learner.learning
         start = self._start or IterationStart(

@@ -77,9 +77,12 @@ def _learner(
     config = replace(config, device=str(exchange.ranks.device))  # the policy is made where the engine trains it
     policy = load_policy(config, start, spec, adapted=True)
     policy.version = 0
+    algorithm = config.algorithm
+    if backend.prefetches and algorithm.recompute_log_probs is None:  # ratios begin from the policy that is trained
+        algorithm = replace(algorithm, recompute_log_probs=True)
     learner = PolicyGradientLearner(
         policy,
-        config.algorithm,
+        algorithm,
         config.engine,
         exchange,
         config.sampling,
