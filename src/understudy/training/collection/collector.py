@@ -146,6 +146,7 @@ class Collector(Closeable):
             )
         self._rtc = rtc
         self._stop = stop or StopRequest()
+        self._ending = False  # streams end at once
         self.num_loads = 0  # episodes whose task the worker had to load first
         self.busy_s = 0.0  # how long workers had a ticket, summed over them
         named = find_world(env) if isinstance(env, str) else ResolvedWorld(source=env, task=None, isolated=True)
@@ -236,6 +237,8 @@ class Collector(Closeable):
             now_s = time.monotonic()
             self.busy_s += len(running) * (now_s - noted_s)
             noted_s = now_s
+            if self._ending:
+                return
             if self._stop.requested:
                 num_left += len(waiting)
                 waiting.clear()
@@ -273,6 +276,10 @@ class Collector(Closeable):
                 yield from [_rollout(run, spec) for run in runs]
         if num_left:
             raise self._stop.stopped()
+
+    def end_streams(self) -> None:
+        """Let a stream of another thread end within READY_S, and each later one at once; `close` comes next."""
+        self._ending = True
 
     def close(self) -> None:
         """End all workers."""

@@ -44,6 +44,7 @@ class PrefetchingCollector(Collector):
             yield from super().stream(tickets, policy, sampling, sharing=sharing, more=more)
 
     def close(self) -> None:
+        self.end_streams()
         if self._prefetch is not None:
             self._prefetch.close()
         super().close()

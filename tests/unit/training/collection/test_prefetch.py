@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 import pytest
+from tests.processes import children
 from tests.unit.training.collection.scripted import Scripted, make_tickets
 
 from understudy.policies import Sampling
@@ -59,29 +60,23 @@ def test_what_was_finished_comes_before_the_error() -> None:
     prefetch.close()
 
 
-def test_close_ends_the_stream_at_its_next_rollout() -> None:
-    first, go_on = threading.Event(), threading.Event()
-    num = 0
+def test_rollouts_are_taken_as_they_finish() -> None:
+    go_on = threading.Event()
 
     def stream() -> Iterator[Rollout]:
-        nonlocal num
-        for rollout in failed(TICKETS):
-            num += 1
-            yield rollout
-            first.set()
-            assert go_on.wait(60)
+        first, *others = failed(TICKETS)
+        yield first
+        assert go_on.wait(60)
+        yield from others
 
     prefetch = Prefetch()
     prefetch.begin(TICKETS, stream())
-    assert first.wait(60)
-    closing = threading.Thread(target=prefetch.close)
-    closing.start()
-    while not prefetch._closed:
-        pass
+    taken = prefetch.take(TICKETS)
+    assert taken is not None
+    assert next(taken).ticket == TICKETS[0]
     go_on.set()
-    closing.join(60)
-    assert not closing.is_alive()
-    assert num == 2
+    assert [one.ticket for one in taken] == list(TICKETS[1:])
+    prefetch.close()
 
 
 def test_prefetched_episodes_are_those_of_a_plain_stream() -> None:
@@ -94,6 +89,14 @@ def test_prefetched_episodes_are_those_of_a_plain_stream() -> None:
         found = collector.collect(TICKETS, policy, Sampling())
         assert all(a.equals(b) for a, b in zip(found, wanted, strict=True))
         collector.prefetch((), policy, Sampling())  # nothing to do
+
+
+def test_close_ends_what_is_prefetched() -> None:
+    before = children()
+    with PrefetchingCollector(WORLD, num_parallel_envs=2) as collector:
+        collector.prefetch(make_tickets(2000, "pick_red"), Scripted(noise=0.3, good=0.5), Sampling())
+    assert children() == before
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("prefetch")]
 
 
 def test_a_stop_request_keeps_what_is_finished() -> None:

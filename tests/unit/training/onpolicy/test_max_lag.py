@@ -60,7 +60,7 @@ def test_ratios_begin_from_the_policy_that_is_trained(tmp_path: Path, policy: Pa
     for recompute in (None, False):
         config = make_config(policy, iterations=2, max_lag=1, algorithm={"recompute_log_probs": recompute})
         run = train(tmp_path / str(recompute), config)
-        found[recompute] = read_metrics(run.directory.metrics, "train")[-1]
+        found[recompute] = list(read_metrics(run.directory.metrics, "train"))[-1]
     assert found[None]["sampler_kl"] > 0
     assert "sampler_kl" not in found[False]
 
