@@ -183,5 +183,7 @@ def _show_time(console: Console, found: Estimate) -> None:
     for name, phase in times.phases.items():
         share = phase.seconds / whole if whole else 0.0
         table.add_row(name, f"{phase.seconds:.1f}", f"{share:.0%}", phase.bound, f"{phase.bytes_moved / 1e9:.1f}")
-    table.add_row("iteration", f"{whole:.1f}", "", "", "", style="bold")
+    overlapped = whole < sum(phase.seconds for phase in times.phases.values())
+    note = "collection goes on during the other phases" if overlapped else ""
+    table.add_row("iteration", f"{whole:.1f}", "", note, "", style="bold")
     console.print(table)

@@ -7,6 +7,9 @@
 | log-probs | a forward pass of each micro batch, if they are recomputed, and one if KL is measured |
 | learning | forward and backward passes, steps of the optimizer |
 
+With `max_lag` 1 the first wave, which is the accepted share of all episodes, is run during the other phases. These take
+longer by the GPU's time for its passes.
+
 A pass takes as long as the slowest of three: its FLOPs, reading the weights from the GPU's memory, and FSDP's
 transfers, which go on at the same time.
 """
@@ -93,6 +96,7 @@ class Phase:
     seconds: float
     bound: str
     bytes_moved: int = 0  # by one GPU to others
+    gpu_s: float = 0.0  # of collecting: how long the GPU is busy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +104,9 @@ class Durations:
     """An iteration and the whole run."""
 
     phases: dict[str, Phase]
+    iteration_s: float  # with max_lag 1, less than the sum of its phases
     evaluation_s: float  # one evaluation
     run_s: float
-
-    @property
-    def iteration_s(self) -> float:
-        return sum(phase.seconds for phase in self.phases.values())
 
     @property
     def bottleneck(self) -> str:
@@ -160,7 +161,10 @@ def durations(
     found = {"collection": acting}
     found["publication"] = Phase(seconds=gather / clock.link, bound="links", bytes_moved=gather)
     rows = work.rows / ranks / max(work.micro_batches, 1)  # of a micro batch, on average
-    evaluations = int(config.algorithm.recomputes(engine.precision)) + int(config.algorithm.kl_in != "none")
+    recomputes = config.algorithm.recomputes(engine.precision)
+    if config.max_lag and config.algorithm.recompute_log_probs is None:
+        recomputes = True
+    evaluations = int(recomputes) + int(config.algorithm.kl_in != "none")
     once = clock.run_pass(rows * cost.forward_flops, read, gather, host)
     passes = evaluations * work.micro_batches
     found["log-probs"] = Phase(seconds=passes * once.seconds, bound=once.bound, bytes_moved=passes * once.bytes_moved)
@@ -176,8 +180,15 @@ def durations(
     evaluation = _collect(config, cost, work.evaluation_decisions / ranks, clock, read, ranks, assume).seconds
     evaluations = 1 + math.ceil(config.iterations / config.eval_every)
     iteration = sum(phase.seconds for phase in found.values())
+    if config.max_lag:
+        ahead = assume.accepted * acting.seconds
+        others = iteration - acting.seconds
+        iteration = acting.seconds - ahead + max(ahead, others + assume.accepted * acting.gpu_s)
     return Durations(
-        phases=found, evaluation_s=evaluation, run_s=config.iterations * iteration + evaluations * evaluation
+        phases=found,
+        iteration_s=iteration,
+        evaluation_s=evaluation,
+        run_s=config.iterations * iteration + evaluations * evaluation,
     )
 
 
@@ -218,7 +229,8 @@ def _collect(
     acting = math.ceil(worlds / cost.act_rows) * one.seconds
     alone = stepping + one.seconds
     bound = one.bound if acting > alone or one.seconds > stepping else "worlds"
-    return Phase(seconds=decisions / worlds * max(alone, acting), bound=bound)
+    turns = decisions / worlds
+    return Phase(seconds=turns * max(alone, acting), bound=bound, gpu_s=turns * acting)
 
 
 def _step(config: OnPolicyConfig, size: NetworkSize, ranks: int, clock: _Clock) -> tuple[float, int]:

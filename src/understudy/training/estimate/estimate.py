@@ -156,6 +156,7 @@ def _estimate(
         learning=_bytes(learning),
         acting=_bytes(acting),
         reference_bytes=reference,
+        collects_ahead=config.max_lag > 0,
     )
     return Estimate(
         config=config,

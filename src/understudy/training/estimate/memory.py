@@ -61,8 +61,12 @@ def phases(
     learning: PassBytes,
     acting: PassBytes,
     reference_bytes: int = 0,
+    collects_ahead: bool = False,
 ) -> dict[str, Memory]:
-    """What a GPU holds while it acts, while it learns from a micro batch, and in a step of the optimizer."""
+    """What a GPU holds while it acts, while it learns from a micro batch, and in a step of the optimizer.
+
+    With `collects_ahead` (max_lag 1 without FSDP), a copy of what is trained acts at the same time.
+    """
     fsdp = engine.parallel == "fsdp"
     shards = ranks if fsdp else 1
     host = engine.offload_parameters
@@ -81,10 +85,18 @@ def phases(
     else:
         learned = {"gradients": max(buckets, learning.gradients), "copies": learning.copies}
         acted = {"gradients": buckets, "copies": acting.copies}
+    acts_beside = collects_ahead and not fsdp
+    copy = whole_gradients if acts_beside else 0  # as many numbers as gradients
+    beside = acting if acts_beside else PassBytes(activations=0)
+    acted["copies"] += copy
+    learned["copies"] += copy + beside.copies
+    step_copies = copy + beside.copies
     return {
         "acting": Memory(**kept, **acted, optimizer=resting, activations=acting.activations),
-        "learning": Memory(**kept, **learned, optimizer=resting, activations=learning.activations),
-        "optimizer step": Memory(**kept, gradients=gradients, optimizer=optimizer),
+        "learning": Memory(**kept, **learned, optimizer=resting, activations=learning.activations + beside.activations),
+        "optimizer step": Memory(
+            **kept, gradients=gradients, optimizer=optimizer, copies=step_copies, activations=beside.activations
+        ),
     }
 
 

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 from understudy.algorithms.onpolicy.config import PolicyGradientConfig
 from understudy.training.collection.task_start_plan import PlanConfig
 from understudy.training.distributed.config import EngineConfig
-from understudy.training.estimate.duration import Assumptions, Cost, durations, work_of
+from understudy.training.estimate.duration import Assumptions, Cost, Durations, durations, work_of
 from understudy.training.estimate.gpus import GIB, KNOWN, Gpu, Gpus, GpuSpeed, like, parse_gpus
 from understudy.training.estimate.memory import PassBytes, phases, reserve_bytes
 from understudy.training.estimate.network_size import NetworkSize
@@ -34,8 +34,8 @@ ACTING = PassBytes(activations=50, copies=20)
 GPU = Gpu(name="test", memory=10**9, tflops=2.5, bandwidth_gb_s=1 / 0.7, link_gb_s=0.1 / 0.7, source="a test")
 
 
-def held(engine: EngineConfig, ranks: int) -> dict[str, dict[str, int]]:
-    found = phases(SIZE, engine, ranks=ranks, learning=LEARNING, acting=ACTING, reference_bytes=800)
+def held(engine: EngineConfig, ranks: int, **options: bool) -> dict[str, dict[str, int]]:
+    found = phases(SIZE, engine, ranks=ranks, learning=LEARNING, acting=ACTING, reference_bytes=800, **options)
     return {name: {k: v for k, v in one.by_category().items() if v} for name, one in found.items()}
 
 
@@ -75,6 +75,15 @@ def test_offloading_and_ddp() -> None:
     found = held(EngineConfig(parallel="fsdp", offload_parameters=True), 4)
     assert found["optimizer step"] == {}
     assert held(EngineConfig(parallel="ddp"), 4)["acting"]["gradients"] == 4000  # its buckets stay
+
+
+def test_a_policy_that_acts_while_another_learns_takes_memory_beside_it() -> None:
+    turns, ahead = held(EngineConfig(), 1), held(EngineConfig(), 1, collects_ahead=True)
+    assert ahead["learning"] == turns["learning"] | {"activations": 500 + 50, "copies": 2000 + 20 + 4000}
+    assert ahead["optimizer step"] == turns["optimizer step"] | {"activations": 50, "copies": 20 + 4000}
+    assert ahead["acting"] == turns["acting"] | {"copies": 20 + 4000}
+    sharded = EngineConfig(parallel="fsdp")  # on a cluster, others act
+    assert held(sharded, 4, collects_ahead=True) == held(sharded, 4)
 
 
 def test_a_reserve_grows_with_the_gpu_and_with_ranks() -> None:
@@ -128,6 +137,39 @@ def test_the_time_of_an_iteration() -> None:
     assert found.evaluation_s == pytest.approx(evaluation)
     assert found.run_s == pytest.approx(10 * found.iteration_s + 3 * evaluation)
     assert found.bottleneck == "learning, which waits for FLOPs"
+
+
+def test_collecting_while_learning_saves_the_shorter_of_both() -> None:
+    cost = Cost(forward_flops=1e12, backward_flops=2e12, act_flops=1e11, act_passes=1, act_rows=4, block_steps=10)
+
+    def times(*, step_ms: float, max_lag: int, accepted: float = 1.0) -> Durations:
+        config = replace(run_config(recompute_log_probs=False), max_lag=max_lag)
+        work = work_of(config, ranks=1, block_steps=10, tokens=1, episode_steps=100, accepted=accepted)
+        assume = Assumptions(step_ms=step_ms, accepted=accepted)
+        return durations(config, SIZE, cost, work, Gpus(num=1, gpu=GPU), assume)
+
+    for step_ms in (200.0, 10_000.0):
+        turns, ahead = times(step_ms=step_ms, max_lag=0), times(step_ms=step_ms, max_lag=1)
+        collecting = turns.phases["collection"]
+        others = turns.iteration_s - collecting.seconds
+        assert ahead.phases == turns.phases
+        assert ahead.iteration_s == pytest.approx(max(collecting.seconds, others + collecting.gpu_s))
+        assert ahead.iteration_s < turns.iteration_s
+    half = times(step_ms=10_000.0, max_lag=1, accepted=0.5)  # the second wave waits for the newest policy
+    assert half.iteration_s == pytest.approx(half.phases["collection"].seconds)
+    bound = times(step_ms=10.0, max_lag=0)  # if the GPU is always busy, there is nothing to save
+    assert times(step_ms=10.0, max_lag=1).iteration_s == bound.iteration_s
+
+
+def test_log_probs_of_an_older_policy_are_computed_again() -> None:
+    cost = Cost(forward_flops=1e12, backward_flops=2e12, act_flops=1e11, act_passes=1, act_rows=4, block_steps=10)
+    config = run_config()
+    work = work_of(config, ranks=1, block_steps=10, tokens=1, episode_steps=100, accepted=1.0)
+    for max_lag in (0, 1):
+        found = durations(
+            replace(config, max_lag=max_lag), SIZE, cost, work, Gpus(num=1, gpu=GPU), Assumptions(step_ms=1.0)
+        )
+        assert (found.phases["log-probs"].seconds > 0) == bool(max_lag)
 
 
 def test_each_assumption_changes_the_time() -> None:

@@ -51,12 +51,14 @@ def lines(run: OnPolicyRun, kind: str | None = None) -> list[dict[str, Any]]:
     return [{name: value for name, value in line.items() if name not in TIMES} for line in found]
 
 
+@pytest.mark.parametrize("max_lag", [0, 1])
 @pytest.mark.nightly  # a learning run
-def test_it_learns_to_do_what_it_is_told(tmp_path: Path, policy: Path) -> None:
+def test_it_learns_to_do_what_it_is_told(max_lag: int, tmp_path: Path, policy: Path) -> None:
     """From success alone: a policy that knows nothing comes to use the instruction."""
     config = make_config(
         policy,
         iterations=12,
+        max_lag=max_lag,
         plan={"n_samples": 8, "data_batch_size": 64},
         engine={"learning_rate": 3e-3},
         algorithm={"ppo_mini_batch_size": 64, "ppo_micro_batch_size": 64},
