@@ -125,15 +125,15 @@ def soak(place: Path, minutes: float, *, seed: int = 0) -> SoakReport:
                     next_kill[name] = next(kill_at[name], float("inf"))
                     role.start()
                 elif role.ended:
-                    report.problems.append(f"the {name} ended by itself; see {role.log}")
+                    report.problems.append(f"the {name} ended by itself; {role.end_of_log}")
                     return report
             report.samples.append(_count(place, roles.values(), now))
             time.sleep(max(0.0, 1.0 - (time.monotonic() - began - now)))
         roles[LEARNER].kill()
         if not roles[WRITER].stop(60):
-            report.problems.append(f"the writer's last steps were not delivered in 60 s; see {roles[WRITER].log}")
+            report.problems.append(f"the writer's last steps were not delivered in 60 s; {roles[WRITER].end_of_log}")
         if not roles[SERVER].stop(60):
-            report.problems.append(f"the server did not stop in 60 s; see {roles[SERVER].log}")
+            report.problems.append(f"the server did not stop in 60 s; {roles[SERVER].end_of_log}")
     finally:
         for role in roles.values():
             role.kill()
@@ -155,12 +155,12 @@ class Role:
         self._place = place
         self._name = name
         self._process: subprocess.Popen[bytes] | None = None
-        self.log = place / f"{name}.log"
+        self._log = place / f"{name}.log"
         self._working = place / f"{name}.working"
 
     def start(self) -> None:
         self._working.unlink(missing_ok=True)
-        with self.log.open("ab") as log:
+        with self._log.open("ab") as log:
             command = [sys.executable, "-u", __file__, "--role", self._name, "--place", str(self._place)]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
@@ -172,6 +172,12 @@ class Role:
     @property
     def ended(self) -> bool:
         return self._process is not None and self._process.poll() is not None
+
+    @property
+    def end_of_log(self) -> str:
+        """The last lines that it printed, for a problem: a temporary directory is gone by then."""
+        lines = self._log.read_text(errors="replace").splitlines()[-30:] if self._log.exists() else []
+        return "\n".join(["its log ends with:", *lines])
 
     @property
     def settled(self) -> bool:

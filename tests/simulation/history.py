@@ -69,6 +69,8 @@ WEIGHTS = {
     "clock": 1,
 }
 ALWAYS = ("give", "end", "flush")  # are in every history
+SLOW_CALLS, SLOW_S = 20, 3.0  # of a slow disk: its next calls take up to so long
+HANGS_S = 60.0 + 4 * SLOW_CALLS * SLOW_S  # a disk may be slow more than once in a row, and that is no hang
 
 
 @dataclass(frozen=True)
@@ -209,7 +211,9 @@ class History:
             "exit": lambda: self.exit(machine),
             "disk_fault": lambda: self._disk_fault(machine, rng),
             "disk_heal": machine.disk.heal,
-            "slow_disk": lambda: machine.disk.fail(disk.SYNC | disk.WRITE, times=20, delay_s=rng.random() * 3),
+            "slow_disk": lambda: machine.disk.fail(
+                disk.SYNC | disk.WRITE, times=SLOW_CALLS, delay_s=rng.random() * SLOW_S
+            ),
             "cut_link": lambda: self._world.network.cut(link_owner(self._world, link)),
             "stall_link": lambda: setattr(link, "stalled", True),
             "slow_link": lambda: setattr(link, "max_delay_s", rng.choice((0.5, 5.0))),
@@ -249,7 +253,7 @@ class History:
         if not machine.up:
             return
         self._note(f"{machine.name} exits")
-        self.inside(machine, partial(self._close, machine), timeout_s=60.0)
+        self.inside(machine, partial(self._close, machine))
         machine.kill()
 
     def _close(self, machine: Machine) -> None:
@@ -274,7 +278,7 @@ class History:
         if not machine.up:
             machine.start()
             self._work.reset()
-        error = self.inside(machine, partial(self._open, machine), timeout_s=60.0)
+        error = self.inside(machine, partial(self._open, machine))
         if error is not None:
             self._note(f"{machine.name} does not start: {error}")
             machine.kill()
@@ -290,7 +294,9 @@ class History:
         elif isinstance(machine, Robot) and machine.recorder.writer is None:
             machine.open()
 
-    def inside(self, machine: Machine, act: Callable[[], object], *, timeout_s: float = 60.0) -> UnderstudyError | None:
+    def inside(
+        self, machine: Machine, act: Callable[[], object], *, timeout_s: float = HANGS_S
+    ) -> UnderstudyError | None:
         """Do something in a machine's process; returns the product's error, if there was one."""
         outcome: list[UnderstudyError | None] = []
 
@@ -307,6 +313,7 @@ class History:
         task = self._world.scheduler.spawn(f"{machine.name}-main", process, run)
         if not self._world.scheduler.wait(lambda: task.finished, timeout_s):
             self.problems.append(f"{machine.name}: {act} hangs")
+            self.log.append(self._world.scheduler.stacks())
         return outcome[0] if outcome else None
 
     def _disk_fault(self, machine: Machine, rng: random.Random) -> None:
@@ -398,7 +405,7 @@ class History:
                 )
         if self.problems:
             self.log.append(self._world.scheduler.stacks())
-        self.inside(self._lab, partial(self._work.sample_again, self._world.rng), timeout_s=60.0)
+        self.inside(self._lab, partial(self._work.sample_again, self._world.rng))
         for machine in self._machines:
             self.exit(machine)
         if self._model.asked:  # a store that opens carries out what was asked for
