@@ -50,7 +50,7 @@ from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.task_start_plan import Plan, PlanConfig, PlannedTask, Ticket
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.ranks import single_rank
-from understudy.training.onpolicy.config import TaskEvaluationConfig, default_config
+from understudy.training.onpolicy.config import TaskEvaluationConfig, WorkersConfig, default_config
 from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner, _batch_seed
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
@@ -421,7 +421,14 @@ def _count(place: Path, iterations: int) -> int:
 WAITING = "benchmarks.worlds.waiting:WaitingWorld?tasks=4&step_ms=20"
 
 
-def overlap(*, env: tuple[str, ...] = (TOY, WAITING), iterations: int = 6, rounds: int = 3, episodes: int = 32) -> int:
+def overlap(
+    *,
+    env: tuple[str, ...] = (TOY, WAITING),
+    iterations: int = 6,
+    rounds: int = 3,
+    episodes: int = 32,
+    workers: int = 2,
+) -> int:
     """Measure iterations an hour of GRPO with max_lag 1 and 0, of the same small VLA, in turns.
 
     Args:
@@ -430,13 +437,14 @@ def overlap(*, env: tuple[str, ...] = (TOY, WAITING), iterations: int = 6, round
         iterations: Of a run, between the first and the last, which are left out: these run less at the same time.
         rounds: Runs of each side.
         episodes: Of an iteration, in groups of four.
+        workers: Processes with a world.
     """
     for name in env:
         seconds: dict[int, list[float]] = {0: [], 1: []}
         for number in range(rounds):
             for lag in (0, 1) if number % 2 else (1, 0):
                 with tempfile.TemporaryDirectory() as place:
-                    seconds[lag] += _iteration_s(Path(place), name, lag, iterations, episodes)
+                    seconds[lag] += _iteration_s(Path(place), name, lag, iterations, episodes, workers)
         per_hour = {lag: 3600 / float(np.median(found)) for lag, found in seconds.items()}
         print(
             f"{name}: {per_hour[1]:.0f} iterations an hour with max_lag 1, {per_hour[0]:.0f} with 0: "
@@ -445,7 +453,7 @@ def overlap(*, env: tuple[str, ...] = (TOY, WAITING), iterations: int = 6, round
     return 0
 
 
-def _iteration_s(place: Path, env: str, lag: int, iterations: int, episodes: int) -> list[float]:
+def _iteration_s(place: Path, env: str, lag: int, iterations: int, episodes: int, workers: int) -> list[float]:
     """Seconds of each iteration but the first and the last."""
     with Collector(env, num_parallel_envs=1) as collector:
         policy = _new_policy(collector)
@@ -457,6 +465,7 @@ def _iteration_s(place: Path, env: str, lag: int, iterations: int, episodes: int
         max_lag=lag,
         plan=PlanConfig(n_samples=4, data_batch_size=episodes),
         filters=FilterConfig(filter_accuracy=False),
+        workers=WorkersConfig(num_parallel_envs=workers),
         eval_every=1000,
         evaluation=TaskEvaluationConfig(episodes=1),
         checkpoint_every=1000,

@@ -25,11 +25,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -51,6 +51,7 @@ POLICY_EVERY_S = 2.0
 CHECKPOINT_EVERY_S = 5.0
 PUBLISH_EVERY_S = 2.0
 WRITER, LEARNER, SERVER = "writer", "learner", "server"
+Result = TypeVar("Result")
 CURVES = {"descriptors": "open descriptors", "memory": "private memory, MB", "disk": "disk, MB"}
 
 SPEC = StepSpec(
@@ -324,8 +325,10 @@ def learn(place: Path, address: str) -> None:
     last = newest_checkpoint(root)
     if last is not None:
         sac.restore(read_checkpoint(last).state)
-    with connect(address) as remote, remote.sampler(EVERYTHING, batch_size=32) as sampler:
-        while sampler.follow() < 32:
+    with ExitStack() as undo:
+        remote = undo.enter_context(_patiently(lambda: connect(address)))
+        sampler = undo.enter_context(_patiently(lambda: remote.sampler(EVERYTHING, batch_size=32)))
+        while _patiently(sampler.follow) < 32:
             time.sleep(0.2)
         (place / f"{LEARNER}.working").touch()
         saved = published = due = time.monotonic()
@@ -343,6 +346,16 @@ def learn(place: Path, address: str) -> None:
                 saved = time.monotonic()
             due = max(due + 1 / UPDATES_PER_S, time.monotonic() - 1.0)
             time.sleep(max(0.0, due - time.monotonic()))
+
+
+def _patiently(act: Callable[[], Result]) -> Result:
+    """Do something for which a server is needed that may have been killed just now, until it is back."""
+    while True:
+        try:
+            return act()
+        except UnderstudyError as error:
+            print(error)
+            time.sleep(0.5)
 
 
 # ---- the figure
