@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,12 +64,13 @@ def damage_copy(
     `acknowledged` is how many rows of each episode were, by its seed.
     """
     expected = _expected(reopened, acknowledged)
+    written = _seeds(reopened)
     file, what = _damage(killed, rng)
     report.damaged[f"{_kind(file)}: {what}"] += 1
     where = f"damage {report.damaged.total()}, {file}: {what}"
     try:
         _operate(killed, rng, report, write_more)
-        _check(killed, expected, acknowledged, file, report, rows_match)
+        _check(killed, expected, written, file, report, rows_match)
     except UnderstudyError as error:
         report.problems.append(f"{where}: {error}")
     report.problems += [f"{where}: {problem}" for problem in verify(killed).problems[:3]]
@@ -86,6 +87,12 @@ def _expected(store: Path, acknowledged: Mapping[int, int]) -> dict[int, _Expect
             num_rows = min(record.num_rows, acknowledged.get(record.info.seed, 0))
             found[record.info.seed] = _Expected(num_rows=num_rows, files=files)
     return found
+
+
+def _seeds(store: Path) -> set[int]:
+    """Of all episodes that a store has had, deleted and unacknowledged ones too."""
+    with Reader(store) as reader:
+        return {record.info.seed for record in reader.episodes("1") if record.info.seed is not None}
 
 
 def _damage(store: Path, rng: random.Random) -> tuple[Path, str]:
@@ -132,7 +139,7 @@ def _operate(store: Path, rng: random.Random, report: DamageReport, write_more: 
 def _check(
     store: Path,
     expected: Mapping[int, _Expected],
-    acknowledged: Mapping[int, int],
+    written: Collection[int],
     damaged: Path,
     report: DamageReport,
     rows_match: RowsMatch,
@@ -146,7 +153,7 @@ def _check(
             first_indices = (0,) if untouched else range(MAX_EPISODE_ROWS)  # what repair cut off begins later
             # The end of a deleted episode whose beginning compaction has removed already, with all that said of whom it
             # was, comes back when the catalog with the deletion is lost.
-            others = acknowledged if "salvaged_from" in record.info.labels else ()
+            others = written if "salvaged_from" in record.info.labels else ()
             seeds = others if seed is None else (seed,)
             matching = (one for one in seeds for first in first_indices if rows_match(columns, one, first))
             if (match := next(matching, None)) is None:

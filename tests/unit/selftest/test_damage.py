@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Collection
 from functools import partial
 from pathlib import Path
 
@@ -37,11 +38,14 @@ ACKNOWLEDGED = {11: 6, 12: 6, 13: 6}
 
 
 def check(
-    stores: tuple[Path, Path], damaged: str = "catalog.sqlite", acknowledged: dict[int, int] = ACKNOWLEDGED
+    stores: tuple[Path, Path],
+    damaged: str = "catalog.sqlite",
+    acknowledged: dict[int, int] = ACKNOWLEDGED,
+    written: Collection[int] = ACKNOWLEDGED,
 ) -> DamageReport:
     report = DamageReport()
     expected = damage._expected(stores[0], acknowledged)
-    damage._check(stores[1], expected, acknowledged, Path(damaged), report, partial(_rows_match, CONTENTS))
+    damage._check(stores[1], expected, written, Path(damaged), report, partial(_rows_match, CONTENTS))
     return report
 
 
@@ -93,7 +97,17 @@ def test_rows_without_information_are_of_an_episode_that_was_cut_off(
         writer.begin(EpisodeInfo(labels=labels))
         writer.append(CONTENTS.step(seed, 6, last=True))
         writer.end(CONTENTS.observation(seed, 7))
-    assert check(stores, acknowledged={**ACKNOWLEDGED, 21: 8}).different == wanted
+    assert check(stores, written={21}).different == wanted
+
+
+def test_deleted_episodes_were_written_too(stores: tuple[Path, Path]) -> None:
+    """Whether or not they were acknowledged, and although compaction has removed their rows."""
+    before = damage._seeds(stores[0])
+    with Store.open(stores[0]) as store:
+        store.delete([1])
+        compact(store, min_dead=0.0)
+    assert damage._seeds(stores[0]) == before
+    assert len(before) >= 3
 
 
 def test_a_seed_does_the_same_damage_again_and_all_kinds_of_files_are_damaged(
