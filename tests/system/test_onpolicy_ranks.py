@@ -29,13 +29,16 @@ WEIGHT_TOLERANCE, LOSS_TOLERANCE = 1e-4, 2e-5
 ROOT = Path(__file__).parents[2]
 
 
-def train(place: Path, num_ranks: int, tasks: list[int], parallel: str = "ddp", until: int | None = None) -> None:
+def train(
+    place: Path, num_ranks: int, tasks: list[int], parallel: str = "ddp", until: int | None = None, max_lag: int = 0
+) -> None:
     if num_ranks == 1:  # here, because a process takes seconds to start
         threads = torch.get_num_threads()
-        ranked.train(str(place), tasks, parallel, until)
+        ranked.train(str(place), tasks, parallel, until, max_lag)
         torch.set_num_threads(threads)
     else:
-        assert launch_function(num_ranks, RANKED, place=str(place), tasks=tasks, parallel=parallel, until=until) == 0
+        options = {"place": str(place), "tasks": tasks, "parallel": parallel, "until": until, "max_lag": max_lag}
+        assert launch_function(num_ranks, RANKED, **options) == 0
 
 
 def flat_weights(path: Path) -> dict[str, np.ndarray]:
@@ -89,6 +92,17 @@ def test_any_number_of_ranks_comes_to_the_weights_of_one(place: Path, tasks: lis
             assert_same_weights(*(place / f"{number}-{n}" / "policies" / "iteration-000002" for n in (1, size)))
             assert_groups_are_whole(place / f"{number}-{size}")
             assert_each_episode_is_stored_by_one_rank(place / f"{number}-{size}", size)
+
+
+@pytest.mark.nightly
+def test_ranks_that_collect_while_they_learn_come_to_the_weights_of_one(place: Path) -> None:
+    for size in (1, 2, 3):
+        train(place, size, [4], max_lag=1)
+        lines = list(read_metrics(place / f"4-{size}" / "metrics.jsonl", "train"))
+        assert [line["lag"] for line in lines] == [0, 1, 2]
+        assert lines[1]["carried"] > 0  # the groups that were run ahead, and then carried over
+        assert_same(place / "4-1", place / f"4-{size}")
+        assert_each_episode_is_stored_by_one_rank(place / f"4-{size}", size)
 
 
 @pytest.mark.nightly

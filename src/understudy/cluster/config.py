@@ -117,8 +117,8 @@ class ClusterConfig:
     shard_dir: str | None = None
     # File with the token that writers must send to the shards; by default one is generated in the run's directory.
     token_file: str | None = None
-    # Number of versions that the policy of an episode may be behind the learner's, 0 or 1; 0 equals the local run. An
-    # on-policy run whose own max_lag is 1 has 1 here too.
+    # Number of versions that the policy of a new episode may be behind the learner's, 0 or 1; 0 equals the local run.
+    # On-policy runs take the larger of this and their own max_lag.
     max_lag: int = 0
     # Seconds that Ray has to place a role before the run fails.
     placement_timeout_s: float = 120.0

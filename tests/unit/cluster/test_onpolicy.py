@@ -114,9 +114,11 @@ def test_it_equals_the_local_run_also_if_the_learner_is_killed(kill: bool, tmp_p
 
 
 @pytest.mark.nightly
-def test_a_prefetched_wave_is_one_version_behind(tmp_path: Path, address: str) -> None:
-    cluster = ClusterConfig(max_lag=1)
-    config = make_config(save_policy(tmp_path / "start.safetensors"), iterations=4, checkpoint_every=4)
+@pytest.mark.parametrize("asked_of", ["cluster", "run"])
+def test_a_prefetched_wave_is_one_version_behind(asked_of: str, tmp_path: Path, address: str) -> None:
+    cluster = ClusterConfig(max_lag=int(asked_of == "cluster"))
+    start = save_policy(tmp_path / "start.safetensors")
+    config = make_config(start, iterations=4, checkpoint_every=4, max_lag=int(asked_of == "run"))
     run_on_policy(Run.create(tmp_path / "run", "grpo", config), cluster, address=address)
     train = [line for line in metrics(tmp_path / "run") if line["kind"] == "train"]
     assert [line["lag"] for line in train] == [0, 1, 1, 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, TypeAlias, get_args, get_origin, get_type_hints
 
 from understudy.algorithms.algorithm import AlgorithmError
@@ -142,6 +142,10 @@ class PolicyGradientConfig:
         if self.whiten_advantages is None:
             return self.adv_estimator in ("gae", "reinforce_plus_plus")
         return self.whiten_advantages
+
+    def with_max_lag(self, max_lag: int) -> PolicyGradientConfig:
+        """The config for episodes that a policy `max_lag` versions older has run: ratios begin from the trained one."""
+        return replace(self, recompute_log_probs=True) if max_lag and self.recompute_log_probs is None else self
 
     def recomputes(self, precision: str) -> bool:
         """Whether a learner of this precision computes the log-probs of a batch again."""

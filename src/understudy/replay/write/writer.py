@@ -317,7 +317,7 @@ class Writer:
 
 
 MAX_CHUNK_BYTES = 64 * 2**20  # of a writer's buffer
-LARGE_BYTES = 4096  # of a row: numpy copies less than that without releasing Python's lock
+LARGE_BYTES = 4096  # of a field: while numpy copied less than that, no other thread was seen to take Python's lock
 
 
 def rows_per_chunk(spec: StepSpec, commit_steps: int, max_bytes: int = MAX_CHUNK_BYTES) -> int:

@@ -104,7 +104,7 @@ class Durations:
     """An iteration and the whole run."""
 
     phases: dict[str, Phase]
-    iteration_s: float  # with max_lag 1, less than the sum of its phases
+    iteration_s: float  # the sum of its phases; with max_lag 1, at most that
     evaluation_s: float  # one evaluation
     run_s: float
 
@@ -161,9 +161,7 @@ def durations(
     found = {"collection": acting}
     found["publication"] = Phase(seconds=gather / clock.link, bound="links", bytes_moved=gather)
     rows = work.rows / ranks / max(work.micro_batches, 1)  # of a micro batch, on average
-    recomputes = config.algorithm.recomputes(engine.precision)
-    if config.max_lag and config.algorithm.recompute_log_probs is None:
-        recomputes = True
+    recomputes = config.algorithm.with_max_lag(config.max_lag).recomputes(engine.precision)
     evaluations = int(recomputes) + int(config.algorithm.kl_in != "none")
     once = clock.run_pass(rows * cost.forward_flops, read, gather, host)
     passes = evaluations * work.micro_batches

@@ -146,8 +146,9 @@ class OnPolicyConfig:
     noise_level: float | None = None
     """Noise of the denoising steps of a flow policy (Flow-SDE), from 0 to 1; None keeps that of the policy file."""
     max_lag: int = 0
-    """Number of versions that the policy of an episode may be behind the trained one, 0 or 1. With 1, the first
-    episodes of the next iteration are run while the policy learns from this one."""
+    """Number of versions that the policy of a new episode may be behind the trained one, 0 or 1; a group that is
+    carried over gets older with each iteration. With 1, the first episodes of the next iteration are run while the
+    policy learns from this one."""
     sampling: Sampling = field(default_factory=Sampling)
     plan: PlanConfig = field(default_factory=PlanConfig)
     filters: FilterConfig = field(default_factory=FilterConfig)

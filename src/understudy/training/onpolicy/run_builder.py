@@ -77,12 +77,9 @@ def _learner(
     config = replace(config, device=str(exchange.ranks.device))  # the policy is made where the engine trains it
     policy = load_policy(config, start, spec, adapted=True)
     policy.version = 0
-    algorithm = config.algorithm
-    if backend.prefetches and algorithm.recompute_log_probs is None:  # ratios begin from the policy that is trained
-        algorithm = replace(algorithm, recompute_log_probs=True)
     learner = PolicyGradientLearner(
         policy,
-        algorithm,
+        config.algorithm.with_max_lag(1 if backend.prefetches else 0),
         config.engine,
         exchange,
         config.sampling,

@@ -38,6 +38,15 @@ def test_a_run_that_fits(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["gpu_hours"] == pytest.approx(found["run_s"] / 3600)
 
 
+def test_a_run_that_collects_while_it_learns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    note = "collection goes on during the other phases"
+    for max_lag in (0, 1):
+        config = make_config(save_policy(tmp_path / "policy.safetensors"), max_lag=max_lag)
+        run = Run.create(tmp_path / f"run-{max_lag}", "grpo", config).path
+        assert main(["plan", str(run), "--gpus", "1xA100-80GB", *SMALL]) == 0
+        assert (note in " ".join(capsys.readouterr().out.split())) == bool(max_lag)
+
+
 def test_a_run_that_does_not_fit(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     speed = ("--speed.tflops", "1", "--speed.bandwidth-gb-s", "1", "--speed.link-gb-s", "1")
     assert main(["plan", str(run), "--gpus", "1x1GB", *speed, *SMALL]) == 1

@@ -22,9 +22,12 @@ from understudy.training.collection.task_start_plan import PlanConfig, Ticket
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.ranks import Ranks, single_rank
 from understudy.training.onpolicy.config import OnPolicyConfig, TaskEvaluationConfig, WorkersConfig
+from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.onpolicy.trainable_policy import TrainablePolicy
+from understudy.training.runs.fingerprint import digest_of_arrays
+from understudy.training.runs.run import Run
 
 TINY = VLAConfig(
     block_steps=3,
@@ -66,6 +69,17 @@ def make_config(policy: Path, *, tasks: int = 2, **changes: Any) -> OnPolicyConf
     parts = {name: replace(getattr(config, name), **new) for name, new in changes.items() if isinstance(new, dict)}
     plain = {name: new for name, new in changes.items() if not isinstance(new, dict)}
     return replace(config, **parts, **plain)
+
+
+def train(path: Path, config: OnPolicyConfig) -> OnPolicyRun:
+    """A run of GRPO in one process, to its end."""
+    with OnPolicyRun(Run.create(path, "grpo", config)) as run:
+        run.run()
+    return run
+
+
+def digest_of_weights(run: OnPolicyRun) -> str:
+    return digest_of_arrays(run.policy.parameters())
 
 
 def make_rollouts(

@@ -12,7 +12,7 @@ from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 from understudy.training.runs.run import Run
 
 
-def train(place: str, tasks: list[int], parallel: str, until: int | None = None) -> None:
+def train(place: str, tasks: list[int], parallel: str, until: int | None = None, max_lag: int = 0) -> None:
     """Runs `place/tasks-ranks` with the policies that are there. With `until` they are left after so many iterations,
     which must be a checkpoint; runs that are there already go on."""
     torch.set_num_threads(1)
@@ -28,6 +28,7 @@ def train(place: str, tasks: list[int], parallel: str, until: int | None = None)
                 plan={"wave_groups": 5},
                 algorithm={"ppo_mini_batch_size": 13},
                 save_policy_every=2,
+                max_lag=max_lag,
             )
             if ranks.first and not path.exists():
                 Run.create(path, "grpo", config)

@@ -8,16 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.training.onpolicy.making import make_config, save_policy
+from tests.unit.training.onpolicy.making import digest_of_weights, make_config, save_policy, train
 
 from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import Reader
-from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
 from understudy.training.onpolicy.policy_copy import PolicyCopy
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner
 from understudy.training.runs.config import ConfigError
-from understudy.training.runs.fingerprint import digest_of_arrays
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
@@ -25,16 +23,6 @@ from understudy.training.runs.run import Run
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_policy(tmp_path_factory.mktemp("policy") / "policy.safetensors")
-
-
-def train(path: Path, config: OnPolicyConfig) -> OnPolicyRun:
-    with OnPolicyRun(Run.create(path, "grpo", config)) as run:
-        run.run()
-    return run
-
-
-def weights(run: OnPolicyRun) -> str:
-    return digest_of_arrays(run.policy.parameters())
 
 
 def trained(run: OnPolicyRun) -> list[dict[str, Any]]:
@@ -55,7 +43,7 @@ def test_only_the_first_iteration_has_the_newest_policy(tmp_path: Path, policy: 
     # Ratios begin from the policy that is trained, and importance weights account for the older one that acted.
     assert [line["sampler_kl"] > 1e-9 for line in trained(late)] == [False, True, True, True]
     assert not any("sampler_kl" in line for line in trained(now))
-    assert weights(late) == weights(again) != weights(now)
+    assert digest_of_weights(late) == digest_of_weights(again) != digest_of_weights(now)
     with Reader(late.directory.store) as reader:
         assert len(list(reader.episodes())) == 4 * 16
         versions = [set(reader.read(record.id).policy_version.tolist()) for record in reader.episodes()]
@@ -112,7 +100,7 @@ def test_a_run_that_is_broken_off_goes_on_to_the_same_bits(
         assert resumed.iteration == restored
         assert f"{20 if restored else 0} episodes of this iteration" in " ".join(resumed.restored)
         resumed.run()
-    assert weights(resumed) == weights(whole)
+    assert digest_of_weights(resumed) == digest_of_weights(whole)
     assert lags(resumed) == lags(whole)
     with Reader(run.store) as reader:
         tickets = [record.info.labels["ticket"] for record in reader.episodes("deleted is null")]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from tests.sides import SidesWorld
 from tests.unit.policies.openvla.make_checkpoint import KEY, make_checkpoint
-from tests.unit.training.onpolicy.making import make_config, save_policy
+from tests.unit.training.onpolicy.making import digest_of_weights, make_config, save_policy, train
 
 from understudy.cli import main
 from understudy.core import UnderstudyError
@@ -21,7 +21,6 @@ from understudy.policies import Sampling
 from understudy.policies.openvla import OpenVLAPolicy
 from understudy.policies.vla import VLAPolicy
 from understudy.replay import Reader
-from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
 from understudy.training.runs.fingerprint import digest_of_arrays
 from understudy.training.runs.metrics import read_metrics
@@ -33,16 +32,6 @@ TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "busy"}
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_policy(tmp_path_factory.mktemp("policy") / "policy.safetensors")
-
-
-def train(path: Path, config: OnPolicyConfig) -> OnPolicyRun:
-    with OnPolicyRun(Run.create(path, "grpo", config)) as run:
-        run.run()
-    return run
-
-
-def weights(run: OnPolicyRun) -> str:
-    return digest_of_arrays(run.policy.parameters())
 
 
 def lines(run: OnPolicyRun, kind: str | None = None) -> list[dict[str, Any]]:
@@ -75,7 +64,7 @@ def test_the_same_run_comes_to_the_same_bits_with_other_workers(tmp_path: Path, 
     config = make_config(policy)
     one = train(tmp_path / "one", config)
     two = train(tmp_path / "two", make_config(policy, workers={"num_parallel_envs": 3}))
-    assert weights(one) == weights(two)
+    assert digest_of_weights(one) == digest_of_weights(two)
     assert lines(one) != []
     skip = {"fingerprint"}
     assert [{k: v for k, v in line.items() if k not in skip} for line in lines(one)] == [
@@ -116,7 +105,7 @@ def test_a_run_that_is_broken_off_goes_on_to_the_same_bits(
         assert resumed.iteration == 2
         assert "2 groups carried over" in " ".join(resumed.restored)
         resumed.run()
-    assert weights(resumed) == weights(whole)
+    assert digest_of_weights(resumed) == digest_of_weights(whole)
     drop = {"fingerprint"}
     assert [{k: v for k, v in line.items() if k not in drop} for line in lines(resumed)] == [
         {k: v for k, v in line.items() if k not in drop} for line in lines(whole)
@@ -181,12 +170,12 @@ def usual(tmp_path_factory: pytest.TempPathFactory, policy: Path) -> OnPolicyRun
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_each_option_changes_what_is_learned(name: str, tmp_path: Path, policy: Path, usual: OnPolicyRun) -> None:
-    assert weights(train(tmp_path / "run", make_config(policy, **CHANGES[name]))) != weights(usual)
+    assert digest_of_weights(train(tmp_path / "run", make_config(policy, **CHANGES[name]))) != digest_of_weights(usual)
 
 
 def test_another_policy_is_another_start(tmp_path: Path, usual: OnPolicyRun) -> None:
     other = save_policy(tmp_path / "policy.safetensors", seed=1)
-    assert weights(train(tmp_path / "run", make_config(other))) != weights(usual)
+    assert digest_of_weights(train(tmp_path / "run", make_config(other))) != digest_of_weights(usual)
 
 
 def test_evaluations_and_checkpoints_are_as_often_as_asked(tmp_path: Path, policy: Path) -> None:
@@ -243,7 +232,7 @@ def test_a_policy_that_was_kept_before_a_kill_is_kept_again(tmp_path: Path, poli
         (directory / "policy.safetensors").write_bytes(b"half")
     with OnPolicyRun(Run(tmp_path / "run")) as run:
         run.run()
-    assert digest_of_arrays(VLAPolicy.load(kept / "policy.safetensors").parameters()) == weights(run)
+    assert digest_of_arrays(VLAPolicy.load(kept / "policy.safetensors").parameters()) == digest_of_weights(run)
     assert [path.name for path in kept.parent.iterdir()] == [kept.name]
 
 
@@ -429,7 +418,7 @@ def test_a_checkpoint_of_openvla_is_trained_with_an_adapter(tmp_path: Path) -> N
     assert losses[0] != 0.0
     assert (run.directory.path / "adapter" / "adapter_model.safetensors").exists()
     with OnPolicyRun(Run(run.directory.path)) as again:  # from its checkpoint
-        assert digest_of_arrays(again.policy.parameters()) == weights(run)
+        assert digest_of_arrays(again.policy.parameters()) == digest_of_weights(run)
     spec = SidesWorld(numbers=7).step_spec
     merged = OpenVLAPolicy.load(run.directory.path / "policy", spec, unnorm_key=KEY, block_steps=3)
     seen = {"camera": np.zeros((1, 16, 16, 3), np.uint8)}
