@@ -179,12 +179,15 @@ def _check_starts(world: World, second: World | None, cases: list[Case]) -> None
 def _check_spec(world: World, second: World | None, cases: list[Case]) -> None:
     for case in cases:
         for number, result in enumerate(_run(world, case)):
+            method = "observe()"
             try:
                 observation: AnyTree = result.observation
                 world.step_spec.observation.check(observation, "observation")
                 world.step_spec.reward.check(result.reward, "reward")
+                method = "extras()"
+                world.step_spec.extras.check(result.extras, "extras")
             except UnderstudyError as error:
-                raise _Broken(f"{error} ({_at(number, case)}); make observe() and step_spec agree") from error
+                raise _Broken(f"{error} ({_at(number, case)}); make {method} and step_spec agree") from error
             if not math.isfinite(result.reward):
                 raise _Broken(f"reward: expected a finite number, got {result.reward} ({_at(number, case)}); fix it")
 
@@ -333,6 +336,7 @@ class _Result:
     """The result of a reset (the first) or a step."""
 
     observation: AnyTree | None  # None if it was not observed
+    extras: AnyTree  # of the observation
     reward: float
     terminated: bool
     truncated: bool
@@ -352,6 +356,7 @@ def _run(world: World, case: Case, *, observe: Literal["once", "twice", "last", 
         seen = observe in ("once", "twice") or (observe == "last" and ended)
         yield _Result(
             observation=world.observe() if seen else None,
+            extras=world.extras() if seen else {},
             reward=reward,
             terminated=terminated,
             truncated=truncated,

@@ -78,6 +78,14 @@ class World(Closeable):
     def close(self) -> None:
         """Release all resources; the world is not used afterwards."""
 
+    def extras(self) -> Tree:
+        """The extras of `step_spec` that belong to the last observation, such as the times of its sensors."""
+        return {}
+
+    def labels(self) -> dict[str, str]:
+        """Labels of this episode up to the last observation, which are stored with it, such as `Sensors.labels`."""
+        return {}
+
     def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
         """The scripted expert's action in the current state, for worlds that have an expert. Changes nothing.
 

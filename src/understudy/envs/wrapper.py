@@ -50,6 +50,12 @@ class WorldWrapper(World):
     def observe(self) -> Tree:
         return self._world.observe()
 
+    def extras(self) -> Tree:
+        return self._world.extras()
+
+    def labels(self) -> dict[str, str]:
+        return self._world.labels()
+
     def expert_action(self, *, noise: float = 0.0, rng: np.random.Generator | None = None) -> ExpertAction:
         return self._world.expert_action(noise=noise, rng=rng)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.worlds import SensingWorld
 
 from understudy.core import ArraySpec, Spec, Split, StepSpec, Tree
 from understudy.envs import CheckError, Report, ToyTable, check_env
@@ -146,6 +147,15 @@ def test_observation_does_not_fit() -> None:
     text = problems(Wide())
     assert "spec: observation/at: expected float32 [2], got float64 [2]" in text
     assert "(after reset, task 'right', start 0, seed 0); make observe() and step_spec agree" in text
+
+
+def test_extras_do_not_fit() -> None:
+    with SensingWorld() as world:
+        assert "spec" in check_env(world).passed
+    with SensingWorld(forgets_extras=True) as world:
+        text = problems(world)
+    assert "spec: extras/monotonic/observation/camera: expected int64 [], got nothing" in text
+    assert "make extras() and step_spec agree" in text
 
 
 def test_reward_is_not_a_number() -> None:

@@ -48,9 +48,10 @@ def run_until_finished(run: Run) -> int:
     """Train until the updates are finished; `understudy resume` calls it too."""
     with needs_extra("train"):
         from understudy.training.offpolicy.cloning import run_cloning
+        from understudy.training.runs.evaluate import last_score
 
     console = Console(highlight=False)
     with stop_on_signals() as stop, ProgressLine(console, "cloning", "updates") as line:
-        found = run_cloning(run, line.say, note=line.note, progress=line, stop=stop)
-    console.print(f"{found.success_rate} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)
+        run_cloning(run, line.say, note=line.note, progress=line, stop=stop)
+    console.print(f"{last_score(run)}; {run.policy}", style="green", soft_wrap=True)
     return 0

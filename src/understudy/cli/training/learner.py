@@ -36,7 +36,7 @@ def command(
     """
     with needs_extra("train"):
         from understudy.training.offpolicy.learner_process import run_learner
-        from understudy.training.runs.evaluate import last_success_rate
+        from understudy.training.runs.evaluate import last_score
         from understudy.training.runs.run import Run
 
     console = Console(highlight=False)
@@ -53,7 +53,7 @@ def command(
             on_restored=lambda texts: console.print(*texts, sep="\n", soft_wrap=True),
             stop=stop,
         )
-    console.print(f"{last_success_rate(Run(run).metrics)} of held-out episodes succeed", style="green", soft_wrap=True)
+    console.print(last_score(Run(run)), style="green", soft_wrap=True)
     return 0
 
 

@@ -181,7 +181,6 @@ def _run_on_cluster(run: Run, num_ranks: int, cluster: str, cluster_config: Clus
 
 
 def _print_score(run: Run, console: Console) -> None:
-    from understudy.training.runs.evaluate import last_success_rate
+    from understudy.training.runs.evaluate import last_score
 
-    score = last_success_rate(run.metrics)
-    console.print(f"{score} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)
+    console.print(f"{last_score(run)}; {run.policy}", style="green", soft_wrap=True)

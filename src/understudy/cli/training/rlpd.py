@@ -61,7 +61,7 @@ def run_until_finished(run: Run, cluster: str | None, cluster_config: ClusterCon
 
     with needs_extra("train"):
         from understudy.training.offpolicy.local_run import LocalRun
-        from understudy.training.runs.evaluate import last_success_rate
+        from understudy.training.runs.evaluate import last_score
 
     with rlpd_progress(console) as progress:
         if cluster is not None:
@@ -72,6 +72,5 @@ def run_until_finished(run: Run, cluster: str | None, cluster_config: ClusterCon
             with stop_on_signals() as stop, LocalRun(run, progress, stop=stop) as local:
                 show_restored([str(local.threads), str(local.device), *local.restored])
                 local.run()
-    score = last_success_rate(run.metrics)
-    console.print(f"{score} of held-out episodes succeed; {run.policy}", style="green", soft_wrap=True)
+    console.print(f"{last_score(run)}; {run.policy}", style="green", soft_wrap=True)
     return 0

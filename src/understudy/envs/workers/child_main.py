@@ -108,7 +108,7 @@ class WorldServer:
         elif do == "close":
             self._world.close()
         if request["observe"]:
-            answer["ragged"] = self._observe()
+            answer |= self._observe()
         self._arrays.request = request["id"]
         return answer
 
@@ -156,13 +156,20 @@ class WorldServer:
             raise BrokenContract(f"reward: expected a finite number, got {reward}; check the world")
 
     def _observe(self) -> dict[str, Any]:
-        """Write the observation into the shared memory; returns its ragged leaves, which are sent as messages."""
+        """Write the observation into the shared memory; returns what is sent as a message: ragged leaves, extras and
+        labels."""
         observation = self._world.observe()
         try:
             flat = self._spec.observation.check(observation, "observation")
+            extras = self._spec.extras.check(self._world.extras(), "extras")
         except SpecError as error:
             raise BrokenContract(str(error)) from None
-        return {path: encode_leaf(leaf) for path, leaf in self._arrays.write_observation(flat).items()}
+        ragged = self._arrays.write_observation(flat)
+        return {
+            "ragged": {path: encode_leaf(leaf) for path, leaf in ragged.items()},
+            "extras": {path: encode_leaf(leaf) for path, leaf in extras.items()},
+            "labels": self._world.labels(),
+        }
 
 
 def _checked_info(info: Any) -> dict[str, Any]:

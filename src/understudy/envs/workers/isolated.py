@@ -30,6 +30,8 @@ class IsolatedWorld(World):
         self.deterministic = self.worker.deterministic
         self.simulated = self.worker.simulated
         self.hz = self.worker.hz
+        self._extras: Tree = {}
+        self._labels: dict[str, str] = {}
 
     def choose(self, task: str) -> None:
         self._state = "running" if self.worker.in_episode else "not reset"
@@ -56,12 +58,21 @@ class IsolatedWorld(World):
         """Execute several actions in one round trip, up to the end of the episode, and observe once after the last."""
         stepped = self.worker.call(Steps(actions=actions, observe=observe))
         assert isinstance(stepped, Stepped)
+        if observe:
+            self._extras, self._labels = stepped.extras, stepped.labels
         return stepped
 
     def observe(self) -> Tree:
         observed = self.worker.call(Observe())
         assert isinstance(observed, Observed)
+        self._extras, self._labels = observed.extras, observed.labels
         return observed.observation
+
+    def extras(self) -> Tree:
+        return self._extras
+
+    def labels(self) -> dict[str, str]:
+        return self._labels
 
     @property
     def has_expert(self) -> bool:
@@ -97,6 +108,7 @@ class IsolatedWorld(World):
     def _reset(self, command: Reset) -> tuple[Tree, dict[str, Any]]:
         observed = self.worker.call(command)
         assert isinstance(observed, Observed)
+        self._extras, self._labels = observed.extras, observed.labels
         self._task = self.suite.task(observed.info["task"])
         return observed.observation, observed.info
 

@@ -68,6 +68,8 @@ class Observed:
 
     observation: Tree  # None if it was not requested
     info: dict[str, Any]  # of the reset; empty after Observe
+    extras: Tree = field(default_factory=dict)  # of the observation
+    labels: dict[str, str] = field(default_factory=dict)  # of the episode so far
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,6 +82,8 @@ class Stepped:
     truncated: Array  # [n] bool
     success: Array  # [n] bool
     info: dict[str, Any]  # of the last
+    extras: Tree = field(default_factory=dict)  # of the observation
+    labels: dict[str, str] = field(default_factory=dict)  # of the episode so far
 
     def __len__(self) -> int:
         return len(self.terminated)

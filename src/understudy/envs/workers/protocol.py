@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core import Spec, StepSpec
+from understudy.core import Spec, StepSpec, Tree
+from understudy.core import tree as trees
 from understudy.envs.suite import Suite
 from understudy.envs.workers.channel import decode_leaf, encode_leaf
 from understudy.envs.workers.outcomes import Answer, AskExpert, Command, Observe, Observed, Reset, Stepped, Steps
@@ -81,15 +82,18 @@ class WorkerProtocol:
             ragged = _decoded(self.step_spec.action, "action", message["ragged_action"])
             return ExpertAction(action=arrays.read_action(0, ragged), progress=float(message["progress"]))
         observation: Any = None
+        extras: Any = {}
+        labels: dict[str, str] = {}
         if isinstance(command, Observe) or command.observe:
             observation = arrays.read_observation(
                 _decoded(self.step_spec.observation, "observation", message["ragged"])
             )
+            extras, labels = self._extras(message["extras"]), _checked_labels(message["labels"])
         info = {} if isinstance(command, Observe) else message["info"]
         if not isinstance(info, dict):
             raise ValueError(f"info: expected a dict, got {info!r}")
         if not isinstance(command, Steps):
-            return Observed(observation=observation, info=info)
+            return Observed(observation=observation, info=info, extras=extras, labels=labels)
         num_steps, num_requested = message["num_steps"], len(command.actions)
         if type(num_steps) is not int or not 1 <= num_steps <= num_requested:
             raise ValueError(f"num_steps: expected 1 to {num_requested}, got {num_steps!r}")
@@ -103,7 +107,20 @@ class WorkerProtocol:
             truncated=columns[:, 1],
             success=columns[:, 2],
             info=info,
+            extras=extras,
+            labels=labels,
         )
+
+    def _extras(self, coded: Mapping[str, Any]) -> Tree:
+        leaves = self.step_spec.extras.leaves("extras")
+        flat = {path: decode_leaf(leaf, coded[path], path) for path, leaf in leaves}
+        return trees.unflatten(trees.below(flat, "extras"))
+
+
+def _checked_labels(labels: Any) -> dict[str, str]:
+    if not isinstance(labels, dict) or not all(isinstance(text, str) for text in labels.values()):
+        raise ValueError(f"labels: expected a dict of texts, got {labels!r}")
+    return labels
 
 
 def _decoded(spec: Spec, name: str, coded: Mapping[str, Any]) -> dict[str, Any]:

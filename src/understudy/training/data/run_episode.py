@@ -1,7 +1,7 @@
 """Run episode: one episode of a world, by a policy, a human or both, recorded into a writer.
 
 The writer may be a store's own or a remote one: both have the same methods. It records the executed action, who chose
-it, the policy's proposal and the policy's version.
+it, the policy's proposal and the policy's version; and what the world says of its sensors (`World.extras`, `labels`).
 """
 
 from __future__ import annotations
@@ -73,6 +73,7 @@ def run_episode(
     if takeover is not None:
         takeover.begin()
     observation, reset_info = world.reset(seed=seed, options=options)
+    extras = world.extras()
     if on_reset is not None:
         on_reset(reset_info)
     status: dict[str, Any] = {
@@ -107,8 +108,8 @@ def run_episode(
                 terminated, truncated, success = True, False, choice.verdict
                 reward = float(success)
             truncated = truncated or (stop is not None and stop.overdue and not terminated)
-            writer.append(_step(observation, choice, version, reward, terminated, truncated))
-            observation = next_observation
+            writer.append(_step(observation, extras, choice, version, reward, terminated, truncated))
+            observation, extras = next_observation, world.extras()
             num_steps += 1
             num_human += choice.source == Source.HUMAN
             total += reward
@@ -127,7 +128,7 @@ def run_episode(
     except BaseException:
         writer.cut(observation if num_steps else None)
         raise
-    labels = {**labels, **info.labels, **(takeover.summary.labels() if takeover is not None else {})}
+    labels = {**world.labels(), **labels, **info.labels, **(takeover.summary.labels() if takeover is not None else {})}
     if pace is not None:
         labels[LATE_STEPS] = str(pace.num_missed - missed_before)
     if choice.discard:
@@ -181,7 +182,9 @@ def _choose(observation: Tree, act: Act | None, source: Source, takeover: Takeov
     return (replace(choice, source=source) if choice.source == Source.POLICY else choice), version
 
 
-def _step(observation: Tree, choice: Choice, version: int, reward: float, terminated: bool, truncated: bool) -> Step:
+def _step(
+    observation: Tree, extras: Tree, choice: Choice, version: int, reward: float, terminated: bool, truncated: bool
+) -> Step:
     proposal = None if choice.action is choice.proposal else choice.proposal
     return Step(
         observation=observation,
@@ -192,4 +195,5 @@ def _step(observation: Tree, choice: Choice, version: int, reward: float, termin
         source=choice.source,
         policy_version=version,
         proposal=proposal,
+        extras=extras,
     )

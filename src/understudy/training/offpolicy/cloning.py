@@ -91,6 +91,7 @@ def run_cloning(
     stop = stop or StopRequest()
     health = Health(run.path / HEALTH, role="local", name=run.kind)
     with run, health, open_world(config.env) as world, ExitStack() as undo:
+        config.evaluation.starts(world)  # raises now, and not after all updates
         cloning, sampler = _open(run, config, world.step_spec, note, undo)
         log = MetricLog(run.metrics)
         undo.callback(log.close)

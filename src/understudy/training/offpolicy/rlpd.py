@@ -198,11 +198,12 @@ class RLPDConfig:
     def open_world(self) -> World:
         """The world to train in, with the actions of the base policy in its observations if there is one."""
         world = open_world(self.env)
-        if self.base_policy is None:
-            return world
-        from understudy.training.offpolicy.base_policy import BasePolicyWorld  # only now: it needs torch
-
         try:
+            self.evaluation.starts(world)  # raises now, and not after hours of training
+            if self.base_policy is None:
+                return world
+            from understudy.training.offpolicy.base_policy import BasePolicyWorld  # only now: it needs torch
+
             return BasePolicyWorld(world, self.load_base_policy(world.step_spec))
         except BaseException:
             world.close()

@@ -17,11 +17,18 @@ from understudy.envs.world import World
 from understudy.training.data.run_episode import Act
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
 from understudy.training.runs.video import Frames, cameras_of, draw_frames, video_name, write_video
 from understudy.training.runs.wilson_interval import SuccessRate
 
 if TYPE_CHECKING:
     from understudy.policies import ActorPolicy
+
+_EPISODES = {
+    "eval": "held-out episodes",
+    "train": "episodes from starts of the training",
+    "all": "episodes from all starts",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,18 @@ class EvaluationConfig:
             raise ConfigError(
                 f"evaluation: expected episodes from 1 and videos from 0, got {self.episodes} and {self.videos}"
             )
+
+    def starts(self, world: World) -> Sequence[int]:
+        """The start states of the world's task to evaluate on; a ConfigError if there are none."""
+        starts = world.suite.starts(world.task, self.split)
+        if not starts:
+            other = "train" if self.split == "eval" else "eval"
+            raise ConfigError(
+                f"evaluation.split: expected a split with start states, got {self.split!r}, and task "
+                f"{world.task.name!r} has {world.task.num_starts} in all and none in it; choose {other}, or give the "
+                f"task more starts"
+            )
+        return starts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +126,13 @@ def last_success_rate(metrics: Path) -> SuccessRate | None:
     return found
 
 
+def last_score(run: Run) -> str:
+    """The success rate of a run's last evaluation in a sentence, which says where its episodes started."""
+    config = run.metadata["config"]["evaluation"]
+    starts = config["split"] or ("eval" if config["protocol"] == "held-out" else "all")
+    return f"{last_success_rate(run.metrics)} of {_EPISODES[starts]} succeed"
+
+
 def evaluate(
     world: World,
     act: Act,
@@ -123,8 +149,7 @@ def evaluate(
     Videos of the worst episodes, failures and then long ones first, go to the directory `videos`. `pace` keeps a
     control rate; `on_reset` gets what each reset of the world said, before the first action.
     """
-    task = world.task
-    starts = world.suite.starts(task, config.split)
+    starts = config.starts(world)
     episodes: list[EvaluationEpisode] = []
     worst: list[tuple[tuple[bool, int], int, EvaluationEpisode, Frames]] = []
     order = count()

@@ -6,16 +6,19 @@ import os
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.worlds import CountingWorld
+from tests.worlds import CountingWorld, SensingWorld
 
 from understudy.cli import main
-from understudy.core import NO_VERSION, EpisodeError, Source
-from understudy.envs import IsolatedWorld, WorldFactory
+from understudy.core import NO_VERSION, EpisodeError, Source, UnderstudyError
+from understudy.core import tree as trees
+from understudy.core.times import counts_of
+from understudy.envs import IsolatedWorld, RewardedWorld, WorldFactory
 from understudy.envs.pace import Pace
 from understudy.envs.teleop.takeover import AlwaysScript, Reading, Takeover
 from understudy.envs.workers.outcomes import WorkerDied
@@ -25,9 +28,9 @@ from understudy.training import RecordConfig, open_target, run_episode
 from understudy.training.data.record import record
 
 NUM_EPISODES = 1000
-COUNTING = WorldFactory(
-    factory="tests.worlds:CountingWorld", env={"PYTHONPATH": str(Path(__file__).resolve().parents[4])}
-)
+HERE = {"PYTHONPATH": str(Path(__file__).resolve().parents[4])}
+COUNTING = WorldFactory(factory="tests.worlds:CountingWorld", env=HERE)
+SENSING = WorldFactory(factory="tests.worlds:SensingWorld", env=HERE)
 
 
 class RandomBursts:
@@ -281,6 +284,39 @@ def test_a_task_that_cannot_be_done_comes_to_an_end(tmp_path: Path) -> None:
     with open_target(str(tmp_path / "store")) as target:
         report = record(CountingWorld(), target, expert([0] * 9), config)
     assert (report.num_successes, report.num_episodes) == (0, 4)
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_the_times_of_a_worlds_sensors_are_recorded(tmp_path: Path, isolated: bool) -> None:
+    before = time.time_ns()
+    world = IsolatedWorld(SENSING) if isolated else SensingWorld()
+    config = RecordConfig(task="sense", successes=2, max_episodes=2)
+    with RewardedWorld(world, reward=None, success=None) as wrapped, open_target(str(tmp_path / "store")) as target:
+        record(wrapped, target, expert([1] * 10), config)
+    with Reader(tmp_path / "store") as reader:
+        for episode in (reader.read(record.id) for record in reader.episodes()):
+            counts = counts_of(episode.info.labels)
+            assert counts["observation/camera"].received >= 4
+            flat = trees.flatten(episode.extras)
+            camera, tick = flat["time/observation/camera"], flat["time/tick"]
+            assert before < camera[0]
+            assert np.all(np.diff(camera) > 0)
+            assert np.all((tick >= camera) & (tick <= time.time_ns()))
+            joints, samples = trees.flatten(episode.observation)["joints"], flat["samples/observation/joints"]
+            assert [len(row) > 1 for row in samples[1:]] == [True] * 4
+            assert [row[-1].tolist() for row in samples[1:]] == joints[1:5].tolist()  # of the row that has them
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_world_that_forgets_the_extras_of_its_spec_is_refused(tmp_path: Path, isolated: bool) -> None:
+    forgets = replace(SENSING, options={"forgets_extras": True})
+    config = RecordConfig(task="sense", successes=1, max_episodes=1)
+    with (
+        IsolatedWorld(forgets) if isolated else SensingWorld(forgets_extras=True) as world,
+        open_target(str(tmp_path / "store")) as target,
+        pytest.raises(UnderstudyError, match="extras/monotonic"),
+    ):
+        record(world, target, expert([1] * 10), config)
 
 
 def test_a_simulator_that_dies_costs_its_episode_and_no_more(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from understudy.cli import main
 from understudy.envs import ToyTable
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationEpisode, evaluate
@@ -42,6 +43,22 @@ def test_the_training_starts_are_played_if_that_is_asked_for() -> None:
     assert [trial.start for trial in found.episodes] == [0, 1, 2]
     assert found.success_rate.rate == 0.0
     assert {trial.num_steps for trial in found.episodes} == {100}
+
+
+@pytest.mark.parametrize("kind", ["rlpd", "clone"])
+def test_a_task_without_held_out_starts_is_refused_before_training(
+    kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    env, demos, run = "tests.worlds:SensingWorld", str(tmp_path / "demos"), str(tmp_path / "run")
+    assert main(["record", demos, "--env", env, "--successes", "2"]) == 0
+    length = ["--steps", "10"] if kind == "rlpd" else ["--updates", "2"]
+    command = ["train", kind, run, "--demos", demos, "--env", env, "--evaluation.episodes", "2", *length]
+    assert main(command) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert "got 'eval', and task 'sense' has 1 in all and none in it; choose train" in said
+    assert not (tmp_path / "run").exists()
+    assert main([*command, "--evaluation.split", "train"]) == 0
+    assert "of episodes from starts of the training succeed" in " ".join(capsys.readouterr().out.split())
 
 
 def test_the_worst_are_filmed(tmp_path: Path) -> None:
