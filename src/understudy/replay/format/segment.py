@@ -79,7 +79,11 @@ class Segment:
         """Open a file that should have this layout; a DamageError if it is missing, short or has another header."""
         with _read_errors(path, "open"):
             file = OpenFile(path, os.O_RDWR if write else os.O_RDONLY)
-        segment = Segment(layout, file)
+            try:
+                segment = Segment(layout, file)
+            except BaseException:
+                file.close()
+                raise
         try:
             problem = segment.file_problem()
             if problem:

@@ -10,7 +10,8 @@ from understudy.core import H264, ArraySpec, DamageError, Spec, StepSpec
 from understudy.core.episode import stack
 from understudy.core.examples import random_steps, text_spec
 from understudy.core.tree import equal_leaf
-from understudy.durable.open_files import close_removed
+from understudy.durable.open_files import OpenFile, close_removed
+from understudy.replay.format import segment as segment_module
 from understudy.replay.format.layout import Layout
 from understudy.replay.format.segment import (
     HEAP_CHECKSUM,
@@ -141,6 +142,20 @@ def test_ragged_values_as_bytes() -> None:
 def test_checksums_fit_sqlites_integers() -> None:
     assert (signed(2**63 - 1), signed(2**63), signed(2**64 - 1)) == (2**63 - 1, -(2**63), -1)
     assert -(2**63) <= digest_of_checksums(np.arange(3, dtype=np.uint64)) < 2**63
+
+
+def test_a_file_that_is_removed_while_it_is_opened_is_gone(segment, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by a compaction of this process: a sampler that follows then looks into the catalog again."""
+
+    def opened(path: Path, flags: int) -> OpenFile:
+        file = OpenFile(path, flags)
+        path.unlink()
+        close_removed()
+        return file
+
+    monkeypatch.setattr(segment_module, "OpenFile", opened)
+    with pytest.raises(DamageError, match="the file is gone"):
+        Segment.open(segment[0].layout, segment[0].path)
 
 
 def test_a_file_that_is_removed_between_two_reads_is_gone(segment) -> None:
