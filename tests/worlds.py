@@ -91,6 +91,10 @@ class SensingWorld(World):
         self._sensors.begin()
         self._seen = self._sensors.read()
 
+    def refresh(self) -> None:
+        self._sensors.begin()
+        self._seen = self._sensors.read()
+
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
         time.sleep(0.03)
         self._seen = self._sensors.read()

@@ -59,6 +59,10 @@ class RewardedWorld(WorldWrapper):
         self._before = self._fresh = self._world.observe()
         return info
 
+    def refresh(self) -> None:
+        super().refresh()
+        self._before = self._fresh = self._world.observe()
+
     def step_without_observation(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
         before = self._before
         reward, terminated, truncated, info = super().step_without_observation(action)

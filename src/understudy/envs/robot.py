@@ -141,6 +141,11 @@ class RobotEnv(World):
         images = {name: image.copy() for name, image in self._images.items()}
         return {**images, "state": np.array(numbers, np.float32)}
 
+    def refresh(self) -> None:
+        """Measure the state and take images again, and restart the clock of the control rate."""
+        self.pace.begin()
+        self._measured, self._images = self._read_state(), None
+
     def close(self) -> None:
         self._arm.close()
         for client in (self._scene, *self._cameras.values()):

@@ -78,6 +78,12 @@ class World(Closeable):
     def close(self) -> None:
         """Release all resources; the world is not used afterwards."""
 
+    def refresh(self) -> None:
+        """Read the sensors of a world that changes by itself again, so that `observe` is of now.
+
+        It is called while an episode waits for its operator's first input, before any action.
+        """
+
     def extras(self) -> Tree:
         """The extras of `step_spec` that belong to the last observation, such as the times of its sensors."""
         return {}

@@ -50,6 +50,9 @@ class WorldWrapper(World):
     def observe(self) -> Tree:
         return self._world.observe()
 
+    def refresh(self) -> None:
+        self._world.refresh()
+
     def extras(self) -> Tree:
         return self._world.extras()
 

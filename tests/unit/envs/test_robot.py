@@ -135,6 +135,19 @@ def test_the_fingers_close_below_minus_a_half_and_open_above_a_half(server: ArmS
         assert openings == [1.0, 1.0, 0.0, 0.0, 1.0]
 
 
+def test_what_is_refreshed_is_of_now(server: ArmServer, arm: PointArm) -> None:
+    with RobotEnv(server.url, hz=5) as world:
+        before = world.reset(seed=0, options={"start": 0})[0]["state"]
+        arm.opening = 0.4  # somebody moves it by hand
+        assert np.array_equal(world.observe()["state"], before)
+        time.sleep(0.5)
+        began = time.monotonic()
+        world.refresh()
+        assert world.observe()["state"][STATE_NAMES.index("gripper")] == pytest.approx(0.4)
+        world.step(np.zeros(7, np.float32))
+        assert time.monotonic() - began >= 0.2  # the first step takes its time, too
+
+
 @pytest.mark.serial
 @pytest.mark.nightly
 def test_a_long_step_is_one_motion(server: ArmServer, arm: PointArm) -> None:

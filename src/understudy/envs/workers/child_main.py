@@ -105,6 +105,8 @@ class WorldServer:
             answer = {"info": _checked_info(info)}
         elif do == "expert_action":
             answer = self._expert_action(request["noise"], request["seed"])
+        elif do == "observe" and request["refresh"]:
+            self._world.refresh()
         elif do == "close":
             self._world.close()
         if request["observe"]:

@@ -30,6 +30,7 @@ class IsolatedWorld(World):
         self.deterministic = self.worker.deterministic
         self.simulated = self.worker.simulated
         self.hz = self.worker.hz
+        self._stale = False  # whether the next observation is to be of its time
         self._extras: Tree = {}
         self._labels: dict[str, str] = {}
 
@@ -63,10 +64,14 @@ class IsolatedWorld(World):
         return stepped
 
     def observe(self) -> Tree:
-        observed = self.worker.call(Observe())
+        observed = self.worker.call(Observe(refresh=self._stale))
+        self._stale = False
         assert isinstance(observed, Observed)
         self._extras, self._labels = observed.extras, observed.labels
         return observed.observation
+
+    def refresh(self) -> None:
+        self._stale = True
 
     def extras(self) -> Tree:
         return self._extras

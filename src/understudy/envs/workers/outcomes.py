@@ -48,7 +48,9 @@ class Steps:
 
 @dataclass(frozen=True, kw_only=True)
 class Observe:
-    """Return the current observation without acting."""
+    """Return the current observation without acting; with `refresh`, after World.refresh."""
+
+    refresh: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

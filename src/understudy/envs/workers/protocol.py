@@ -66,7 +66,7 @@ class WorkerProtocol:
             options = dict(command.options)
             return {"id": number, "do": "reset", "seed": command.seed, "options": options, "observe": command.observe}
         if isinstance(command, Observe):
-            return {"id": number, "do": "observe", "observe": True}
+            return {"id": number, "do": "observe", "observe": True, "refresh": command.refresh}
         if isinstance(command, AskExpert):
             return {"id": number, "do": "expert_action", "noise": command.noise, "seed": command.seed, "observe": False}
         checked: Sequence[Any] = command.actions  # flat, by `check`

@@ -87,9 +87,20 @@ def run_episode(
         if show is not None:
             show(observation, status)
 
+    def idle() -> None:
+        """While the operator has not acted yet: what is seen, and recorded as the first observation, is of now."""
+        nonlocal observation, extras
+        if stop is not None:
+            stop.check()
+        if not world.deterministic:
+            world.refresh()
+            observation, extras = world.observe(), world.extras()
+        update_screen()
+        time.sleep(IDLE_S)
+
     update_screen()
     if act is None and takeover is not None:
-        takeover.wait(lambda: _idle(update_screen, stop))
+        takeover.wait(idle)
     info = _begin(writer, reset_info, takeover, kind, world.hz if pace is None else pace.hz)
     num_steps, num_human, total, success = 0, 0, 0.0, False
     missed_before = 0
@@ -144,13 +155,6 @@ def run_episode(
         num_takeovers=takeover.summary.count if takeover is not None else 0,
         discarded=choice.discard,
     )
-
-
-def _idle(update_screen: Callable[[], None], stop: StopRequest | None) -> None:
-    if stop is not None:
-        stop.check()
-    update_screen()
-    time.sleep(IDLE_S)
 
 
 def _begin(

@@ -307,6 +307,36 @@ def test_the_times_of_a_worlds_sensors_are_recorded(tmp_path: Path, isolated: bo
             assert [row[-1].tolist() for row in samples[1:]] == joints[1:5].tolist()  # of the row that has them
 
 
+class LateDevice(AlwaysScript):
+    """An operator who looks at twenty pictures before the first input."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: None)
+        self.shown: list[tuple[int, int]] = []  # pixel, and time
+
+    def show(self, observation: Any, _: Any) -> None:
+        self.shown.append((int(observation["camera"].flat[0]), time.time_ns()))
+
+    def read(self) -> Reading:
+        return Reading(action=None if len(self.shown) < 20 else np.float32([1.0]))
+
+
+@pytest.mark.parametrize("isolated", [False, True])
+def test_an_operator_begins_with_what_is_seen_now(tmp_path: Path, isolated: bool) -> None:
+    device = LateDevice()
+    world = IsolatedWorld(SENSING) if isolated else SensingWorld()
+    with RewardedWorld(world, reward=None, success=None) as wrapped, Store.open(tmp_path / "store") as store:
+        writer = store.writer("arm", wrapped.step_spec)
+        run_episode(wrapped, writer, takeover=Takeover(device), show=device.show)
+    assert len({pixel for pixel, _ in device.shown[:20]}) > 10  # the picture moves
+    with Reader(tmp_path / "store") as reader:
+        episode = reader.read(1)
+    assert int(episode.observation["camera"][0].flat[0]) == device.shown[19][0]
+    assert device.shown[18][1] < episode.extras["time"]["tick"][0] < device.shown[19][1]
+    samples = np.concatenate(episode.extras["samples_time"]["observation"]["joints"])
+    assert samples.min() > device.shown[18][1]  # those of the wait are not in the episode
+
+
 @pytest.mark.parametrize("isolated", [False, True])
 def test_a_world_that_forgets_the_extras_of_its_spec_is_refused(tmp_path: Path, isolated: bool) -> None:
     forgets = replace(SENSING, options={"forgets_extras": True})
