@@ -9,10 +9,13 @@
 | learner | samples, updates a small SAC, publishes, saves checkpoints | every 60 to 120 s |
 
 Once a second this counts the open descriptors and the private memory of the three processes, and the blocks on disk of
-the store, the spool and the checkpoints. The first third is the warm-up: the store reaches its budget there, and the
-server is killed there, so that in the rest of the run a leak of the server has time to show. Seconds in which a process
-is starting are left out. A straight line is fitted to the rest; what it rises by must be below 5 % of the mean. At the
-end the store is verified, and everything that the writers recorded must have been delivered.
+the store, the spool and the checkpoints. The catalog is counted apart: it keeps a line for each episode and commit ever
+made, also of those that retention has removed, and so it grows with what was recorded.
+
+The first third is the warm-up: the store reaches its budget there, and the server is killed there, so that in the rest
+of the run a leak of the server has time to show. Seconds in which a process is starting are left out. A straight line
+is fitted to the rest; what it rises by must be below 5 % of the mean. At the end the store is verified, and everything
+that the writers recorded must have been delivered.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ import numpy as np
 
 from understudy.core import ArraySpec, EpisodeInfo, Source, Spec, Step, StepSpec, UnderstudyError
 from understudy.replay import Budget, Reader, Retention, Store, verify
+from understudy.replay.format.paths import CATALOG_FILE
 from understudy.replay.maintain.compaction import compact
 from understudy.replay.read.view import EVERYTHING
 from understudy.selftest.faulty_proxy import free_port
@@ -69,7 +73,7 @@ class Sample:
     time_s: float
     descriptors: int
     memory: float  # MB
-    disk: float  # MB
+    disk: float  # MB, without the catalog
     settled: bool
 
 
@@ -79,6 +83,7 @@ class SoakReport:
     samples: list[Sample] = field(default_factory=list)
     kills: dict[str, int] = field(default_factory=lambda: {SERVER: 0, WRITER: 0, LEARNER: 0})
     problems: list[str] = field(default_factory=list)
+    catalog_bytes: float = 0.0  # for each episode that was recorded, in the end
 
     @property
     def used(self) -> list[Sample]:
@@ -139,6 +144,9 @@ def soak(place: Path, minutes: float, *, seed: int = 0) -> SoakReport:
         for role in roles.values():
             role.kill()
     report.problems += _check(place)
+    with Reader(place / "store") as reader:
+        num_episodes = reader.catalog.last_episode_id() or 1
+    report.catalog_bytes = (place / "store" / CATALOG_FILE).stat().st_size / num_episodes
     return report
 
 
@@ -214,6 +222,8 @@ def _count(place: Path, roles: Any, now: float) -> Sample:
     for name in ("store", "spool", "checkpoints"):
         for directory, _, files in os.walk(place / name):  # which goes on if a directory disappears
             for file in files:
+                if file.startswith(CATALOG_FILE):
+                    continue
                 with suppress(FileNotFoundError):
                     disk += (Path(directory) / file).stat().st_blocks * 512
     return Sample(time_s=now, descriptors=descriptors, memory=memory, disk=disk / 2**20, settled=settled)
@@ -413,6 +423,7 @@ def main() -> int:
         mean = float(np.mean(values)) if values else float("nan")
         print(f"{name}: mean {mean:.1f}, {100 * report.drift(name):+.1f} % from the warm-up to the end")
     print(f"kills: {report.kills}; {len(report.used)} of {len(report.samples)} seconds counted")
+    print(f"catalog: {report.catalog_bytes:.0f} bytes for each episode that was recorded")
     for problem in report.problems:
         print(problem)
     if options.out is not None:

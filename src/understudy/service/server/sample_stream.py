@@ -88,6 +88,7 @@ class SampleStream:
         with self._sampling:
             self._closed = True
             self._sampler.close()
+            del self._sampler  # which refers to this stream: its memory would wait for the garbage collector
             while self._taken:
                 self.sent()
             self._memory.give_back(self._batch_bytes)

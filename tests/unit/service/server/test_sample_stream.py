@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,19 @@ def test_an_empty_store_has_nothing_to_draw_until_it_has(store: Store) -> None:
     assert b'"reward":' in header
     stream.close()
     assert stream.answer(to_json({"size": 4})) == []  # its client has left
+
+
+def test_the_memory_of_a_sampler_is_free_when_its_stream_is_closed(store: Store) -> None:
+    write_episode(store.writer("w", small_spec()), random_episode(small_spec(), 12, 1))
+    stream = stream_of(store)
+    stream.answer(to_json({"size": 4}))
+    sampler = weakref.ref(stream._sampler)
+    gc.disable()  # in a server it may come only after many learners have left
+    try:
+        stream.close()
+        assert sampler() is None
+    finally:
+        gc.enable()
 
 
 def test_another_store_than_before_is_refused(store: Store) -> None:
