@@ -264,8 +264,9 @@ def _until_told() -> Iterator[list[bool]]:
 
 
 def serve(place: Path, address: str) -> None:
-    from understudy.service import Server, ServerConfig
+    from understudy.service import Server, ServerConfig, keep_large_blocks
 
+    keep_large_blocks()  # as `understudy serve` does
     retention = Retention(practice=Budget(max_steps=KEEP_STEPS))
     with (
         _until_told() as told,

@@ -21,6 +21,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 MEMORY = "/dev/shm"  # the simulated disks are in memory
+SEEDS_PER_REPETITION = 20  # every 20th history runs twice: the second time must be the same
 
 
 def main() -> int:
@@ -58,9 +59,13 @@ def run_all(options: argparse.Namespace) -> int:
     started, failed = time.monotonic(), 0
     for seed in range(first, stop):
         result = run(seed, options.operations)
-        if result["problems"]:
+        problems = result["problems"]
+        again = seed % SEEDS_PER_REPETITION == 0 and not problems and not options.mutation
+        if again and run(seed, options.operations) != result:
+            problems = ["the second time, something else happened"]
+        if problems:
             failed += 1
-            print(f"seed {seed}: {result['problems'][0][:400]}", flush=True)
+            print(f"seed {seed}: {problems[0][:400]}", flush=True)
             if options.mutation:
                 break
         if (seed + 1 - first) % 500 == 0:
@@ -96,6 +101,7 @@ def prepare(mutation: str | None) -> None:
         mutations.MUTATIONS[mutation]()
     gc.collect()
     gc.freeze()
+    gc.disable()  # threads.py collects
 
 
 def run_scenario(name: str) -> tuple[str, ...]:

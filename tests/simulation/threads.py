@@ -8,6 +8,7 @@ an hour of waiting costs nothing. A thread belongs to a process; `Process.kill` 
 from __future__ import annotations
 
 import asyncio
+import gc
 import heapq
 import queue
 import random
@@ -23,6 +24,7 @@ from typing import Any
 import greenlet
 
 SWITCH_AT_LOCKS = 0.15  # how often a thread that takes a free lock lets others go first
+LOCKS_PER_COLLECTION = 100  # how often garbage is collected: where Python would do it, a history would not repeat
 MAX_SWITCHES = 2_000_000
 
 
@@ -81,6 +83,7 @@ class Scheduler:
         self._num_timers = 0
         self.current: Task | None = None
         self.num_switches = 0
+        self.num_locks = 0
         self.trace_digest = 0
 
     @property
@@ -121,7 +124,10 @@ class Scheduler:
         self.wait(lambda: False, seconds)
 
     def give_way(self) -> None:
-        """Perhaps let other threads go first."""
+        """Perhaps collect garbage; perhaps let other threads go first."""
+        self.num_locks += 1
+        if self.num_locks % LOCKS_PER_COLLECTION == 0:
+            gc.collect()
         if self.current is not None and self.current.process.alive and self.rng.random() < SWITCH_AT_LOCKS:
             self.wait(lambda: True)
 
