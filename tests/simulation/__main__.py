@@ -130,7 +130,7 @@ def run(seed: int, num_operations: int, only: set[int] | None = None) -> dict[st
             finally:
                 shutil.rmtree(root)
             with os.fdopen(write_end, "wb") as pipe:
-                pipe.write(json.dumps(vars(result)).encode())
+                pipe.write(json.dumps(vars(result)).replace(f"{root}/", "").encode())
             status = 0
         finally:
             os._exit(status)
