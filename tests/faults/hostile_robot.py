@@ -287,7 +287,7 @@ MAKERS: dict[str, Callable[[random.Random], Sent]] = {
     "a wrong method": lambda r: Sent(
         method=r.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS"]),
         right=(405,),
-        path=r.choice(["/pose", "/getstate", "/jointreset"]),
+        path=r.choice(["/pose", "/getstate", "/getstates", "/jointreset"]),
     ),
     "no such path": lambda r: Sent(path=r.choice(["/", "/poses", "/..%2f..", "/pose/x", "/docs"]), right=(404,)),
     "a wrong token": lambda r: Sent(

@@ -16,7 +16,8 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from understudy.core import ArraySpec, Spec, StepSpec, Tree
+from understudy.core import ArraySpec, Sensor, SensorReading, Sensors, Spec, StepSpec, Tree
+from understudy.core import tree as trees
 from understudy.core.rotation import between, turned
 from understudy.envs.pace import Pace
 from understudy.envs.robot_client import HttpCamera, RobotHttpClient
@@ -51,7 +52,11 @@ STATE_NAMES = (
 
 
 class Camera(Protocol):
-    """Anything that returns images of one size."""
+    """Anything that returns images of one size.
+
+    If it has an attribute `captured_ns`, that is when the last image was captured, by `time.monotonic_ns`; if not, the
+    image was captured when `read` returned.
+    """
 
     def read(self) -> Array:
         """uint8 [h, w, 3], a new array."""
@@ -62,7 +67,8 @@ class RobotEnv(World):
 
     `cameras` maps names to Cameras or image URLs; None uses those of the scene. `scene` is the URL of the simulated
     surroundings; None asks the arm for it. `scale` is how far an action of 1 moves, in metres and rad; None derives it
-    from the arm's limits.
+    from the arm's limits. Each step has the times at which its state and its images were captured, unless `times` is
+    False. `samples` keeps each state that the arm's control loop measured, not only that of each step.
     """
 
     state_names = STATE_NAMES
@@ -77,7 +83,11 @@ class RobotEnv(World):
         scene: str | None = None,
         scale: tuple[float, float] | None = None,
         token_file: str | None = None,
+        times: bool = True,
+        samples: bool = False,
     ):
+        if samples and not times:
+            raise WorldError("samples: expected times=true with samples=true, got false; leave times out")
         self.hz = hz
         self.pace = Pace(hz)
         token = None if token_file is None else read_token(Path(token_file))
@@ -92,13 +102,24 @@ class RobotEnv(World):
         self._home = np.array(self.limits["home"])
         self._target = self._home.copy()
         self._grip = OPEN
-        self._images: dict[str, Array] | None = None  # of this step, once it was observed
+        self._sensors = Sensors({**dict.fromkeys(self._cameras, Sensor()), "state": Sensor(keep_all=samples)})
+        self._times, self._samples = times, samples
+        self._tick: int | None = None  # of the newest state that the sensors have
+        self._captured_ns = 0
+        self._image_ns: dict[str, int] = {}  # when the last image of each camera was captured
+        self._seen: SensorReading | None = None  # of this step, once it was observed
         self._measured = self._read_state()
+        if samples and self._measured["tick"] is None:
+            raise WorldError(
+                f"samples: expected an arm's server that numbers its states, as `understudy robot` does, got {url} "
+                f"that does not; leave samples out"
+            )
         self.suite = self._make_suite()
         fields = {name: ArraySpec(shape=camera.read().shape, dtype="uint8") for name, camera in self._cameras.items()}
         fields["state"] = ArraySpec(shape=(len(STATE_NAMES),), dtype="float32")
         action = ArraySpec(shape=(7,), dtype="float32", low=-1.0, high=1.0)
-        self.step_spec = StepSpec(observation=Spec(fields), action=Spec(action))
+        spec = StepSpec(observation=Spec(fields), action=Spec(action))
+        self.step_spec = self._sensors.timed_spec(spec) if times else spec
 
     # --- methods of World ---
 
@@ -119,8 +140,7 @@ class RobotEnv(World):
         if self._scene is not None:
             objects = {"cube": target[:2].tolist()} if task.name == "lift" else {"target": target.tolist()}
             self._scene.post("/place", {"cube": [0.3, 0.35], "target": [0.0, 0.0, -1.0], **objects})
-        self.pace.begin()
-        self._measured, self._images = self._read_state(), None
+        self.refresh()
 
     def advance(self, action: Tree) -> tuple[float, bool, bool, dict[str, Any]]:
         pose, action = self._measured["pose"], np.asarray(action)
@@ -128,23 +148,26 @@ class RobotEnv(World):
         self._arm.post("/pose", {"arr": [*position.tolist(), *turned(pose[3:], self.scale[1] * action[3:6]).tolist()]})
         self._command_gripper(float(action[6]))
         self._wait()
-        self._measured, self._images = self._read_state(), None
+        self._measure()
         success = self._succeeded()
         return float(success), success, False, {"success": success}
 
     def observe(self) -> Tree:
         """The state at the end of the step; images are taken at the first call."""
-        if self._images is None:
-            self._images = {name: camera.read() for name, camera in self._cameras.items()}
-        now = self._measured
-        numbers = [*now["pose"], *now["vel"], *now["force"], *now["torque"], now["gripper_pos"], *self._target[:3]]
-        images = {name: image.copy() for name, image in self._images.items()}
-        return {**images, "state": np.array(numbers, np.float32)}
+        return trees.map_leaves(np.copy, self._see().observation)
+
+    def extras(self) -> Tree:
+        """When the state and the images of this step were captured."""
+        return self._see().extras if self._times else {}
+
+    def labels(self) -> dict[str, str]:
+        return self._sensors.labels() if self._times else {}
 
     def refresh(self) -> None:
         """Measure the state and take images again, and restart the clock of the control rate."""
         self.pace.begin()
-        self._measured, self._images = self._read_state(), None
+        self._measure()
+        self._sensors.begin()
 
     def close(self) -> None:
         self._arm.close()
@@ -166,6 +189,41 @@ class RobotEnv(World):
         return ExpertAction(action=action, progress=self._progress())
 
     # --- helpers ---
+
+    def _measure(self) -> None:
+        """Measure the state; images will be taken when they are asked for."""
+        measured: list[dict[str, Any]] = []
+        if self._samples and self._tick is not None:
+            found = self._arm.post_json("/getstates", {"after": self._tick})["states"]
+            measured = [_parsed(state) for state in found]
+        measured = measured or [self._read_state()]  # there is none if the server was started again
+        now_ns = time.monotonic_ns()
+        for state in measured:
+            self._put_state(state, now_ns)
+        self._measured, self._seen = measured[-1], None
+
+    def _put_state(self, measured: dict[str, Any], now_ns: int) -> None:
+        if measured["tick"] is not None and measured["tick"] == self._tick:  # asked twice in one tick
+            return
+        captured_ns = max(now_ns - round(measured["age_s"] * 1e9), self._captured_ns + 1)
+        numbers = [measured[name] for name in ("pose", "vel", "force", "torque", "gripper_pos")]
+        state = np.concatenate([*map(np.atleast_1d, numbers), self._target[:3]]).astype(np.float32)
+        self._sensors.put("state", state, monotonic_ns=captured_ns)
+        self._tick, self._captured_ns = measured["tick"], captured_ns
+
+    def _see(self) -> SensorReading:
+        if self._seen is None:
+            for name, camera in self._cameras.items():
+                self._put_image(name, camera)
+            self._seen = self._sensors.read()
+        return self._seen
+
+    def _put_image(self, name: str, camera: Camera) -> None:
+        image = camera.read()
+        captured_ns = getattr(camera, "captured_ns", None) or time.monotonic_ns()
+        if captured_ns != self._image_ns.get(name):  # a slow camera may give one image twice
+            self._sensors.put(name, image, monotonic_ns=captured_ns)
+            self._image_ns[name] = captured_ns
 
     def _lift_plan(self) -> tuple[Array, float]:
         pose, opening = self._measured["pose"], self._measured["gripper_pos"]
@@ -227,10 +285,7 @@ class RobotEnv(World):
             time.sleep(0.03)
 
     def _read_state(self) -> dict[str, Any]:
-        found = self._arm.post_json("/getstate")
-        return {
-            name: np.array(value, float) if isinstance(value, list) else float(value) for name, value in found.items()
-        }
+        return _parsed(self._arm.post_json("/getstate"))
 
     def _usual_scale(self) -> tuple[float, float]:
         return (
@@ -260,6 +315,14 @@ class RobotEnv(World):
                 Task(name=name, instruction=text, num_starts=NUM_STARTS, max_steps=num_steps) for name, text in tasks
             ),
         )
+
+
+def _parsed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """A state as the arm's server gives it. One that says no age (HIL-SERL's) measured it when it was asked."""
+    numbers = {
+        name: np.array(value, float) if isinstance(value, list) else float(value) for name, value in found.items()
+    }
+    return {"age_s": 0.0, **numbers, "tick": found.get("tick")}
 
 
 def start_of(task: str, start: int, limits: Mapping[str, Any]) -> tuple[Array, Array]:

@@ -37,9 +37,9 @@ class RobotHttpClient:
         """POST a command; the answer is ignored."""
         self._request("POST", path, body)
 
-    def post_json(self, path: str) -> Any:
+    def post_json(self, path: str, body: Any = None) -> Any:
         """POST a query and return its JSON answer."""
-        return self._parsed(path, self._request("POST", path))
+        return self._parsed(path, self._request("POST", path, body))
 
     def get_json(self, path: str) -> Any:
         return self._parsed(path, self._request("GET", path))

@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field
 
 from understudy.core.rotation import between, to_euler
 from understudy.robots.arm import ArmError, ArmState
-from understudy.robots.control import BusyError, Control
+from understudy.robots.control import BusyError, Control, Measurement
 from understudy.web.replies import printable, validation_text
 
 COMMAND_S = 5.0  # for a command that does not move the arm
@@ -45,6 +45,12 @@ class GripperPosition(BaseModel):
     gripper_pos: Annotated[Number, Field(ge=-1e6, le=1e6)]
 
 
+class AfterTick(BaseModel):
+    """Asks for what was measured after a tick of the control loop."""
+
+    after: Annotated[int, Field(strict=True)]
+
+
 def make_app(control: Control, *, scene: str | None = None) -> FastAPI:
     """The app. `scene` is the URL of the simulated scene with its cameras, if there is one."""
     app = FastAPI(title="understudy robot", docs_url=None, redoc_url=None, openapi_url=None)
@@ -65,16 +71,6 @@ def _add_readings(app: FastAPI, control: Control, scene: str | None) -> None:
         "getdq": lambda state: {"dq": state.dq.tolist()},
         "getjacobian": lambda state: {"jacobian": state.jacobian.tolist()},
         "get_gripper": lambda state: {"gripper": state.gripper},
-        "getstate": lambda state: {
-            "pose": state.pose.tolist(),
-            "vel": state.vel.tolist(),
-            "force": state.force.tolist(),
-            "torque": state.torque.tolist(),
-            "q": state.q.tolist(),
-            "dq": state.dq.tolist(),
-            "jacobian": state.jacobian.tolist(),
-            "gripper_pos": state.gripper,
-        },
     }
 
     def add(name: str, read: Callable[[ArmState], dict[str, Any]]) -> None:
@@ -88,6 +84,19 @@ def _add_readings(app: FastAPI, control: Control, scene: str | None) -> None:
     for name, read in readings.items():
         add(name, read)
 
+    @app.post("/getstate")
+    async def getstate(client: Client = "") -> JSONResponse:
+        if client:
+            control.heartbeat(client, only_owner=True)
+        measured = control.measured
+        return JSONResponse({**_state(measured), "jacobian": measured.state.jacobian.tolist()})
+
+    @app.post("/getstates")
+    async def getstates(body: AfterTick, client: Client = "") -> JSONResponse:
+        if client:
+            control.heartbeat(client, only_owner=True)
+        return JSONResponse({"states": [_state(measured) for measured in control.measured_after(body.after)]})
+
     @app.post("/limits")
     async def limits() -> JSONResponse:
         arm = control.arm
@@ -97,6 +106,21 @@ def _add_readings(app: FastAPI, control: Control, scene: str | None) -> None:
     @app.post("/health")
     async def health() -> JSONResponse:
         return JSONResponse(asdict(control.health))
+
+
+def _state(measured: Measurement) -> dict[str, Any]:
+    state = measured.state
+    return {
+        "pose": state.pose.tolist(),
+        "vel": state.vel.tolist(),
+        "force": state.force.tolist(),
+        "torque": state.torque.tolist(),
+        "q": state.q.tolist(),
+        "dq": state.dq.tolist(),
+        "gripper_pos": state.gripper,
+        "tick": measured.tick,
+        "age_s": measured.age_s,
+    }
 
 
 def _add_commands(app: FastAPI, control: Control) -> None:

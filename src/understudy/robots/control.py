@@ -30,10 +30,24 @@ logger = logging.getLogger(__name__)
 
 LATENESS_WINDOW = 4000  # ticks over which lateness is reported
 MAX_TICKS_AT_ONCE = 2  # a loop that was late moves the commanded pose by no more than this
+HISTORY_S = 10.0  # of what was measured, kept for clients that want all of it
 
 
 class BusyError(ArmError):
     """The arm cannot be driven now: another client has it, it was stopped, or it is in an error state."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Measurement:
+    """What the arm measured in one tick of the control loop."""
+
+    tick: int
+    monotonic_s: float
+    state: ArmState
+
+    @property
+    def age_s(self) -> float:
+        return time.monotonic() - self.monotonic_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +76,9 @@ class Control:
         self.arm = arm
         self.guard = Guard(arm.limits, arm.home)
         self.rate_hz = rate_hz
-        self.state: ArmState = arm.state()
-        self._commanded = self.state.pose.copy()
+        self.measured = Measurement(tick=0, monotonic_s=time.monotonic(), state=arm.state())
+        self._history: deque[Measurement] = deque([self.measured], maxlen=round(HISTORY_S * rate_hz))
+        self._commanded = self.measured.state.pose.copy()
         self._lock = threading.Lock()  # guards the attributes below
         self._target: Array | None = None
         self._client = ""
@@ -78,6 +93,15 @@ class Control:
         self._thread = threading.Thread(target=self._run, name="control", daemon=True)
 
     # --- called for clients; none of these blocks ---
+
+    @property
+    def state(self) -> ArmState:
+        return self.measured.state
+
+    def measured_after(self, tick: int) -> list[Measurement]:
+        """What was measured after a tick, in order; of the last HISTORY_S seconds."""
+        with self._lock:
+            return [measured for measured in self._history if measured.tick > tick]
 
     def set_target(self, pose: Array, client: str) -> None:
         """Drive to this pose [7] for a client, as long as it sends heartbeats."""
@@ -187,11 +211,13 @@ class Control:
             self._run_commands()
 
     def _tick(self, now: float, dt_s: float) -> None:
-        self.state = state = self.arm.state()
+        state = self.arm.state()
+        self.measured = Measurement(tick=self._num_ticks, monotonic_s=now, state=state)
         violation = self.guard.violation(state)
         if violation is not None:
             self._fail(violation)
         with self._lock:
+            self._history.append(self.measured)
             if self._target is not None and now - self._heartbeat_at > self.arm.limits.heartbeat_s:
                 self._target = None
                 self._num_expired += 1

@@ -1,9 +1,12 @@
 """RobotEnv against a real server, in front of an arm that goes where it is told; tests/system has the simulated one."""
 
 import http.server
+import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +18,9 @@ pytest.importorskip("uvicorn")
 
 from tests.unit.robots.point_arm import PointArm
 
+import understudy as us
 from understudy.core.rotation import between, turned
+from understudy.core.times import counts_of
 from understudy.envs.check import check_env
 from understudy.envs.robot import STATE_NAMES, RobotEnv, start_of
 from understudy.envs.robot_client import HttpCamera
@@ -173,6 +178,117 @@ def test_cameras_are_addresses_or_objects_with_read(server: ArmServer, images: s
         world.step_spec.observation.check(observation)
         observation["http"][:] = 0
         assert np.array_equal(world.observe()["http"], PICTURE)  # the caller's is the caller's own
+
+
+def test_each_step_has_the_times_at_which_it_was_captured(server: ArmServer) -> None:
+    class Slow:
+        """A camera at 4 Hz, whose driver says when it captured."""
+
+        captured_ns = 0
+
+        def read(self) -> np.ndarray:
+            self.captured_ns = time.monotonic_ns() // 250_000_000 * 250_000_000
+            return np.zeros((2, 3, 3), np.uint8)
+
+    camera = Slow()
+    with RobotEnv(server.url, hz=20, cameras={"slow": camera}) as world:
+        world.reset(seed=0)
+        before = time.monotonic_ns()
+        rows = []
+        for _ in range(12):
+            observation, *_ = world.step(np.zeros(7, np.float32))
+            extras = world.extras()
+            world.step_spec.extras.check(extras)
+            assert world.extras() is extras  # also if it is observed again
+            assert np.array_equal(world.observe()["state"], observation["state"])
+            assert extras["monotonic"]["observation"]["slow"] == camera.captured_ns
+            rows.append(extras)
+        after = time.monotonic_ns()
+        states = [int(row["monotonic"]["observation"]["state"]) for row in rows]
+        assert before - 1e9 < states[0]
+        assert all(a < b for a, b in pairwise(states))
+        assert states[-1] < after
+        ages = [us.ages(row, "monotonic") for row in rows]
+        assert all(0 <= age["observation/state"] < 1e9 for age in ages)
+        assert max(age["observation/slow"] for age in ages) > 50e6  # some rows have the image of the row before
+        counts = counts_of(world.labels())
+        assert counts["observation/state"].received == 12
+        assert counts["observation/slow"].received < 12
+    with RobotEnv(server.url, hz=50, times=False) as world:
+        world.reset(seed=0)
+        assert (world.extras(), world.labels(), world.step_spec.extras.flat) == ({}, {}, {})
+
+
+def test_every_state_of_the_control_loop_is_kept_if_asked(server: ArmServer, arm: PointArm) -> None:
+    with RobotEnv(server.url, hz=10, samples=True) as world:
+        world.reset(seed=0)
+        first = world._tick
+        rows = []
+        for number in range(5):
+            arm.opening = number / 8  # the arm moves by itself
+            observation, *_ = world.step(np.zeros(7, np.float32))
+            rows.append(world.extras())
+        last = world._tick
+        world.step_spec.extras.check(rows[0])
+        samples = np.concatenate([row["samples"]["observation"]["state"] for row in rows])
+        times_ns = np.concatenate([row["samples_monotonic"]["observation"]["state"] for row in rows])
+        assert first is not None
+        assert last is not None
+        assert len(samples) == last - first > 5
+        assert np.all(np.diff(times_ns) > 0)
+        assert set(samples[:, STATE_NAMES.index("gripper")].round(3).tolist()) >= {0.0, 0.125, 0.25, 0.375, 0.5}
+        assert np.array_equal(samples[-1], observation["state"])
+        assert counts_of(world.labels())["observation/state"].received == len(samples)
+
+
+def test_a_server_that_is_started_again_counts_from_the_beginning(arm: PointArm) -> None:
+    with ArmServer(arm, port=0) as server, RobotEnv(server.url, hz=50, samples=True) as world:
+        world.reset(seed=0)
+        world._tick = 10**9  # the server before had run for long
+        arm.opening = 0.25
+        time.sleep(0.1)
+        world.refresh()
+        assert world.observe()["state"][STATE_NAMES.index("gripper")] == 0.25
+        time.sleep(0.1)
+        world.refresh()
+        assert world._tick < 10**9
+
+
+class HilSerl(http.server.BaseHTTPRequestHandler):
+    """A server that has HIL-SERL's fields only."""
+
+    def do_POST(self) -> None:
+        state = {"pose": [0.5, 0, 0.3, 1, 0, 0, 0], "vel": [0] * 6, "force": [0] * 3, "torque": [0] * 3}
+        limits = {**asdict(PointArm.limits), "home": PointArm.home.tolist(), "scene": None}
+        body = json.dumps(limits if self.path == "/limits" else {**state, "gripper_pos": 1.0}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+def test_a_server_that_says_no_age_measured_when_it_was_asked() -> None:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), HilSerl)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        with RobotEnv(url, hz=50) as world:
+            before = time.monotonic_ns()
+            world.refresh()
+            world.refresh()
+            assert before <= world.extras()["monotonic"]["observation"]["state"] <= time.monotonic_ns()
+        with pytest.raises(WorldError, match=r"samples: expected an arm's server that numbers its states"):
+            RobotEnv(url, samples=True)
+        with pytest.raises(WorldError, match=r"samples: expected times=true with samples=true, got false"):
+            RobotEnv(url, samples=True, times=False)
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
 
 
 def test_what_is_no_picture_is_named(images: str) -> None:

@@ -58,9 +58,27 @@ def post(server: ArmServer) -> Iterator[Client]:
     client.connection.close()
 
 
+def test_states_say_how_old_they_are_and_none_is_left_out(post: Client) -> None:
+    _, first = post("/getstate")
+    time.sleep(0.2)
+    _, last = post("/getstate")
+    status, found = post("/getstates", {"after": first["tick"]})
+    ticks = [state["tick"] for state in found["states"]]
+    assert status == 200
+    assert ticks == list(range(first["tick"] + 1, ticks[-1] + 1))
+    assert ticks[-1] >= last["tick"]
+    ages = [state["age_s"] for state in found["states"]]
+    assert ages == sorted(ages, reverse=True)
+    assert ages[0] - ages[-1] > 0.1
+    assert post("/getstates", {"after": ticks[-1] + 10**6}) == (200, {"states": []})
+    assert post("/getstates", {"after": "x"})[0] == 422
+    assert post("/getstates")[0] == 422
+
+
 def test_readings_have_the_names_that_clients_know(post: Client, arm: PointArm) -> None:
     _, state = post("/getstate")
-    assert set(state) == {"pose", "vel", "force", "torque", "q", "dq", "jacobian", "gripper_pos"}
+    names = {"pose", "vel", "force", "torque", "q", "dq", "jacobian", "gripper_pos"}  # those of HIL-SERL's clients
+    assert set(state) == names | {"tick", "age_s"}
     assert state["pose"] == pytest.approx(arm.home.tolist())
     assert np.shape(state["jacobian"]) == (6, 7)
     for path, key, wanted in (
