@@ -102,7 +102,7 @@ class FlowPolicy(FilePolicy):
     ) -> FlowPolicy:
         """A policy that knows only the words of these instructions; without statistics, numbers stay as they are."""
         words = Words.of(instructions, max_words=config.max_words)
-        stats = stats or Stats.none(Inputs(spec.observation, config.encoder.inputs))
+        stats = stats or Stats.none(Inputs(spec.observation, config.encoder.inputs, config.encoder.image_size))
         model = FlowModel(config, spec, stats, num_words=len(words), device=torch.device("cpu"))
         model.init_parameters(torch.Generator().manual_seed(seed))  # on the CPU: the same weights for every device
         policy = FlowPolicy(config, spec, words, model)

@@ -97,6 +97,7 @@ class Sampler(Closeable, Generic[Batch]):
         self.num_lost = 0  # a store on this machine is whole, or it is an error
         self.unreachable: Mapping[str, str] = {}
         self.known_spec: StepSpec | None = None  # of the batches
+        self.stored_spec: StepSpec | None = None  # of the steps in the store
         if isinstance(spec, StepSpec):
             self.known_spec = resized_spec(spec, sizes_by_field(spec, resize))
         self._wanted_spec = spec
@@ -128,7 +129,7 @@ class Sampler(Closeable, Generic[Batch]):
         """Make the index, unless the store is empty: then it does not know the spec yet."""
         number = _spec_number(self._reader, self._wanted_spec)
         if number is not None:
-            stored = self._reader.spec(number)
+            self.stored_spec = stored = self._reader.spec(number)
             sizes = sizes_by_field(stored, self._resize)
             self.known_spec = resized_spec(stored, sizes)
             self._index = ViewIndex(self.step_index, self.view, spec=number, lookahead=self.shape.lookahead)

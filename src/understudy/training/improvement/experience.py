@@ -22,6 +22,7 @@ import numpy as np
 from understudy.algorithms.sft import Blocks
 from understudy.core import SequenceBatch, Source, StepSpec, StoreError
 from understudy.core import tree as trees
+from understudy.core.resize import ResizeOption
 from understudy.policies.protocol import Array
 from understudy.replay import Clause, Estimates, Reader, View
 from understudy.replay.sample.mixture import shares
@@ -128,6 +129,7 @@ def open_experience(
     block_steps: int,
     batch_size: int,
     seed: int,
+    resize: ResizeOption | None = None,
     estimates: Mapping[Path, Estimates] | None = None,
 ) -> Experience:
     """What a method learns from, of a store of demonstrations and of others. Readers are closed by who opens them."""
@@ -135,8 +137,15 @@ def open_experience(
 
     def add(name: str, store: Path, view: View, found: Estimates | None) -> None:
         spec = parts[0].steps.spec if parts else None
-        options: dict[str, Any] = {"block_steps": block_steps, "batch_size": batch_size, "spec": spec}
-        steps = Demonstrations(open_reader(store), view, seed=seed + (len(parts) << 32), **options)
+        steps = Demonstrations(
+            open_reader(store),
+            view,
+            block_steps=block_steps,
+            batch_size=batch_size,
+            seed=seed + (len(parts) << 32),
+            spec=spec,
+            resize=resize,
+        )
         parts.append(Part(name=name, steps=steps, estimates=found))
 
     for store in dict.fromkeys([demos, *experience]):

@@ -21,7 +21,14 @@ from understudy.training.improvement.config import SIMPLE, ImproveConfig, Method
 from understudy.training.improvement.experience import NOTHING, Experience, open_experience
 from understudy.training.improvement.values import CHECKPOINTS, ValueStage
 from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluationResult
-from understudy.training.onpolicy.sft import SFTConfig, evaluate_policy, imitate, newest_state, saved_policy
+from understudy.training.onpolicy.sft import (
+    SFTConfig,
+    evaluate_policy,
+    imitate,
+    newest_state,
+    resize_of,
+    saved_policy,
+)
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import choose_device
 from understudy.training.runs.health import HEALTH, Health
@@ -165,6 +172,7 @@ def _open(
         block_steps=policy.block_steps,
         batch_size=config.batch_size,
         seed=config.seed,
+        resize=resize_of(policy),
         estimates=estimates,
     )
     undo.callback(experience.close)

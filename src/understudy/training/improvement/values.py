@@ -22,7 +22,7 @@ from understudy.replay import Clause, Estimates, Reader, View
 from understudy.replay.read.estimates import estimates_path, fingerprint
 from understudy.training.improvement.config import RecapConfig
 from understudy.training.improvement.experience import FAILED, SUCCEEDED, Experience, Part
-from understudy.training.onpolicy.sft import Demonstrations, newest_state
+from understudy.training.onpolicy.sft import Demonstrations, newest_state, resize_of
 from understudy.training.runs.fingerprint import digest_of_arrays
 from understudy.training.runs.health import Health
 from understudy.training.runs.imitation_loop import ImitationLoop, Schedule
@@ -134,6 +134,7 @@ class ValueStage:
                     block_steps=1,
                     batch_size=self.config.value.batch_size,
                     seed=self.seed + (number << 32),
+                    resize=resize_of(policy),
                 ),
             )
             for number, (store, name, view) in enumerate(

@@ -18,8 +18,9 @@ import numpy as np
 from understudy.algorithms.sft import Blocks, SFTUpdateConfig
 from understudy.core import Episode, SequenceBatch, StepSpec, StoreError
 from understudy.core import tree as trees
+from understudy.core.resize import ResizeOption
 from understudy.envs.registry import open_world
-from understudy.policies import Inputs, Stats
+from understudy.policies import Stats
 from understudy.policies.flow import FlowConfig
 from understudy.policies.protocol import Array
 from understudy.policies.vla import VLAConfig
@@ -210,17 +211,20 @@ class Demonstrations:
         batch_size: int,
         seed: int,
         spec: StepSpec | None = None,
+        resize: ResizeOption | None = None,
     ):
+        """`resize` asks for another size of cameras, as in `Sampler`."""
         self._reader = reader
         shape = Sequences(length=block_steps, first_observation_only=True)
         self._sampler: Sampler[SequenceBatch] = Sampler(
-            reader, view, shape=shape, batch_size=batch_size, seed=seed, spec=spec
+            reader, view, shape=shape, batch_size=batch_size, seed=seed, spec=spec, resize=resize
         )
         self._instructions: dict[int, str] = {}  # by episode
 
     @property
     def spec(self) -> StepSpec:
-        return self._sampler.spec
+        """Of the steps in the store."""
+        return self._sampler.stored_spec or self._sampler.spec
 
     def __len__(self) -> int:
         """Number of steps that a block can start at."""
@@ -279,10 +283,6 @@ class Demonstrations:
             weight=batch.weight * inside,
         )
 
-    def instructions(self) -> list[str]:
-        """The instructions of all episodes."""
-        return sorted({record.info.instruction for record in self._reader.episodes() if record.info.instruction})
-
     def instruction(self, episode: int) -> str:
         """The instruction of an episode."""
         if episode not in self._instructions:
@@ -317,8 +317,15 @@ def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple
         policy = saved_policy(saved, config.device)
     elif config.policy is not None:
         policy = load_policy_file(Path(config.policy), device=config.device)
-    block_steps = _network(config).block_steps if policy is None else policy.block_steps
-    demos = Demonstrations(reader, block_steps=block_steps, batch_size=config.batch_size, seed=config.seed)
+    is_new = policy is None
+    policy = _new_policy(config, reader) if is_new else policy
+    demos = Demonstrations(
+        reader,
+        block_steps=policy.block_steps,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        resize=resize_of(policy),
+    )
     undo.callback(demos.close)
     if saved is not None:
         demos.restore(saved.facts["demos"])
@@ -326,12 +333,19 @@ def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple
         raise StoreError(
             f"{reader.path}: has no demonstrations; run `understudy record {reader.path} --env {config.env}`"
         )
-    policy = policy or _new_policy(config, demos)
     policy.check_world(demos.spec)
+    if is_new:
+        policy = policy.with_stats(Stats.of_data(policy.inputs, [demos.sample(STATS_STEPS).observation]))
     sft = SFT(config.sft, policy, total_updates=config.updates, seed=config.seed)
     if saved is not None:
         sft.restore(saved.state)
     return sft, demos
+
+
+def resize_of(policy: Any) -> ResizeOption | None:
+    """The sizes in which a policy wants its cameras; None is as they are."""
+    found: ResizeOption | None = getattr(getattr(policy, "inputs", None), "batch_resize", None)
+    return found
 
 
 def newest_state(checkpoints: Path) -> Checkpoint | None:
@@ -353,18 +367,16 @@ def saved_policy(saved: Checkpoint, device: str) -> Any:
     return policy_class(description["kind"]).of(trees.unflatten(weights), description, device=device)
 
 
-def _new_policy(config: SFTConfig, demos: Demonstrations) -> Any:
-    """An untrained policy with the words of all instructions, normalized with the demonstrations."""
+def _new_policy(config: SFTConfig, reader: Reader) -> Any:
+    """An untrained policy with the words of all instructions."""
     from understudy.policies.registry import policy_class
 
     with open_world(config.env) as world:
         spec, tasks = world.step_spec, world.suite.tasks
-    instructions = [task.instruction for task in tasks] + demos.instructions()
+    recorded = sorted({record.info.instruction for record in reader.episodes() if record.info.instruction})
+    instructions = [*(task.instruction for task in tasks), *recorded]
     made = policy_class(config.network)
-    policy = made.new(_network(config), spec, instructions, seed=config.seed, device=config.device)
-    policy.check_world(demos.spec)
-    inputs: Inputs = policy.inputs
-    return policy.with_stats(Stats.of_data(inputs, [demos.sample(STATS_STEPS).observation]))
+    return made.new(_network(config), spec, instructions, seed=config.seed, device=config.device)
 
 
 def _network(config: SFTConfig) -> VLAConfig | FlowConfig:

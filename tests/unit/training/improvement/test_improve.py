@@ -19,6 +19,7 @@ from understudy.algorithms.sft import SFTUpdateConfig
 from understudy.cli import main
 from understudy.core import Source, StoreError
 from understudy.envs.toy import ToyTable
+from understudy.policies import EncoderConfig
 from understudy.policies.flow import FlowConfig, FlowPolicy
 from understudy.policies.load import load_policy_file
 from understudy.policies.value_model import ValueModel
@@ -263,6 +264,20 @@ def test_the_command_compares_the_methods_and_resume_repeats_it(
     before = (path / "comparison.json").read_bytes()
     assert main(["resume", str(path)]) == 0
     assert (path / "comparison.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("by", ["filtered-cloning", "recap"])
+def test_a_policy_that_sees_smaller_images_improves_from_resized_ones(by: str, tmp_path: Path) -> None:
+    env, demos = "toy:touch_purple?size=64", tmp_path / "sft" / "store"
+    assert main(["record", str(demos), "--env", env, "--successes", "2"]) == 0
+    flow = replace(TINY, encoder=EncoderConfig(filters=(4, 4), latent=8, image_size=(32, 32)))
+    config = SFTConfig(env=env, updates=2, batch_size=8, evaluate=False, network="flow", flow=flow)
+    run_sft(Run.create(tmp_path / "sft", SFT_KIND, config), silent)
+    mixed = tmp_path / "mixed"
+    rollout = ["rollout", str(mixed), "--policy", str(tmp_path / "sft"), "--episodes", "2", "--human", "script"]
+    assert main([*rollout, "--patience-steps", "4"]) == 0
+    assert lines(tmp_path / by, config_of(tmp_path, by, updates=2, batch_size=8))
+    assert any((mixed / "derived").rglob("*"))
 
 
 def test_what_cannot_be_learned_from_is_said(root: Path, tmp_path: Path) -> None:

@@ -88,6 +88,31 @@ def test_a_run_that_was_cut_off_goes_on_to_the_same_bits(plain: Run, demos: str,
     assert {"loss", "error", "gradient", "learning_rate"} <= set(first)
 
 
+def test_the_store_resizes_the_cameras_and_the_policy_learns_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frames of an encoded store are decoded and resized once, and kept; without that, in every batch."""
+    pytest.importorskip("av")
+    env, store = "toy:touch_purple?size=64", tmp_path / "store"
+    assert main(["record", str(store), "--env", env, "--successes", "1", "--codec", "h264"]) == 0
+    flow = replace(TINY, encoder=EncoderConfig(filters=(4, 4), latent=8, image_size=(32, 32)))
+    config = replace(BASE, env=env, demos=str(store), flow=flow)
+    run = Run.create(tmp_path / "run", KIND, config)
+    run_sft(run, silent)
+    assert any((store / "derived").rglob("*"))
+    shutil.rmtree(store / "derived")
+    monkeypatch.setattr("understudy.training.onpolicy.sft.resize_of", lambda policy: None)
+    whole = Run.create(tmp_path / "whole", KIND, config)
+    run_sft(whole, silent)
+    assert not (store / "derived").exists()
+    assert whole.policy.read_bytes() == run.policy.read_bytes()
+    assert whole.metrics.read_bytes() == run.metrics.read_bytes()
+    monkeypatch.undo()
+    further = SFTConfig(policy=str(run.policy), demos=str(store), updates=2, batch_size=8, evaluate=False, env=env)
+    run_sft(Run.create(tmp_path / "further", KIND, further), silent)
+    assert any((store / "derived").rglob("*"))
+
+
 def test_a_policy_can_be_gone_on_from_and_its_kind_is_found_in_its_file(plain: Run, demos: str, tmp_path: Path) -> None:
     config = SFTConfig(policy=str(plain.policy), demos=demos, updates=2, batch_size=8, evaluate=False, env="nowhere")
     run = Run.create(tmp_path / "run", KIND, config)

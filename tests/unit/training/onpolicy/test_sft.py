@@ -85,7 +85,6 @@ def test_each_block_comes_with_the_instruction_of_its_episode(demos: list[str]) 
     with Reader(demos[0]) as reader:
         drawn = Demonstrations(reader, block_steps=4, batch_size=64, seed=0)
         assert drawn.follow() == len(drawn) > 20
-        assert drawn.instructions() == sorted(TASKS.values())
         blocks = drawn.sample()
         again = Demonstrations(reader, block_steps=4, batch_size=64, seed=0)
         again.follow()
