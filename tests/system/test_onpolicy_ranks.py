@@ -106,10 +106,11 @@ def test_ranks_that_collect_while_they_learn_come_to_the_weights_of_one(place: P
 
 
 @pytest.mark.nightly
+@pytest.mark.parametrize("noise", [{"noise_level": 0.5}, {"noise_bounds": (0.1, 0.4)}])
 @pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_ranks_come_to_the_same_flow_policy(place: Path, parallel: str) -> None:
+def test_ranks_come_to_the_same_flow_policy(place: Path, parallel: str, noise: dict[str, Any]) -> None:
     world = SidesWorld(tasks=2)
-    config = FlowConfig(block_steps=3, hidden=16, layers=2, num_inference_steps=3, noise_level=0.5)
+    config = FlowConfig(block_steps=3, hidden=16, layers=2, num_inference_steps=3, **noise)
     instructions = [task.instruction for task in world.suite.tasks]
     FlowPolicy.new(config, world.step_spec, instructions, seed=0).save(place / "policy.safetensors")
     for size in (1, 2, 3):

@@ -30,7 +30,7 @@ from understudy.policies.protocol import PolicyError
 ADAPTER = "default"  # peft's name for the only one
 CONFIG_FILE, WEIGHTS_FILE = "adapter_config.json", "adapter_model.safetensors"
 _PEFT_PREFIX = "base_model.model."
-WHOLE_HEADS = ("value_head", "value", "scale_head")  # small heads that are new, and therefore trained whole
+WHOLE_HEADS = ("value_head", "value", "scale_head", "noise")  # small heads that are new, and therefore trained whole
 _HEADS = ("lm_head", *WHOLE_HEADS)  # linear layers that `all-linear` leaves alone
 
 

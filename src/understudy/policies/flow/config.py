@@ -31,6 +31,9 @@ class FlowConfig:
     noise_level: float = 0.0
     """Noise of each Euler step of a sampled block, relative to that of Flow-SDE; 0 takes the steps without noise. GRPO,
     RLOO, REINFORCE++ and PPO need more than 0."""
+    noise_bounds: tuple[float, float] | None = None
+    """Lowest and highest standard deviation of the noise of each Euler step, where a network learns it (Flow-Noise).
+    None has no such network, and noise_level decides. GRPO, RLOO, REINFORCE++ and PPO need one of the two."""
     value_head: bool = False
     """Whether the model has a value head, which PPO needs."""
     advantage: bool = False
@@ -55,6 +58,18 @@ class FlowConfig:
                 raise PolicyError(f"{name}: expected a number from 1, got {getattr(self, name)}")
         if not 0 <= self.noise_level <= 1:
             raise PolicyError(f"noise_level: expected a number from 0 to 1, got {self.noise_level}; pi_RL uses 0.5")
+        if self.noise_bounds is not None:
+            low, high = self.noise_bounds
+            if not 0 < low < high < math.inf:
+                raise PolicyError(
+                    f"noise_bounds: expected a lower and a higher number above 0, got {low} and {high}; pi_RL uses "
+                    f"0.08 and 0.16"
+                )
+            if self.noise_level:
+                raise PolicyError(
+                    f"noise_level: has no effect with noise_bounds, because a network gives the noise, got "
+                    f"{self.noise_level}; leave out one of the two"
+                )
         if not 0 <= self.guidance < math.inf:
             raise PolicyError(f"guidance: expected a number from 0, got {self.guidance}; 1 to 2.5 are usual")
         if self.guidance != FlowConfig.guidance and not self.advantage:
@@ -64,10 +79,21 @@ class FlowConfig:
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Without what only a policy with `advantage` has: the file of any other is as it was before there were any."""
-        found = asdict(self)
-        return found if self.advantage else {k: v for k, v in found.items() if k not in ("advantage", "guidance")}
+        """Without what only some policies have: the files of all others are as they were before there were any."""
+        left_out = set() if self.advantage else {"advantage", "guidance"}
+        left_out |= set() if self.noise_bounds else {"noise_bounds"}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> FlowConfig:
-        return FlowConfig(**{**value, "encoder": EncoderConfig.from_json(value["encoder"])})
+        bounds = value.get("noise_bounds")
+        changed = {
+            "encoder": EncoderConfig.from_json(value["encoder"]),
+            "noise_bounds": None if bounds is None else tuple(bounds),
+        }
+        return FlowConfig(**{**value, **changed})
+
+    @property
+    def has_noisy_steps(self) -> bool:
+        """Whether the steps of a sampled block have noise, so that its log-probs depend on the weights."""
+        return self.noise_level > 0 or self.noise_bounds is not None

@@ -8,6 +8,8 @@ distributions are passed through, because what the noise spreads the second term
 
     dx = (v - sigma^2 / (2 (1 - t)) (x - t v)) dt + sigma dW,   sigma^2 = a^2 (1 - t) / max(t, 1 / num_steps)
 
+Where the noise is learned (Flow-Noise), a step is x + v dt + std noise, and a network gives std within bounds.
+
 x - t v is the noise that v takes x_t to be made of, and -(x - t v) / (1 - t) the gradient of the log-density of x_t.
 x + (1 - t) v is the block that it takes x_t to become.
 """
@@ -54,6 +56,19 @@ def step_mean(x: Tensor, velocity: Tensor, num_steps: int, time: Tensor | float,
     return x + velocity / num_steps - std**2 / (2.0 * (1.0 - time)) * (x - time * velocity)
 
 
+def sde_steps(before: Tensor, velocity: Tensor, noise_level: float) -> tuple[Tensor, Tensor]:
+    """Where K steps from [B, K, H, A] lead on average, and the standard deviations [K, 1, 1] of their noise."""
+    num_steps = before.shape[1]
+    std = _per_step(noise_stds(num_steps, noise_level), before)
+    return step_mean(before, velocity, num_steps, _per_step(times(num_steps), before), std), std
+
+
+def bounded_std(raw: Tensor, bounds: tuple[float, float]) -> Tensor:
+    """Standard deviations between the bounds, from numbers without any; 0 becomes the middle of their logarithms."""
+    low, high = math.log(bounds[0]), math.log(bounds[1])
+    return torch.exp(low + (high - low) * 0.5 * (1.0 + torch.tanh(raw)))
+
+
 def guided(velocity: Tensor, x: Tensor, wanted: Tensor, weight: Tensor, time: float, max_weight: float) -> Tensor:
     """The velocity [B, H, A], turned so that the block becomes the wanted one where weights [B, H] are above 0.
 
@@ -73,20 +88,15 @@ def guidance_weight(time: float, max_weight: float) -> float:
     return min(max_weight, (time**2 + (1.0 - time) ** 2) / (time * (1.0 - time)))
 
 
-def step_log_probs(chain: Tensor, velocity: Tensor, noise_level: float, temperature: float) -> Tensor:
-    """[B, H, K]: log-densities of the K steps of chains [B, K+1, H, A], summed over the numbers of an action."""
-    before, after = chain[:, :-1], chain[:, 1:]
-    num_steps = before.shape[1]
-    std = _per_step(noise_stds(num_steps, noise_level), chain)
-    mean = step_mean(before, velocity, num_steps, _per_step(times(num_steps), chain), std)
-    drawn = std * temperature
-    each = -0.5 * ((after - mean) / drawn).square() - torch.log(drawn) - HALF_LOG_2PI
+def step_log_probs(after: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """[B, H, K]: log-densities of where K steps led, [B, K, H, A], summed over the numbers of an action."""
+    each = -0.5 * ((after - mean) / std).square() - torch.log(std) - HALF_LOG_2PI
     return each.sum(dim=-1).transpose(1, 2)
 
 
-def entropy(size: int, std: float) -> float:
-    """Of as many independent normal numbers."""
-    return size * (0.5 + HALF_LOG_2PI + math.log(std))
+def step_entropies(std: Tensor) -> Tensor:
+    """[B, H, K]: entropies of the noise of K steps with standard deviations [B, K, H, A]."""
+    return (0.5 + HALF_LOG_2PI + torch.log(std)).sum(dim=-1).transpose(1, 2)
 
 
 def noise_log_probs(noise: Tensor, temperature: float) -> Tensor:

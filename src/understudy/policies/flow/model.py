@@ -6,6 +6,8 @@
     noisy block [H A], time - sines ---- Linear -----+- residual blocks - Linear: velocity [H A]
     good, bad or unknown -- embedding ---------------+ (with `advantage`)
 
+    features, time - sines -- MLP: noise of a step [H A] (with `noise_bounds`)
+
 Features do not depend on the noisy block: the first of several steps gives them, and the others take them.
 """
 
@@ -23,6 +25,7 @@ from understudy.policies.actions import Actions
 from understudy.policies.encoders.encoder import Encoder
 from understudy.policies.encoders.words import PADDING
 from understudy.policies.flow.config import FlowConfig
+from understudy.policies.flow.flow_matching import bounded_std
 from understudy.policies.mlp import MLP, init_linear, new_linear, uninitialized
 from understudy.policies.stats import Stats
 
@@ -34,6 +37,7 @@ LONGEST_PERIOD, SHORTEST_PERIOD = 4.0, 0.04  # of the sines of time
 # observation/PATH as Inputs gives it and words int64 [B, W], or features [B, F]; noisy float32 [N, H A] and time [N],
 # where N is a multiple of B: the rows of one observation follow each other. With `advantage`: advantage int64 [N]
 Tensors = Mapping[str, Tensor]
+Output = tuple[Tensor, Tensor | None, Tensor, Tensor | None]  # velocity, value, features, std of the noise of a step
 
 
 def observed(path: str) -> str:
@@ -57,6 +61,9 @@ class FlowModel(nn.Module):
         self.velocity = new_linear(config.hidden, block_size)
         self.value = MLP((num_features, config.hidden, 1)) if config.value_head else None
         self.advantage = uninitialized(nn.Embedding, 3, config.hidden) if config.advantage else None
+        self.noise_bounds = config.noise_bounds
+        noise_sizes = (num_features + TIME_SIZE, config.hidden, block_size)
+        self.noise = None if config.noise_bounds is None else MLP(noise_sizes, last_gain=0.01)
         shares = torch.arange(TIME_SIZE // 2) / (TIME_SIZE // 2 - 1)
         periods = LONGEST_PERIOD * (SHORTEST_PERIOD / LONGEST_PERIOD) ** shares
         self.register_buffer("periods", periods, persistent=False)
@@ -76,20 +83,27 @@ class FlowModel(nn.Module):
             self.value.init_parameters(generator)
         if self.advantage is not None:
             self.advantage.weight.zero_()  # good is as bad, until it is learned
+        if self.noise is not None:
+            self.noise.init_parameters(generator)
 
-    def forward(self, tensors: Tensors) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Velocity float32 [N, H A]; value float32 [B] if it has that head; features [B, F]."""
+    def forward(self, tensors: Tensors) -> Output:
+        """Velocity float32 [N, H A]; value float32 [B] if it has that head; features [B, F]; and the standard deviation
+        of the noise of a step from here, float32 [N, H A], if it has that network."""
         features = tensors[FEATURES] if FEATURES in tensors else self._features(tensors)
         noisy, time = tensors[NOISY], tensors[TIME]
         rows = features.repeat_interleave(len(noisy) // len(features), dim=0)
-        x = self.enter(torch.cat([noisy, self._sines(time), rows], dim=1))
+        sines = self._sines(time)
+        x = self.enter(torch.cat([noisy, sines, rows], dim=1))
         if self.advantage is not None:
             x = x + self.advantage(tensors[ADVANTAGE])
         for layer in self.layers:
             x = layer(x)
         velocity = self.velocity(functional.silu(functional.layer_norm(x, x.shape[-1:])))
         value = None if self.value is None else self.value(features).sum(dim=-1)  # no view: FSDP2 puts its hooks on it
-        return velocity.float(), None if value is None else value.float(), features
+        std: Tensor | None = None
+        if self.noise is not None and self.noise_bounds is not None:
+            std = bounded_std(self.noise(torch.cat([rows, sines], dim=1)).float(), self.noise_bounds)
+        return velocity.float(), None if value is None else value.float(), features, std
 
     def _features(self, tensors: Tensors) -> Tensor:
         prefix = observed("")

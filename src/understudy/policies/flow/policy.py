@@ -1,9 +1,10 @@
 """FlowPolicy: a small flow-matching policy as a BlockPolicy.
 
 A sampled block is a chain: noise, and what each Euler step made of it, up to the block of actions. The chain is what
-`act` records and what `evaluate` gives the log-probs of, one for each step of each action. Without `noise_level` the
-steps have no noise of their own: the noise that the chain begins with decides the block, and the one log-prob of an
-action is that of this noise, which does not depend on the weights.
+`act` records and what `evaluate` gives the log-probs of, one for each step of each action. The noise of the steps is
+given (`noise_level`) or learned (`noise_bounds`). Without either the steps have no noise of their own: the noise that
+the chain begins with decides the block, and the one log-prob of an action is that of this noise, which does not depend
+on the weights.
 
 A policy with `advantage` was told in training which blocks are good. It acts, and gives log-probs, with the velocity
 v_0 + guidance (v_good - v_0), where v_0 is the velocity without knowing.
@@ -39,6 +40,7 @@ from understudy.policies.flow.model import (
     UNKNOWN,
     WORDS,
     FlowModel,
+    Output,
     Tensors,
     observed,
 )
@@ -52,7 +54,7 @@ from understudy.policies.transfer import to_tensor
 KIND = "flow"
 CHAIN = "chain"
 
-Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None, Tensor]]
+Forward: TypeAlias = Callable[[Tensors], Output]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,6 +68,16 @@ class _Guide:
 
     def rows(self, rows: Tensor) -> _Guide:
         return replace(self, wanted=self.wanted[rows], weight=self.weight[rows])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Run:
+    """The Euler steps of some blocks."""
+
+    chain: Tensor  # [B, K+1, H, A]
+    velocity: Tensor  # [B, K, H, A]
+    std: Tensor | None  # [B, K, H, A] of the noise, if it is learned
+    value: Tensor | None  # [B]
 
 
 class FlowPolicy(FilePolicy):
@@ -118,7 +130,7 @@ class FlowPolicy(FilePolicy):
 
     @property
     def log_prob_size(self) -> int:
-        return self.config.num_inference_steps if self.config.noise_level else 1
+        return self.config.num_inference_steps if self.config.has_noisy_steps else 1
 
     @property
     def replay_spec(self) -> Spec:
@@ -132,11 +144,11 @@ class FlowPolicy(FilePolicy):
     @property
     def why_no_policy_gradient(self) -> str | None:
         """Without noise in the steps the log-probs do not depend on the weights."""
-        if self.config.noise_level:
+        if self.config.has_noisy_steps:
             return None
         return (
             "noise_level: this flow policy has 0, so that its log-probs do not depend on its weights and there is "
-            "nothing to learn from; set --noise-level to more than 0, such as 0.5"
+            "nothing to learn from; set --noise-level to more than 0, such as 0.5, or --noise-bounds 0.08 0.16"
         )
 
     def act(
@@ -157,7 +169,7 @@ class FlowPolicy(FilePolicy):
         """
         num, steps = check_rows(instructions, rngs), self.config.num_inference_steps
         shape = (self.block_steps, self.actions.size)
-        is_noisy = self.config.noise_level > 0 and not sampling.greedy
+        is_noisy = self.config.has_noisy_steps and not sampling.greedy
         start = np.zeros((num, *shape), np.float32) if noise is None else _given_noise(noise, (num, *shape))
         noises = np.zeros((num, steps, *shape), np.float32)
         scale = np.float32(sampling.temperature)
@@ -211,21 +223,21 @@ class FlowPolicy(FilePolicy):
         added = None if noises is None else noises[rows]
         chosen = None if guide is None else guide.rows(rows)
         with torch.no_grad() if guide is not None else torch.inference_mode():  # guidance needs gradients
-            chain, velocities, value = self._run(part, start[rows], added, self.forward, chosen)
-            log_prob = self._log_probs(chain, velocities, sampling)
+            found = self._run(part, start[rows], added, self.forward, chosen)
+            log_prob = self._log_probs(found.chain, found.velocity, found.std, sampling)
         return (
-            transfer.to_array(chain),
+            transfer.to_array(found.chain),
             transfer.to_array(log_prob),
-            None if value is None else transfer.to_array(value),
+            None if found.value is None else transfer.to_array(found.value),
         )
 
     def _run(
         self, tensors: Tensors, start: Tensor, noises: Tensor | None, forward: Forward, guide: _Guide | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Chains [B, K+1, H, A] from `start`, their velocities [B, K, H, A], and values; `noises` are [B, K, H, A]."""
+    ) -> _Run:
+        """Chains from `start`; `noises` are [B, K, H, A]."""
         steps = self.config.num_inference_steps
-        stds = flow_matching.noise_stds(steps, self.config.noise_level)
-        chain, velocities = [start], []
+        fixed = flow_matching.noise_stds(steps, self.config.noise_level)
+        chain, velocities, stds = [start], [], []
         given: dict[str, Tensor] = dict(tensors)
         first_value: Tensor | None = None
         acting = partial(self._velocity, forward=forward)
@@ -236,28 +248,37 @@ class FlowPolicy(FilePolicy):
                 x = chain[-1] = torch.where(kept, (1.0 - time) * start + time * guide.wanted, x)
             given[TIME] = torch.full((len(x),), time, device=x.device)
             if guide is None or guide.inpaint:
-                velocity, value, features = acting({**given, NOISY: x.flatten(1)})
+                velocity, value, features, std = acting({**given, NOISY: x.flatten(1)})
                 moved = velocity = velocity.view(x.shape)
             else:
-                velocity, moved, value, features = _guided(acting, given, x, time, guide)
+                (velocity, value, features, std), moved = _guided(acting, given, x, time, guide)
             if number == 0:
                 first_value, given = value, {FEATURES: features}
             velocities.append(velocity)
+            if std is not None:
+                stds.append(std.view(x.shape))
             if noises is None:
                 chain.append(x + moved / steps)
+            elif std is not None:
+                chain.append(x + moved / steps + stds[-1] * noises[:, number])
             else:
-                mean = flow_matching.step_mean(x, moved, steps, time, stds[number])
-                chain.append(mean + stds[number] * noises[:, number])
-        return torch.stack(chain, dim=1), torch.stack(velocities, dim=1), first_value
+                mean = flow_matching.step_mean(x, moved, steps, time, fixed[number])
+                chain.append(mean + fixed[number] * noises[:, number])
+        return _Run(
+            chain=torch.stack(chain, dim=1),
+            velocity=torch.stack(velocities, dim=1),
+            std=torch.stack(stds, dim=1) if stds else None,
+            value=first_value,
+        )
 
-    def _velocity(self, given: Tensors, forward: Forward) -> tuple[Tensor, Tensor | None, Tensor]:
+    def _velocity(self, given: Tensors, forward: Forward) -> Output:
         """What the policy acts with: the model's output, guided towards what is good if the model knows of it."""
         guidance = self.config.guidance
         if not self.config.advantage or guidance == 1.0:
             return forward({**given, **self._told(GOOD, given)})
-        plain, value, features = forward({**given, **self._told(UNKNOWN, given)})
-        good, _, _ = forward({FEATURES: features, NOISY: given[NOISY], TIME: given[TIME], **self._told(GOOD, given)})
-        return flow_matching.towards_good(plain, good, guidance), value, features
+        plain, value, features, std = forward({**given, **self._told(UNKNOWN, given)})
+        good, *_ = forward({FEATURES: features, NOISY: given[NOISY], TIME: given[TIME], **self._told(GOOD, given)})
+        return flow_matching.towards_good(plain, good, guidance), value, features, std
 
     def _told(self, what: int, given: Tensors) -> dict[str, Tensor]:
         """That all blocks are of one kind; nothing for a model that does not know of it."""
@@ -280,22 +301,33 @@ class FlowPolicy(FilePolicy):
         given = self.tensors(observation, instructions)
         given[NOISY] = chain[:, :-1].flatten(0, 1).flatten(1)  # all steps in one pass
         given[TIME] = torch.tensor(flow_matching.times(steps), device=self.device).repeat(len(chain))
-        velocity, value, _ = self._velocity(given, module or self.forward)
-        log_prob = self._log_probs(chain, velocity.view(chain[:, 1:].shape), sampling)
-        return Evaluated(log_prob=log_prob, entropy=self._entropies(log_prob, sampling), value=value)
+        velocity, value, _, std = self._velocity(given, module or self.forward)
+        shape = chain[:, 1:].shape
+        std = None if std is None else std.view(shape)
+        return Evaluated(
+            log_prob=self._log_probs(chain, velocity.view(shape), std, sampling),
+            entropy=self._entropies(chain, std, sampling),
+            value=value,
+        )
 
-    def _log_probs(self, chain: Tensor, velocities: Tensor, sampling: Sampling) -> Tensor:
+    def _log_probs(self, chain: Tensor, velocity: Tensor, std: Tensor | None, sampling: Sampling) -> Tensor:
         """Of chains, as [B, H, D]."""
-        if self.config.noise_level:
-            return flow_matching.step_log_probs(chain, velocities, self.config.noise_level, sampling.temperature)
-        return flow_matching.noise_log_probs(chain[:, 0], sampling.temperature)[..., None]
+        if not self.config.has_noisy_steps:
+            return flow_matching.noise_log_probs(chain[:, 0], sampling.temperature)[..., None]
+        before, after = chain[:, :-1], chain[:, 1:]
+        if std is None:
+            mean, std = flow_matching.sde_steps(before, velocity, self.config.noise_level)
+        else:
+            mean = before + velocity / self.config.num_inference_steps
+        return flow_matching.step_log_probs(after, mean, std * sampling.temperature)
 
-    def _entropies(self, log_prob: Tensor, sampling: Sampling) -> Tensor:
-        """Constants [B, H, D], since the noise is of a fixed size."""
-        level, steps = self.config.noise_level, self.config.num_inference_steps
-        stds = flow_matching.noise_stds(steps, level) if level else [1.0]
-        each = [flow_matching.entropy(self.actions.size, std * sampling.temperature) for std in stds]
-        return torch.tensor(each, device=self.device).expand(log_prob.shape)
+    def _entropies(self, chain: Tensor, std: Tensor | None, sampling: Sampling) -> Tensor:
+        """Of the noise of each step, as [B, H, D]: constants, unless it is learned."""
+        if std is None:
+            level, steps = self.config.noise_level, self.config.num_inference_steps
+            each = flow_matching.noise_stds(steps, level) if level else [1.0]
+            std = torch.tensor(each, device=self.device)[:, None, None].expand(chain[:, : len(each)].shape)
+        return flow_matching.step_entropies(std * sampling.temperature)
 
     def prepared(self, observation: Tree) -> Tree:
         """The observations as `evaluate` takes them: nothing is slow there."""
@@ -355,13 +387,13 @@ class FlowPolicy(FilePolicy):
             known = torch.full_like(time, GOOD, dtype=torch.int64) if good is None else torch.where(good, GOOD, BAD)
             dropped = torch.rand(len(action), generator=generator, device=self.device) < advantage_dropout
             told[ADVANTAGE] = torch.where(dropped, UNKNOWN, known)
-        velocity, _, _ = self.model({**tensors, NOISY: noisy.flatten(1), TIME: time, **told})
+        velocity, *_ = self.model({**tensors, NOISY: noisy.flatten(1), TIME: time, **told})
         errors = flow_matching.squared_errors(velocity.view(action.shape), noise, action)
 
         def report() -> dict[str, Tensor]:
             with torch.no_grad():
-                chain, _, _ = self._run(tensors, torch.zeros_like(action), None, self.model)
-                away = (chain[:, -1].clamp(-1.0, 1.0) - action).abs().mean(dim=-1)
+                found = self._run(tensors, torch.zeros_like(action), None, self.model)
+                away = (found.chain[:, -1].clamp(-1.0, 1.0) - action).abs().mean(dim=-1)
             return {"error": weighted_mean(away, weight)}
 
         return ImitationLoss(loss=weighted_mean(errors, weight), report=report)
@@ -390,25 +422,29 @@ class FlowPolicy(FilePolicy):
         """The policy with a value head, new if it has none; the rest of it is a copy."""
         if self.has_value:
             return self.with_parameters(self.parameters(), version=self.version)
-        config = replace(self.config, value_head=True)
-        made = FlowPolicy.new(config, self.spec, self.words.known, self.stats, seed=seed, device=self.device).model
-        made.load_state_dict(self.model.state_dict(), strict=False)  # all but the head
-        return FlowPolicy(config, self.spec, self.words, made, version=self.version)
+        return self._with_part(replace(self.config, value_head=True), seed=seed)
 
     def with_advantage(self, guidance: float) -> FlowPolicy:
         """The policy with a model that can be told what is good, and this guidance; the rest of it is a copy.
 
         A model that could not be told before acts as it did, until it has learned from good and bad blocks.
         """
-        config = replace(self.config, advantage=True, guidance=guidance)
-        made = FlowPolicy.new(config, self.spec, self.words.known, self.stats, seed=0, device=self.device).model
-        made.load_state_dict(self.model.state_dict(), strict=False)  # all but the embedding, if it has none
-        return FlowPolicy(config, self.spec, self.words, made, version=self.version)
+        return self._with_part(replace(self.config, advantage=True, guidance=guidance), seed=0)
 
     def with_noise_level(self, noise_level: float) -> FlowPolicy:
         """The policy with another noise in its steps. It has the same model."""
         config = replace(self.config, noise_level=noise_level)
         return FlowPolicy(config, self.spec, self.words, self.model, version=self.version)
+
+    def with_noise_bounds(self, bounds: tuple[float, float], *, seed: int) -> FlowPolicy:
+        """The policy with a network for the noise of its steps, new if it has none; the rest of it is a copy."""
+        return self._with_part(replace(self.config, noise_bounds=bounds, noise_level=0.0), seed=seed)
+
+    def _with_part(self, config: FlowConfig, *, seed: int) -> FlowPolicy:
+        """A copy with a model of this config; a part that this model does not have is new."""
+        made = FlowPolicy.new(config, self.spec, self.words.known, self.stats, seed=seed, device=self.device).model
+        made.load_state_dict(self.model.state_dict(), strict=False)
+        return FlowPolicy(config, self.spec, self.words, made, version=self.version)
 
     @classmethod
     def of(cls, parameters: Tree, description: Mapping[str, Any], *, device: str | torch.device = "cpu") -> FlowPolicy:
@@ -423,16 +459,15 @@ class FlowPolicy(FilePolicy):
         return FlowPolicy(config, spec, words, model, version=int(description["version"]))
 
 
-def _guided(
-    forward: Forward, given: Tensors, x: Tensor, time: float, guide: _Guide
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """The velocity at x [B, H, A], the same with guidance, values and features, all without gradients."""
+def _guided(forward: Forward, given: Tensors, x: Tensor, time: float, guide: _Guide) -> tuple[Output, Tensor]:
+    """The model's output at x [B, H, A], and its velocity with guidance, all without gradients."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        velocity, value, features = forward({**given, NOISY: x.flatten(1)})
+        velocity, value, features, std = forward({**given, NOISY: x.flatten(1)})
         velocity = velocity.view(x.shape)
         moved = flow_matching.guided(velocity, x, guide.wanted, guide.weight, time, guide.max_weight)
-    return velocity.detach(), moved, None if value is None else value.detach(), features.detach()
+    found = velocity.detach(), None if value is None else value.detach(), features.detach()
+    return (*found, None if std is None else std.detach()), moved
 
 
 def _given_noise(noise: Array, shape: tuple[int, ...]) -> Array:

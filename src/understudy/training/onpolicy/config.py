@@ -145,6 +145,9 @@ class OnPolicyConfig:
     """Clip actions to their bounds instead of refusing a policy that exceeds them."""
     noise_level: float | None = None
     """Noise of the denoising steps of a flow policy (Flow-SDE), from 0 to 1; None keeps that of the policy file."""
+    noise_bounds: tuple[float, float] | None = None
+    """Lowest and highest standard deviation of the noise of a flow policy's denoising steps, which a network learns
+    within these bounds (Flow-Noise), such as 0.08 0.16; None keeps what the policy file has."""
     max_lag: int = 0
     """Number of versions that the policy of a new episode may be behind the trained one, 0 or 1; a group that is
     carried over gets older with each iteration. With 1, the first episodes of the next iteration are run while the

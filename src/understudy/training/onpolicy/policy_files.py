@@ -50,10 +50,13 @@ def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec | None, *, ad
         if spec is None
         else load_block_policy(path, spec, openvla=openvla, device=device)
     )
+    for name, given in (("noise_level", config.noise_level), ("noise_bounds", config.noise_bounds)):
+        if given is not None and not hasattr(loaded, f"with_{name}"):
+            raise ConfigError(f"{name}: {path} is no flow policy, so it would have no effect; leave it out")
     if config.noise_level is not None:
-        if not hasattr(loaded, "with_noise_level"):
-            raise ConfigError(f"noise_level: {path} is no flow policy, so it would have no effect; leave it out")
         loaded = loaded.with_noise_level(config.noise_level)
+    if config.noise_bounds is not None:
+        loaded = loaded.with_noise_bounds(config.noise_bounds, seed=config.seed)
     if not hasattr(loaded, "why_no_policy_gradient"):
         raise ConfigError(
             f"policy: {path} is a {type(loaded).__name__}, which can act and not be trained here; see TrainablePolicy"

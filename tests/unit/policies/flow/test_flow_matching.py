@@ -43,7 +43,8 @@ def test_log_probs_of_a_chain_by_hand() -> None:
     """Two steps of two numbers, of stds 0.4 and 0.4 / sqrt(2), at temperature 2."""
     chain = torch.tensor([[[[1.0, 0.0]], [[0.5, 0.5]], [[0.0, 0.25]]]], dtype=torch.float64)  # [1, 3, 1, 2]
     velocity = torch.tensor([[[[1.0, -1.0]], [[0.0, 2.0]]]], dtype=torch.float64)
-    found = flow.step_log_probs(chain, velocity, 0.4, 2.0)
+    mean, std = flow.sde_steps(chain[:, :-1], velocity, 0.4)
+    found = flow.step_log_probs(chain[:, 1:], mean, 2.0 * std)
     assert found.shape == (1, 1, 2)
 
     def density(to: float, mean: float, std: float) -> float:
@@ -63,10 +64,18 @@ def test_log_probs_of_a_chain_by_hand() -> None:
 
 
 def test_entropy_and_noise_by_hand() -> None:
-    assert flow.entropy(3, 0.5) == pytest.approx(3 * (0.5 * math.log(2 * math.pi * math.e * 0.25)), rel=1e-13)
+    std = torch.full((1, 2, 1, 3), 0.5, dtype=torch.float64)  # two steps of one action with three numbers
+    wanted = 3 * (0.5 * math.log(2 * math.pi * math.e * 0.25))
+    assert flow.step_entropies(std).tolist() == [[[pytest.approx(wanted, rel=1e-13)] * 2]]
     noise = torch.tensor([[[1.0, -2.0]]], dtype=torch.float64)
     wanted = -0.5 * (1 + 4) / 4 - 2 * math.log(2.0) - math.log(2 * math.pi)
     assert flow.noise_log_probs(noise, 2.0).item() == pytest.approx(wanted, rel=1e-13)
+
+
+def test_a_learned_std_stays_between_its_bounds() -> None:
+    raw = torch.tensor([-50.0, 0.0, 50.0, math.atanh(0.5)], dtype=torch.float64)
+    found = flow.bounded_std(raw, (0.04, 0.16)).tolist()
+    assert found == pytest.approx([0.04, 0.08, 0.16, 0.04 * 4**0.75], rel=1e-12)
 
 
 @pytest.mark.parametrize("level", [0.0, 0.5, 1.0])

@@ -43,8 +43,11 @@ CASES: dict[str, dict[str, Any]] = {
     "value head": {"value_head": True},
     "noise in each step": {"noise_level": 0.5},
     "noise in each step, value head": {"noise_level": 0.5, "value_head": True},
+    "learned noise": {"noise_bounds": (0.1, 0.4)},
+    "learned noise, value head": {"noise_bounds": (0.1, 0.4), "value_head": True},
     "told what is good": {"advantage": True},
     "guided, noise in each step": {"advantage": True, "guidance": 1.5, "noise_level": 0.5},
+    "guided, learned noise": {"advantage": True, "guidance": 1.5, "noise_bounds": (0.1, 0.4)},
 }
 SAMPLED, GREEDY = Sampling(), Sampling(greedy=True)
 
@@ -97,6 +100,7 @@ def act(policy: FlowPolicy, num: int = 4, sampling: Sampling = SAMPLED, *, seed:
         {"max_words": 7},
         {"num_inference_steps": 2},
         {"noise_level": 0.3},
+        {"noise_bounds": (0.1, 0.4)},
         {"value_head": True},
         {"advantage": True},
         {"act_rows": 3},
@@ -139,6 +143,9 @@ def test_about_half_a_million_parameters_by_default() -> None:
         ({"num_inference_steps": 0}, "num_inference_steps: expected a number from 1, got 0"),
         ({"noise_level": -0.1}, "noise_level: expected a number from 0 to 1, got -0.1"),
         ({"noise_level": 1.5}, "noise_level: expected a number from 0 to 1, got 1.5; pi_RL uses 0.5"),
+        ({"noise_bounds": (0.0, 0.1)}, "noise_bounds: expected a lower and a higher number above 0, got 0.0 and 0.1"),
+        ({"noise_bounds": (0.2, 0.1)}, "noise_bounds: expected a lower and a higher number above 0, got 0.2 and 0.1"),
+        ({"noise_bounds": (0.1, 0.2), "noise_level": 0.5}, "noise_level: has no effect with noise_bounds"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(change: dict[str, Any], said: str) -> None:
@@ -237,16 +244,61 @@ def test_without_noise_in_the_steps_the_log_prob_is_that_of_the_noise_and_cannot
     assert noisy.model is policy.model
 
 
-def test_log_probs_have_gradients_for_every_weight() -> None:
+def test_learned_noise_is_within_its_bounds_and_the_log_prob_that_of_the_step() -> None:
+    policy = policy_of(replace(TINY, noise_bounds=(0.1, 0.4)))
+    acted = act(policy)
+    chain = acted.replay["chain"].astype(np.float64)
+    tensors = policy.tensors(observations(4), told(4))
+    stds = []
+    for step in range(4):
+        given = {**tensors, "noisy": torch.tensor(acted.replay["chain"][:, step]).flatten(1)}
+        with torch.no_grad():
+            velocity, _, _, found = policy.model({**given, "time": torch.full((4,), step / 4)})
+        assert found is not None
+        mean = chain[:, step] + velocity.view(4, 3, 2).numpy() / 4
+        std = found.view(4, 3, 2).numpy().astype(np.float64)
+        stds.append(std)
+        away = (chain[:, step + 1] - mean) / std
+        wanted = (-0.5 * away**2 - np.log(std) - 0.5 * np.log(2 * np.pi)).sum(axis=-1)
+        np.testing.assert_allclose(acted.log_prob[..., step], wanted, rtol=1e-4, atol=1e-4)
+    assert 0.1 < np.min(stds) < np.max(stds) < 0.4
+    assert np.std(stds) > 0.01  # it depends on what is seen, and on the step
+    evaluated = policy.evaluate(observations(4), told(4), acted.replay, sampling=SAMPLED)
+    entropy = (0.5 + 0.5 * np.log(2 * np.pi) + np.log(np.stack(stds, axis=-1))).sum(axis=2)
+    np.testing.assert_allclose(evaluated.entropy.detach().numpy(), entropy, rtol=1e-4)
+    assert evaluated.entropy.requires_grad  # unlike that of noise of a fixed size
+
+
+def test_a_network_for_the_noise_is_added_and_kept() -> None:
+    policy = policy_of()
+    first, again = (policy.with_noise_bounds((0.08, 0.16), seed=3) for _ in range(2))
+    assert trees.equal(first.parameters(), again.parameters())  # policy and reference begin alike
+    assert not trees.equal(first.parameters(), policy.with_noise_bounds((0.08, 0.16), seed=4).parameters())
+    assert np.array_equal(act(first, sampling=GREEDY).action, act(policy, sampling=GREEDY).action)
+    assert (first.log_prob_size, first.why_no_policy_gradient) == (4, None)
+    with torch.no_grad():
+        for weight in first.model.noise.parameters():
+            weight += 1.0
+    wider = first.with_noise_bounds((0.08, 0.5), seed=9)
+    assert trees.equal(wider.parameters(), first.parameters())
+    assert not np.array_equal(act(wider).replay["chain"], act(first).replay["chain"])
+    with pytest.raises(PolicyError, match="noise_level: has no effect with noise_bounds"):
+        first.with_noise_level(0.5)
+    assert policy_of(NOISY).with_noise_bounds((0.08, 0.16), seed=0).config.noise_level == 0
+
+
+@pytest.mark.parametrize("noise", [{"noise_level": 0.5}, {"noise_bounds": (0.1, 0.4)}])
+def test_log_probs_have_gradients_for_every_weight(noise: dict[str, Any]) -> None:
     """So that those who share gradients between processes wait for none that never comes."""
-    policy = policy_of(replace(NOISY, value_head=True))
+    policy = policy_of(replace(TINY, **noise, value_head=True))
     acted = act(policy)
     found = policy.evaluate(observations(4), told(4), acted.replay, sampling=SAMPLED)
     assert found.value is not None
     np.testing.assert_allclose(found.log_prob.detach().numpy(), acted.log_prob, atol=3e-5)
     (found.log_prob.sum() + found.value.sum()).backward()
     assert [name for name, weight in policy.model.named_parameters() if weight.grad is None] == []
-    assert not any(part._is_view() for part in (found.value, policy.model(_given(policy))[0]))  # FSDP2 hooks
+    parts = [part for part in (found.value, *policy.model(_given(policy))) if part is not None]
+    assert not any(part._is_view() for part in parts)  # FSDP2 hooks
 
 
 def _given(policy: FlowPolicy) -> dict[str, torch.Tensor]:

@@ -235,16 +235,25 @@ def train(path: Path, config: OnPolicyConfig) -> OnPolicyRun:
     return run
 
 
-@pytest.mark.parametrize(("kind", "lora"), [("gae", {}), ("grpo", {"rank": 2})])
+@pytest.mark.parametrize(
+    ("kind", "lora", "noise"),
+    [
+        ("gae", {}, {"noise_level": 0.5}),
+        ("grpo", {"rank": 2}, {"noise_level": 0.5}),
+        ("gae", {"rank": 2}, {"noise_bounds": (0.1, 0.4)}),
+    ],
+)
 def test_policy_gradients_learn_from_the_chain_of_each_block(
-    kind: str, lora: dict[str, Any], tmp_path: Path, untaught: Path
+    kind: str, lora: dict[str, Any], noise: dict[str, Any], tmp_path: Path, untaught: Path
 ) -> None:
+    is_learned = "noise_bounds" in noise
+    algorithm = {"adv_estimator": kind, "ppo_epochs": 1, "ppo_mini_batch_size": 1000}
     config = make_config(
         untaught,
         iterations=1,
-        noise_level=0.5,
         lora=lora,
-        algorithm={"adv_estimator": kind, "ppo_epochs": 1, "ppo_mini_batch_size": 1000},
+        algorithm={**algorithm, "entropy_coeff": 0.01 if is_learned else 0.0},
+        **noise,
         evaluation={"episodes": 2},
     )
     run = train(tmp_path / "run", config)
@@ -255,7 +264,10 @@ def test_policy_gradients_learn_from_the_chain_of_each_block(
         episode = reader.read(next(iter(reader.episodes())).id)
     assert episode.extras["replay"]["chain"].shape[1:] == (4, 3, 1)
     saved = FlowPolicy.load(run.directory.policy)
-    assert saved.config == replace(SIDES, noise_level=0.5, value_head=kind == "gae")
+    assert saved.config == replace(SIDES, **noise, value_head=kind == "gae")
+    if is_learned:  # also beside an adapter: it is new
+        began = FlowPolicy.load(untaught).with_noise_bounds((0.1, 0.4), seed=config.seed)
+        assert not trees.equal(saved.parameters()["weights"]["noise"], began.parameters()["weights"]["noise"])
 
 
 @pytest.mark.parametrize(
@@ -288,13 +300,17 @@ def test_a_registered_policy_that_can_only_act_is_refused(
 def test_noise_in_the_steps_of_a_vla_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     policy = save_policy(tmp_path / "policy.safetensors")
-    with pytest.raises(ConfigError, match=r"noise_level: .*policy.safetensors is no flow policy, so it would have no"):
-        load_policy(make_config(policy, noise_level=0.5), policy, SidesWorld().step_spec, adapted=False)
+    for name, given in (("noise_level", 0.5), ("noise_bounds", (0.1, 0.2))):
+        with pytest.raises(ConfigError, match=rf"{name}: .*policy.safetensors is no flow policy, so it would have no"):
+            load_policy(make_config(policy, **{name: given}), policy, SidesWorld().step_spec, adapted=False)
 
 
 @pytest.mark.nightly  # test_onpolicy_run.py resumes a run of the small VLA in every run
-def test_a_run_on_chains_that_is_broken_off_goes_on_to_the_same_bits(tmp_path: Path, untaught: Path) -> None:
-    config = make_config(untaught, iterations=3, noise_level=0.5, evaluation={"episodes": 2})
+@pytest.mark.parametrize("noise", [{"noise_level": 0.5}, {"noise_bounds": (0.1, 0.4)}])
+def test_a_run_on_chains_that_is_broken_off_goes_on_to_the_same_bits(
+    noise: dict[str, Any], tmp_path: Path, untaught: Path
+) -> None:
+    config = make_config(untaught, iterations=3, **noise, evaluation={"episodes": 2})
     whole = train(tmp_path / "whole", config)
 
     def stop(news: OnPolicyProgress) -> None:
