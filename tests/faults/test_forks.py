@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from understudy.processes.forks import unforked
 from understudy.replay import EVERYTHING, Mixture, Prefetch, Reader, Sampler, Store, verify
 from understudy.replay.sample.batch_source import BatchSource
 from understudy.service import Server, ServerConfig, connect
+from understudy.service.wire import grpc_forks
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -95,6 +96,61 @@ def test_a_child_of_a_child_goes_on(tmp_path: Path) -> None:
     with Sampler(fill(tmp_path / "store"), EVERYTHING, batch_size=4, seed=1) as sampler:
         sampler.follow()
         assert in_child(lambda: in_child(lambda: digests(sampler))) == digests(sampler)
+
+
+SERVE = """
+import sys
+from understudy.replay import Store
+from understudy.service import Server, ServerConfig
+with Store.open(sys.argv[1]) as store, Server(store, ServerConfig(port=0)) as server:
+    print(server.address, flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """Of a server in a process of its own."""
+    command = [sys.executable, "-c", SERVE, fill(tmp_path / "served")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        yield server.stdout.readline().strip()
+        server.communicate("\n")
+
+
+def sampled(address: str) -> list[Any]:
+    with connect(address) as remote, remote.sampler(EVERYTHING, batch_size=4, seed=1) as sampler:
+        sampler.follow()
+        return digests(sampler, 2)
+
+
+def test_a_fork_right_after_the_last_connection_was_closed_may_connect(address: str) -> None:
+    """The threads of gRPC end a moment later. A fork in that moment, or the process that it made, once hung."""
+    wanted = sampled(address)
+    for _ in range(5):
+        assert in_child(lambda: sampled(address)) == sampled(address) == wanted
+
+
+def test_a_fork_after_a_server_was_closed_may_connect(address: str, tmp_path: Path) -> None:
+    with Store.open(fill(tmp_path / "store")) as store, Server(store, ServerConfig(port=0)) as server:
+        sampled(server.address)
+        assert "gRPC, which was in use at the fork, belongs to the process" in in_child(lambda: sampled(address))
+    assert in_child(lambda: sampled(address)) == sampled(address)
+
+
+def test_threads_of_another_grpc_do_not_delay_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray brings a copy of its own, whose threads have the same names."""
+    state = grpc_forks._State()
+    owner = in_child  # any object
+    monkeypatch.setattr(grpc_forks, "_threads", lambda: frozenset({"17"}))
+    state.use(owner)
+    state.open.discard(owner)
+    state.before_fork()
+    assert not state.ran_at_fork
+    monkeypatch.setattr(grpc_forks, "_threads", lambda: frozenset({"17", "18"}))
+    monkeypatch.setattr(grpc_forks, "SHUTDOWN_WAIT_S", 0.05)
+    state.before_fork()
+    assert state.ran_at_fork
 
 
 WRITE = """

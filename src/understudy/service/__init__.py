@@ -5,6 +5,9 @@ The server's names are loaded when they are first used, so that a robot does not
 
 from typing import TYPE_CHECKING, Any
 
+from understudy.service.wire import grpc_forks  # noqa: F401 (sets what gRPC reads when it is imported)
+
+# isort: split
 from understudy.service.client.outbox import Delivery, OutboxConfig
 from understudy.service.client.remote import Remote, connect
 from understudy.service.client.remote_sampler import RemoteSampler

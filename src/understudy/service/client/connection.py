@@ -1,7 +1,7 @@
 """Connection: calls to one server. gRPC's errors become errors of understudy.core.
 
 A shard keeps its name. Its address is where it is served now, and may change while streams are open. A forked process
-can use neither the connections of its parent nor gRPC itself, if the parent had one open.
+can use neither the connections of its parent nor gRPC itself, if the parent had one open (wire/grpc_forks.py).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import grpc
 
 from understudy.core import RefusedError, StoreClosedError, UnavailableError
 from understudy.processes import forks
+from understudy.service.wire import grpc_forks
 from understudy.service.wire.protocol import STATUS, TOKEN_KEY, error_of, from_json, method, to_json
 
 T = TypeVar("T")
@@ -24,9 +25,6 @@ T = TypeVar("T")
 CONNECT_TIMEOUT_S = 10.0
 PROBE_TIMEOUT_S = 1.0  # for the status of a server that may be unreachable
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0  # before another attempt; each pause is twice the one before
-
-# gRPC's threads are not in a forked process, and it may wait for them for ever.
-FORK_ADVICE = "start this process with multiprocessing's `spawn` or `forkserver`, and connect in it"
 
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),  # the server announces its limit, and the writer keeps to it
@@ -50,8 +48,7 @@ class Credentials:
     tls_cert: Path | None = None
 
     def channel(self, address: str) -> grpc.Channel:
-        if _forked_while_open:
-            raise forks.forked_error("gRPC, which was in use at the fork,", FORK_ADVICE)
+        grpc_forks.check()
         if self.tls_cert is None:
             return grpc.insecure_channel(address, options=_OPTIONS)
         try:
@@ -65,9 +62,6 @@ class Credentials:
         return () if self.token is None else ((TOKEN_KEY, f"Bearer {self.token}"),)
 
 
-_forked_while_open = False  # whether this process was forked while one of its parent's connections was open
-
-
 class Connection:
     """Calls to one server. It connects when first used, and reconnects by itself; any thread may call."""
 
@@ -75,21 +69,21 @@ class Connection:
         self.name = address if name is None else name
         self.address = address
         self._credentials = credentials
+        grpc_forks.use(self)
         self._channel = credentials.channel(address)
         self._closed = self._abandoned = self._forked = False
         self._address_lock = threading.Lock()
         forks.register(self)
 
     def after_fork_in_child(self) -> None:
-        global _forked_while_open
         self._address_lock = threading.Lock()
         if not self._closed:
             forks.leave_to_parent(self._channel)
-            self._closed = self._forked = _forked_while_open = True
+            self._closed = self._forked = True
 
     def _check_process(self) -> None:
         if self._forked:
-            raise forks.forked_error(f"{self.address}: the connection", FORK_ADVICE)
+            raise forks.forked_error(f"{self.address}: the connection", grpc_forks.ADVICE)
 
     def update_address(self, address: str) -> None:
         """Use another address from now on. Streams to the old address break, and their owners open them again here."""
@@ -104,6 +98,7 @@ class Connection:
             self._closed = True
         if not self._forked:
             self._channel.close()
+            grpc_forks.unuse(self)
 
     def abandon(self) -> None:
         """The server is lost for good: all calls fail with UnavailableError."""

@@ -16,12 +16,12 @@ from understudy.core import StoreClosedError, UnavailableError, UnderstudyError,
 from understudy.core.closeable import Closeable
 from understudy.processes import forks
 from understudy.service.client.connection import (
-    FORK_ADVICE,
     MAX_BACKOFF_S,
     MIN_BACKOFF_S,
     Connection,
     ResponseStream,
 )
+from understudy.service.wire import grpc_forks
 from understudy.service.wire.parameters import (
     NO_PARAMETERS,
     Parameters,
@@ -61,7 +61,7 @@ class Subscription(Closeable):
         forks.leave_to_parent(self._stream)
         self._stream = None
         if not self._closed:
-            self._problem, self._fatal = forks.forked_error("the subscription", FORK_ADVICE), True
+            self._problem, self._fatal = forks.forked_error("the subscription", grpc_forks.ADVICE), True
 
     @property
     def latest(self) -> Parameters | None:

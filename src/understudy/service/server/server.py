@@ -49,6 +49,7 @@ from understudy.service.server.metrics import Metrics
 from understudy.service.server.parameter_store import ParameterStore
 from understudy.service.server.sample_stream import SampleStream, serve_batches
 from understudy.service.server.writer_stats import WriterStats
+from understudy.service.wire import grpc_forks
 from understudy.service.wire.batches import view_from_json
 from understudy.service.wire.chunks import decode_chunk
 from understudy.service.wire.parameters import NO_PARAMETERS, encode_version
@@ -175,6 +176,7 @@ class Server:
 
     def start(self) -> Server:
         """Open the port; returns when clients can connect."""
+        grpc_forks.use(self)
         self._thread.start()
         try:
             asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
@@ -202,6 +204,8 @@ class Server:
         while self.is_reading and time.monotonic() < deadline:
             time.sleep(0.01)
         self._loop.close()
+        self._grpc = None  # which ends gRPC's threads
+        grpc_forks.unuse(self)
         self.failed.set()
 
     @property
