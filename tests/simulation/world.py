@@ -34,6 +34,7 @@ from understudy.service.client import connection
 from understudy.service.client.remote import connect
 from understudy.service.server import server as server_module
 from understudy.service.server.server import Server, ServerConfig
+from understudy.service.wire import grpc_forks
 
 ADDRESS = "lab:7447"
 SEGMENT_BYTES = 4096  # a few commits fill a segment
@@ -57,6 +58,7 @@ def install() -> None:
     vars(gather)["ThreadPoolExecutor"] = threads.InlineExecutor
     vars(server_module)["asyncio"] = SimpleNamespace(**{**vars(asyncio), "new_event_loop": threads.EventLoop})
     connection.Credentials.channel = lambda self, address: world.network.channel(address)
+    grpc_forks.use = lambda owner: None  # nothing of gRPC is made here
     time.sleep = lambda seconds: threads.scheduler.sleep(seconds)
     sqlite3.connect = _connect
     sys.unraisablehook = lambda _: None  # coroutines of killed processes
