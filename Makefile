@@ -2,7 +2,8 @@
 
 VENV ?= $(or $(VIRTUAL_ENV),.venv)
 PYTHON ?= python3
-JOBS ?= auto
+# Tests at a time: three for two cores, since tests wait for a third of their time (for processes, clocks and disks).
+JOBS ?= $(shell echo $$(( ($$(getconf _NPROCESSORS_ONLN) * 3 + 1) / 2 )))
 PYTEST := $(VENV)/bin/pytest
 
 .DEFAULT_GOAL := check
@@ -31,7 +32,7 @@ layers:
 serial:
 	$(PYTEST) -m "serial and not nightly" $$(grep -rl --include='test_*.py' 'mark\.serial' tests) || test $$? -eq 5
 
-# As many at a time as there are cores, so each has one thread: with more, torch's threads wait for each other.
+# Each has one thread: with more, torch's threads wait for each other.
 tests: export OMP_NUM_THREADS := 1
 tests:
 	$(PYTEST) -m "not serial and not nightly" -n $(JOBS) --dist loadgroup --durations 20
