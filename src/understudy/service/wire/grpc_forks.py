@@ -33,7 +33,7 @@ class _State:
         self.is_used = False
         self.ran_at_fork = False
         self.refused = False
-        self._foreign: frozenset[str] = frozenset()  # threads of other copies of gRPC, such as Ray's
+        self._foreign: frozenset[str] = frozenset()  # threads of another copy of gRPC, such as Ray's
 
     def use(self, owner: object) -> None:
         check()
@@ -41,24 +41,22 @@ class _State:
             self.is_used, self._foreign = True, _threads()
         self.open.add(owner)
 
-    def before_fork(self) -> None:
-        if self.is_used and not self.open:
-            self._wait_for_shutdown()
-        self.ran_at_fork = bool(self.open)
+    @property
+    def runs(self) -> bool:
+        return bool(self.open) or (self.is_used and not _threads() <= self._foreign)
 
-    def _wait_for_shutdown(self) -> None:
-        """Wait until gRPC has ended its threads. Those that are left then are of a copy that was loaded meanwhile."""
-        if not _threads() <= self._foreign:
-            gc.collect()  # a server that is closed and still garbage keeps gRPC running
+    def before_fork(self) -> None:
         until = time.monotonic() + SHUTDOWN_WAIT_S
-        while not self.open and not _threads() <= self._foreign and time.monotonic() < until:
+        if self.runs and not self.open:
+            gc.collect()  # a server that is closed and still garbage keeps gRPC running
+        while self.runs and not self.open and time.monotonic() < until:
             time.sleep(POLL_S)
-        self.is_used = bool(self.open)
+        self.ran_at_fork = self.runs
 
     def after_fork_in_child(self) -> None:
         self.refused = self.refused or self.ran_at_fork
         self.open.clear()
-        self.is_used, self._foreign = False, frozenset()
+        self.is_used = False
 
 
 _state = _State()
