@@ -124,6 +124,7 @@ def sampled(address: str) -> list[Any]:
         return digests(sampler, 2)
 
 
+@pytest.mark.serial  # in a process without Ray, which keeps gRPC running
 def test_a_fork_right_after_the_last_connection_was_closed_may_connect(address: str) -> None:
     """The threads of gRPC end a moment later. A fork in that moment, or the process that it made, once hung."""
     wanted = sampled(address)
@@ -131,6 +132,7 @@ def test_a_fork_right_after_the_last_connection_was_closed_may_connect(address: 
         assert in_child(lambda: sampled(address)) == sampled(address) == wanted
 
 
+@pytest.mark.serial  # in a process without Ray, which keeps gRPC running
 def test_a_fork_after_a_server_was_closed_may_connect(address: str, tmp_path: Path) -> None:
     with Store.open(fill(tmp_path / "store")) as store, Server(store, ServerConfig(port=0)) as server:
         sampled(server.address)

@@ -140,6 +140,7 @@ def address(tmp_path: Path) -> Iterator[str]:
         server.communicate("\n")
 
 
+@pytest.mark.serial  # in a process without Ray, which keeps gRPC running
 def test_remote_and_sharded_samplers(address: str) -> None:
     for open_source in (
         lambda: connect(address).sampler(EVERYTHING, batch_size=5, seed=3),
