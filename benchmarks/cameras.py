@@ -2,9 +2,11 @@
 
     python -m benchmarks.cameras record --seconds 60 --codec h264
     python -m benchmarks.cameras record --seconds 60 --codec h264 --kills 2   # over the network, with a spool
+    python -m benchmarks.cameras record --seconds 60 --lerobot-python PY   # and lerobot, which PY has
     python -m benchmarks.cameras sample
     python -m benchmarks.cameras resized      # batches of 128x128 out of 480x640
     python -m benchmarks.cameras codecs
+    python -m benchmarks.cameras hour runs/hour   # a store of an hour, to look at with info, watch, film and export
 
 The frames are a textured scene that pans, with sensor noise; `--frames DIR` takes `front.npy`, `side.npy` and
 `wrist.npy` of a directory instead, [frames, 480, 640, 3] uint8.
@@ -15,6 +17,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -22,21 +26,26 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tyro
+from benchmarks.cameras_lerobot import mark, number_in, place_of, psnr
 
 from understudy.codecs import decode_frames, encode_frames
 from understudy.core import H264, ArraySpec, Jpeg, Png, Spec, Step, StepSpec
 from understudy.core.cameras import CodecName, encode_cameras
+from understudy.core.episode import FPS
 from understudy.core.resize import Resize, resize_frame
-from understudy.replay import EVERYTHING, FrameCache, Reader, Sampler, Store
-from understudy.service import connect
+from understudy.replay import EVERYTHING, FrameCache, Reader, Sampler, Store, trim
+from understudy.service import OutboxConfig, connect
 
 CAMERAS = ("front", "side", "wrist")
+ROOT = Path(__file__).resolve().parent.parent  # where `python -m benchmarks.cameras` finds it
 HZ = 30
+WAIT = OutboxConfig(block_timeout_s=60.0)  # on a machine that is too busy, say how long `append` took instead of ending
 Array = np.ndarray[Any, Any]
 
 
@@ -60,6 +69,8 @@ def _scene(num_frames: int, seed: int) -> Array:
     for scale, strength in ((64, 45), (16, 20), (4, 8)):
         coarse = rng.normal(0, strength, (height // scale + 2, width // scale + 2, 3))
         texture += np.kron(coarse, np.ones((scale, scale, 1)))[:height, :width]
+    for axis in (0, 1, 0, 1):  # no lens shows edges as sharp as a pixel
+        texture = (np.roll(texture, 1, axis) + texture + np.roll(texture, -1, axis)) / 3
     speed = 1 if seed == len(CAMERAS) - 1 else 0  # the camera at the wrist moves
     frames = []
     for number in range(num_frames):
@@ -69,8 +80,24 @@ def _scene(num_frames: int, seed: int) -> Array:
     return np.stack(frames)
 
 
+@dataclass
+class Recording:
+    """What it took to record."""
+
+    took_s: list[float]  # each `append`
+    cpu_s: float  # producer and writer
+    late: int  # ticks that began late
+    server_cpu_s: float | None = None
+
+
 def record(
-    *, seconds: float = 60.0, codec: CodecName = "h264", frames: Path | None = None, kills: int | None = None
+    *,
+    seconds: float = 60.0,
+    codec: CodecName = "h264",
+    frames: Path | None = None,
+    kills: int | None = None,
+    lerobot_python: Path | None = None,
+    lerobot_seconds: float | None = None,
 ) -> None:
     """Append steps at 30 Hz and report how long `append` took, beside a process that only copies the frames.
 
@@ -79,54 +106,87 @@ def record(
         codec: How the frames are stored.
         frames: Directory with frames to use instead of the made-up scene.
         kills: Record over the network with a spool, and kill the server so many times.
+        lerobot_python: Python of an environment with lerobot, which then records the same frames.
+        lerobot_seconds: How long lerobot records in each of its two ways; by default as long as `seconds`.
     """
-    pictures = frames_of(frames)
+    pictures = {name: mark(found) for name, found in frames_of(frames).items()}
     spec = spec_of(codec)
     num_steps = int(seconds * HZ)
     beside = [sys.executable, "-m", "benchmarks.cameras", "bare", "--seconds", str(seconds)]
-    with (
-        tempfile.TemporaryDirectory(dir=Path.cwd()) as place,
-        subprocess.Popen(beside, stdout=subprocess.PIPE, text=True) as bare_loop,
-    ):
+    with tempfile.TemporaryDirectory(dir=Path.cwd()) as place:
         path = Path(place) / "store"
-        if kills is None:
-            with Store.open(path) as store:
-                took_s, cpu_s, late = _append(store.writer("arm", spec, flush_each_episode=False), pictures, num_steps)
-        else:
-            took_s, cpu_s, late = _record_remotely(path, spec, pictures, num_steps, kills)
-        with Reader(path) as reader:
-            (recorded,) = reader.episodes()
-            _, columns = reader.rows(recorded.id) if num_steps <= 2000 else (None, {})
-        lost = num_steps + 1 - recorded.num_rows
+        with subprocess.Popen(beside, cwd=ROOT, stdout=subprocess.PIPE, text=True) as bare_loop:
+            try:
+                if kills is None:
+                    with Store.open(path) as store:
+                        took = _append(store.writer("arm", spec, flush_each_episode=False), pictures, num_steps)
+                else:
+                    took = _record_remotely(path, spec, pictures, num_steps, kills)
+            except BaseException:
+                bare_loop.kill()
+                raise
+            copied = json.loads(bare_loop.communicate()[0])
         report: dict[str, Any] = {
             "codec": codec,
             "steps": num_steps,
-            "rows lost": lost,
-            "append ms": _percentiles_ms(took_s),
-            "bare copy in another process, ms": json.loads(bare_loop.communicate()[0]),
-            "late ticks": late,
-            "kB a step": round(recorded.num_bytes / recorded.num_rows / 1e3, 1),
-            "CPU ms a step, producer and writer": round(cpu_s / num_steps * 1e3, 1),
+            **_found(path, pictures, num_steps),
+            "append ms": _percentiles_ms(took.took_s),
+            "bare copy in another process, ms": copied,
+            "late ticks": took.late,
+            "CPU ms a step, producer and writer": round(took.cpu_s / num_steps * 1e3, 1),
         }
-        if columns:
-            report["PSNR dB"] = {
-                name: round(_psnr(columns[f"observation/{name}"], pictures[name]), 2) for name in CAMERAS
-            }
+        if took.server_cpu_s is not None:
+            report["CPU ms a step, server"] = round(took.server_cpu_s / num_steps * 1e3, 1)
+        if lerobot_python is not None:
+            report["lerobot"] = _lerobot(lerobot_python, Path(place), pictures, lerobot_seconds or seconds)
     print(json.dumps(report, indent=1))
 
 
-def _append(writer: Any, pictures: dict[str, Array], num_steps: int) -> tuple[list[float], float, int]:
-    """How long each `append` took, the CPU time of the process, and the ticks that began late."""
+def _found(path: Path, pictures: dict[str, Array], num_steps: int) -> dict[str, Any]:
+    """What is in the store: rows, their numbers and, in parts of a long recording, their frames."""
+    with Reader(path) as reader:
+        (recorded,) = reader.episodes()
+        _, stored = reader.stored_rows(recorded.id)
+        count = recorded.num_rows
+        wanted = np.stack([_seen(pictures, number)["joints"] for number in range(count)])
+        quality: dict[str, list[float]] = {name: [] for name in CAMERAS}
+        apart = 0
+        for first in range(0, count, 100 if count <= 2001 else 1000):
+            columns = reader.decode(recorded, stored, first, min(first + 100, count))
+            for name in CAMERAS:
+                for row, shown in enumerate(columns[f"observation/{name}"], first):
+                    wanted_number = place_of(row, len(pictures[name]))
+                    apart += number_in(shown) != wanted_number
+                    if row % 7 == 0:
+                        quality[name].append(psnr(shown, pictures[name][wanted_number]))
+    return {
+        "rows lost": num_steps + 1 - count,
+        "rows with numbers of another": int((stored["observation/joints"] != wanted).any(axis=1).sum()),
+        "frames of another": apart,
+        "kB a step": round(recorded.num_bytes / count / 1e3, 1),
+        "PSNR dB": {name: round(float(np.mean(found)), 2) for name, found in quality.items()},
+    }
+
+
+def _lerobot(python: Path, place: Path, pictures: dict[str, Array], seconds: float) -> dict[str, Any]:
+    """What lerobot says of the same frames, by the program that runs in its environment."""
+    for name, found in pictures.items():
+        np.save(place / f"{name}.npy", found)
+    out = place / "lerobot"
+    out.mkdir()
+    program = Path(__file__).with_name("cameras_lerobot.py")
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "hf")}
+    environment["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    environment.pop("PYTHONPATH", None)
+    subprocess.run([python, program, place, out, str(seconds)], env=environment, check=True)
+    answers: dict[str, Any] = json.loads((out / "answers.json").read_text())
+    return answers
+
+
+def _append(writer: Any, pictures: dict[str, Array], num_steps: int) -> Recording:
     took_s, late = [], 0
     writer.begin(task="record")
     cpu_s, start_s = time.process_time(), time.monotonic()
-    count = len(pictures["front"])
-
-    def seen(number: int) -> dict[str, Any]:
-        at = number % (2 * count)
-        at = at if at < count else 2 * count - 1 - at  # back and forth, without a jump
-        return {**{name: pictures[name][at] for name in CAMERAS}, "joints": np.full(14, number, np.float32)}
-
     for number in range(num_steps):
         due_s = start_s + number / HZ
         left_s = due_s - time.monotonic()
@@ -134,7 +194,7 @@ def _append(writer: Any, pictures: dict[str, Array], num_steps: int) -> tuple[li
             time.sleep(left_s)
         late += left_s < -1 / HZ
         step = Step(
-            observation=seen(number),
+            observation=_seen(pictures, number),
             action=np.zeros(14, np.float32),
             reward=0.0,
             truncated=number == num_steps - 1,
@@ -142,9 +202,49 @@ def _append(writer: Any, pictures: dict[str, Array], num_steps: int) -> tuple[li
         before_s = time.monotonic()
         writer.append(step)
         took_s.append(time.monotonic() - before_s)
-    writer.end(seen(num_steps))
+    writer.end(_seen(pictures, num_steps))
     writer.flush()
-    return took_s, time.process_time() - cpu_s, late
+    return Recording(took_s, time.process_time() - cpu_s, late)
+
+
+def _seen(pictures: dict[str, Array], number: int) -> dict[str, Any]:
+    """The observation of a step."""
+    at = place_of(number, len(pictures["front"]))
+    joints = np.sin(number / HZ + np.arange(14)).astype(np.float32)
+    return {**{name: pictures[name][at] for name in CAMERAS}, "joints": joints}
+
+
+def hour(store: tyro.conf.Positional[Path], *, minutes: int = 60, episode_s: int = 20) -> None:
+    """Make a store of an hour with three cameras: a minute is encoded, and its episodes are stored again and again.
+
+    Args:
+        store: Directory of the store, which must not exist.
+        minutes: Length of all episodes together.
+        episode_s: Length of an episode, in seconds.
+    """
+    steps = episode_s * HZ
+    spent_s = time.process_time()
+    with Store.open(store) as opened:
+        writer = opened.writer("arm", spec_of("h264"))
+        for take in range(60 // episode_s):
+            pictures = {name: _scene(60, 10 * take + seed) for seed, name in enumerate(CAMERAS)}
+            writer.begin(task="pick", instruction="pick up the red block", labels={FPS: str(HZ)}, success=take > 0)
+            for number in range(steps + 1):
+                seen = _seen(pictures, number)
+                if number < steps:
+                    ended = {"terminated": take > 0, "truncated": take == 0} if number == steps - 1 else {}
+                    writer.append(Step(observation=seen, action=seen["joints"], reward=0.0, **ended))
+            writer.end(seen)
+        writer.flush()
+        with Reader(store) as reader:
+            recorded = [record.id for record in reader.episodes()]
+        print(
+            f"{len(recorded)} episodes of {episode_s} s encoded, {time.process_time() - spent_s:.0f} CPU s", flush=True
+        )
+        for number in range(len(recorded), minutes * 60 // episode_s):
+            trim(opened, recorded[number % len(recorded)], 0, steps - 1)
+            if number % 30 == 0:
+                print(f"{number} episodes, {time.process_time() - spent_s:.0f} CPU s", flush=True)
 
 
 def bare(*, seconds: float = 60.0) -> None:
@@ -169,11 +269,12 @@ def _percentiles_ms(times_s: list[float]) -> dict[str, float]:
     return {f"p{q}": round(float(np.percentile(times_s, q)) * 1e3, 2) for q in (50, 99, 99.9, 100)}
 
 
-def _record_remotely(
-    path: Path, spec: StepSpec, pictures: dict[str, Array], num_steps: int, kills: int
-) -> tuple[list[float], float, int]:
-    port = 7460
+def _record_remotely(path: Path, spec: StepSpec, pictures: dict[str, Array], num_steps: int, kills: int) -> Recording:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
     command = [sys.executable, "-m", "understudy", "serve", str(path), "--port", str(port)]
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     over = threading.Event()
 
@@ -189,7 +290,10 @@ def _record_remotely(
     killer = threading.Thread(target=kill)
     killer.start()
     try:
-        with connect(f"127.0.0.1:{port}") as remote, remote.writer("arm", spec, spool=path.parent / "spool") as writer:
+        with (
+            connect(f"127.0.0.1:{port}") as remote,
+            remote.writer("arm", spec, spool=path.parent / "spool", config=WAIT) as writer,
+        ):
             result = _append(writer, pictures, num_steps)
             assert writer.wait_delivered(120)
     finally:
@@ -197,17 +301,14 @@ def _record_remotely(
         killer.join()
         server.terminate()
         server.wait()
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)  # the other process, `bare`, is waited for later
+    result.server_cpu_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     return result
 
 
 def _psnr(found: Any, pictures: Array) -> float:
-    count = len(pictures)
-    order = [*range(count), *reversed(range(count))]
-    errors = [
-        np.mean((found[row].astype(np.float32) - pictures[order[row % (2 * count)]]) ** 2)
-        for row in range(0, len(found), 7)
-    ]
-    return float(np.mean([10 * np.log10(255**2 / max(error, 1e-9)) for error in errors]))
+    """The mean over every seventh frame."""
+    return float(np.mean([psnr(found[number], pictures[number]) for number in range(0, len(pictures), 7)]))
 
 
 def sample(*, steps: int = 600, batch: int = 64, batches: int = 20, frames: Path | None = None) -> None:
@@ -307,8 +408,7 @@ def _write_steps(path: Path, spec: StepSpec, pictures: dict[str, Array], steps: 
         writer = store.writer("arm", spec)
         writer.begin()
         for number in range(steps + 1):
-            at = number % (2 * len(next(iter(pictures.values()))))
-            seen: dict[str, Any] = {name: found[min(at, 2 * len(found) - 1 - at)] for name, found in pictures.items()}
+            seen: dict[str, Any] = {name: found[place_of(number, len(found))] for name, found in pictures.items()}
             seen["joints"] = np.zeros(14, np.float32)
             if number < steps:
                 last = number == steps - 1
@@ -382,5 +482,5 @@ def _av1(pictures: Array) -> tuple[int, float, float, Array]:
 
 if __name__ == "__main__":
     tyro.extras.subcommand_cli_from_dict(
-        {"record": record, "bare": bare, "sample": sample, "resized": resized, "codecs": codecs}
+        {"record": record, "bare": bare, "sample": sample, "resized": resized, "codecs": codecs, "hour": hour}
     )

@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,6 +22,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +52,7 @@ from understudy.training.collection.rollout import Rollout
 from understudy.training.collection.task_start_plan import Plan, PlanConfig, PlannedTask, Ticket
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.ranks import single_rank
-from understudy.training.onpolicy.config import TaskEvaluationConfig, WorkersConfig, default_config
-from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
+from understudy.training.onpolicy.config import OnPolicyConfig, TaskEvaluationConfig, WorkersConfig, default_config
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner, _batch_seed
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.runs.metrics import read_metrics
@@ -427,7 +428,11 @@ def overlap(
     iterations: int = 6,
     rounds: int = 3,
     episodes: int = 32,
+    max_steps: int | None = None,
     workers: int = 2,
+    threads: int | None = None,
+    ray: int = 0,
+    inference: int = 0,
 ) -> int:
     """Measure iterations an hour of GRPO with max_lag 1 and 0, of the same small VLA, in turns.
 
@@ -437,48 +442,123 @@ def overlap(
         iterations: Of a run, between the first and the last, which are left out: these run less at the same time.
         rounds: Runs of each side.
         episodes: Of an iteration, in groups of four.
+        max_steps: Of an episode; by default the task's own.
         workers: Processes with a world.
+        threads: Of torch; by default one per core, and on Ray one.
+        ray: Rollout workers of a Ray of one node, among which the processes with a world are divided; 0 uses no Ray.
+        inference: Inference workers of that Ray, which run the policy for all rollout workers.
     """
+    options = []
+    if ray:
+        options = ["--cluster", "local", "--cluster.rollout.num", str(ray)]
+        options += ["--cluster.rollout.envs", str(workers // ray), "--cluster.inference.num", str(inference)]
     for name in env:
-        seconds: dict[int, list[float]] = {0: [], 1: []}
+        spent: dict[int, list[Spent]] = {0: [], 1: []}
         for number in range(rounds):
             for lag in (0, 1) if number % 2 else (1, 0):
                 with tempfile.TemporaryDirectory() as place:
-                    seconds[lag] += _iteration_s(Path(place), name, lag, iterations, episodes, workers)
-        per_hour = {lag: 3600 / float(np.median(found)) for lag, found in seconds.items()}
+                    config = _overlap_config(Path(place), name, lag, iterations)
+                    config = replace(
+                        config,
+                        max_steps=max_steps,
+                        threads=threads,
+                        plan=PlanConfig(n_samples=4, data_batch_size=episodes),
+                        workers=WorkersConfig(num_parallel_envs=workers),
+                    )
+                    took = _spend(Run.create(Path(place) / "run", "grpo", config), options)
+                    spent[lag] += took
+                    print(f"  round {number}, max_lag {lag}: {_median(took)}", flush=True)
+        for lag, found in spent.items():
+            print(f"  max_lag {lag}: {_median(found)}")
+        plain = _median(spent[0])
+        phases = (plain.collect_s + plain.learn_s) / max(plain.collect_s, plain.learn_s)
+        cores = plain.whole_s / (_median(spent[1]).cpu_s / (os.cpu_count() or 1))
+        print(f"  at most {phases:.2f}x if the shorter phase took no time, {cores:.2f}x if no core had ever waited")
+        per_hour = {lag: 3600 / float(np.median([one.whole_s for one in found])) for lag, found in spent.items()}
         print(
             f"{name}: {per_hour[1]:.0f} iterations an hour with max_lag 1, {per_hour[0]:.0f} with 0: "
-            f"{per_hour[1] / per_hour[0]:.2f}x (medians of {len(seconds[0])} iterations of each)"
+            f"{per_hour[1] / per_hour[0]:.2f}x (medians of {len(spent[0])} iterations of each)",
+            flush=True,
         )
     return 0
 
 
-def _iteration_s(place: Path, env: str, lag: int, iterations: int, episodes: int, workers: int) -> list[float]:
-    """Seconds of each iteration but the first and the last."""
+@dataclass(frozen=True, kw_only=True)
+class Spent:
+    """By an iteration."""
+
+    collect_s: float
+    learn_s: float
+    whole_s: float
+    cpu_s: float  # of all processes of the run
+
+    def __str__(self) -> str:
+        return (
+            f"an iteration takes {self.whole_s:.2f} s: {self.collect_s:.2f} of collecting (or waiting for it), "
+            f"{self.learn_s:.2f} of learning; {self.cpu_s:.2f} CPU s, {self.cpu_s / self.whole_s:.2f} cores"
+        )
+
+
+def _median(found: Sequence[Spent]) -> Spent:
+    return Spent(**{name: float(np.median([getattr(one, name) for one in found])) for name in Spent.__annotations__})
+
+
+def _overlap_config(place: Path, env: str, lag: int, iterations: int) -> OnPolicyConfig:
     with Collector(env, num_parallel_envs=1) as collector:
         policy = _new_policy(collector)
     policy.save(place / "policy.safetensors")
-    config = replace(
+    return replace(
         default_config("grpo", policy=str(place / "policy.safetensors")),
         env=env,
         iterations=iterations + 2,
         max_lag=lag,
-        plan=PlanConfig(n_samples=4, data_batch_size=episodes),
         filters=FilterConfig(filter_accuracy=False),
-        workers=WorkersConfig(num_parallel_envs=workers),
         eval_every=1000,
         evaluation=TaskEvaluationConfig(episodes=1),
         checkpoint_every=1000,
     )
-    ends_s: list[float] = []
 
-    def watch(news: OnPolicyProgress) -> None:
-        if news.metrics is not None:
-            ends_s.append(time.monotonic())
 
-    with OnPolicyRun(Run.create(place / "run", "grpo", config), watch) as run:
-        run.run()
-    return [float(took_s) for took_s in np.diff(ends_s)[:-1]]
+def _spend(run: Run, options: Sequence[str]) -> list[Spent]:
+    """What each iteration of a run takes, but the first and the last."""
+    command = [sys.executable, "-m", "understudy", "resume", str(run.path), *options]
+    here = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])  # for its worlds
+    marks: list[tuple[float, float]] = []
+    lines: list[dict[str, Any]] = []
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": here})
+    while process.poll() is None:
+        time.sleep(0.02)
+        lines = list(read_metrics(run.metrics, "train")) if run.metrics.exists() else []
+        if len(lines) > len(marks):
+            assert len(lines) == len(marks) + 1, "two iterations at once; make them longer"
+            marks.append((time.monotonic(), _tree_cpu_s(process.pid)))
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed")
+    whole = [(after[0] - before[0], after[1] - before[1]) for before, after in pairwise(marks)]
+    return [
+        Spent(collect_s=line["collect_s"], learn_s=line["learn_s"], whole_s=whole_s, cpu_s=cpu_s)
+        for line, (whole_s, cpu_s) in zip(lines[1:-1], whole, strict=False)
+    ]
+
+
+def _tree_cpu_s(root: int) -> float:
+    """CPU seconds so far of a process and all below it, with those that have ended there."""
+    children: dict[int, list[int]] = {}
+    ticks: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
+                continue
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+            ticks[int(entry.name)] = sum(int(field) for field in fields[11:15])
+    found, waiting = 0, [root]
+    while waiting:
+        pid = waiting.pop()
+        found += ticks.get(pid, 0)
+        waiting += children.get(pid, [])
+    return found / os.sysconf("SC_CLK_TCK")
 
 
 def _num_bytes(spec: StepSpec) -> int:

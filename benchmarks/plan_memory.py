@@ -23,10 +23,10 @@ from understudy.policies.vla import VLAConfig, VLAPolicy
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.ranks import single_rank
-from understudy.training.estimate.duration import Assumptions
-from understudy.training.estimate.estimate import estimate
-from understudy.training.estimate.gpus import parse_gpus
-from understudy.training.estimate.measured_update import NETWORK, SPEC, peak_bytes
+from understudy.training.gpu_estimate.duration import Assumptions
+from understudy.training.gpu_estimate.estimate import estimate
+from understudy.training.gpu_estimate.gpus import parse_gpus
+from understudy.training.gpu_estimate.measured_update import NETWORK, SPEC, peak_bytes
 from understudy.training.onpolicy.config import OnPolicyConfig
 
 SMALL = NETWORK

@@ -15,6 +15,8 @@ from hypothesis import settings
 from tests.chromium import CHROMIUM, FLAGS, open_page
 from tests.quarantine import skip_quarantined
 
+import understudy.policies  # noqa: F401 (it chooses how MKL multiplies, before the first product of any test)
+
 os.environ.setdefault("MUJOCO_GL", "egl")  # before anyone imports mujoco: pictures need no screen then
 
 settings.register_profile("ci", max_examples=100, deadline=None, derandomize=True)

@@ -105,10 +105,32 @@ def check_words_matter(policy: BlockPolicy, observation: Any, said: Sequence[str
 
 
 def check_all(
-    policy: BlockPolicy, observation: Any, said: Sequence[str], action: Spec, other: str, *, density: bool = False
+    policy: BlockPolicy,
+    observation: Any,
+    said: Sequence[str],
+    action: Spec,
+    other: str | None,
+    *,
+    density: bool = False,
 ) -> None:
+    """`other`: another instruction; None for a policy that takes none."""
     check_shapes(policy, observation, said, action, density=density)
     check_evaluate_finds_what_act_recorded(policy, observation, said, density=density)
     check_rows_are_alone(policy, observation, said)
     check_chance(policy, observation, said)
-    check_words_matter(policy, observation, said, other)
+    if other is not None:
+        check_words_matter(policy, observation, said, other)
+
+
+def check_draws_nothing(policy: BlockPolicy, observation: Any, said: Sequence[str], action: Spec) -> None:
+    """Of a policy that has one block for an observation, and is sure of it."""
+    check_shapes(policy, observation, said, action)
+    check_rows_are_alone(policy, observation, said)
+    used = rngs(len(said), 3)
+    drawn = policy.act(observation, said, rngs=used, sampling=HOT)
+    assert [one.bit_generator.state for one in used] == [one.bit_generator.state for one in rngs(len(said), 3)]
+    assert trees.equal(drawn.replay, policy.act(observation, said, rngs=rngs(len(said)), sampling=GREEDY).replay)
+    found = policy.evaluate(observation, said, drawn.replay, sampling=HOT)
+    assert not drawn.log_prob.any()
+    assert not numbers(found.log_prob).any()
+    assert not numbers(found.entropy).any()

@@ -1,4 +1,4 @@
-"""The contract of a BlockPolicy, over every one there is: the small VLA, OpenVLA, flow, and one in a subprocess."""
+"""The contract of a BlockPolicy, over every one there is: small VLA, OpenVLA, flow, lerobot, one in a subprocess."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ pytest.importorskip("transformers")
 
 from tests.contracts import block_policy as contract
 from tests.unit.policies.flow import test_policy as flow
+from tests.unit.policies.lerobot import made as lerobot
 from tests.unit.policies.openvla import make_checkpoint as checkpoint
 from tests.unit.policies.openvla import test_policy as openvla
 from tests.unit.policies.subprocess import test_policy as subprocess
@@ -92,3 +93,21 @@ def test_a_policy_with_an_l1_head_keeps_the_contract(case: str, l1_directory: Pa
     num = openvla.NUM
     words, seen = checkpoint.instructions(num), checkpoint.observations(num)
     contract.check_all(policy, seen, words, checkpoint.SPEC.action, "put it on the plate", density=True)
+
+
+@pytest.fixture(scope="module")
+def lerobot_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return lerobot.make_policies(tmp_path_factory.mktemp("lerobot"))
+
+
+@lerobot.needs_lerobot
+@pytest.mark.parametrize("kind", lerobot.KINDS)
+def test_a_policy_of_lerobot_keeps_the_contract(kind: str, lerobot_directory: Path) -> None:
+    said = lerobot.SAID
+    seen = lerobot.observations(len(said))
+    with lerobot.opened(lerobot_directory, kind) as policy:
+        if kind == "act":
+            contract.check_draws_nothing(policy, seen, said, lerobot.SPEC.action)
+        else:
+            other = "open the drawer" if kind in lerobot.WITH_WORDS else None
+            contract.check_all(policy, seen, said, lerobot.SPEC.action, other, density=True)

@@ -343,9 +343,14 @@ def test_other_shapes_and_selectors(make: Open, stores: Stores) -> None:
     assert set(batch.index.tolist()) == {0}
 
 
+def test_the_name_of_a_view_is_refused_at_once(make: Open) -> None:
+    with pytest.raises(StoreError, match=r"view: expected a View such as us\.DEMO, got str 'online'; pass us\.ONLINE"):
+        make(view="online")
+
+
 def test_a_spec_that_the_store_does_not_hold_is_refused(make: Open, stores: Stores) -> None:
     stores.record(4, spec=robot_spec(8))
-    with pytest.raises(StoreError, match=r"holds steps of another kind \(action is .*, expected .*\)"):
+    with pytest.raises(StoreError, match=r"holds steps of another spec \(action is .*, expected .*\)"):
         make(spec=SPEC).follow()
 
 

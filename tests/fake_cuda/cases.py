@@ -13,6 +13,7 @@ from tests.fake_cuda import build
 build.load()
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -29,7 +30,8 @@ from unittest import mock
 import numpy as np
 import torch
 from rich.console import Console
-from tests.fake_cuda.pretend import Seen, WrongDtypeError, pretend
+from tests.fake_cuda.fake_ranks import fake_ranks
+from tests.fake_cuda.pretend import Seen, TooLargeError, WrongDtypeError, held_bytes, pretend
 from tests.sides import SidesWorld
 from tests.unit.policies.openvla.make_checkpoint import KEY, SPEC, instructions, make_checkpoint
 from tests.unit.training.onpolicy.making import TINY, learn, make_config, make_learner, make_rollouts, save_policy
@@ -42,14 +44,20 @@ from understudy.policies.openvla.network import OpenVLANetwork
 from understudy.policies.vla import VLAModel, VLAPolicy
 from understudy.training.collection.rollout import Rollout
 from understudy.training.distributed.config import EngineConfig
-from understudy.training.distributed.engine import Engine
+from understudy.training.distributed.engine import Engine, local_shard
 from understudy.training.distributed.ranks import single_rank
+from understudy.training.onpolicy import run_builder
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner
+from understudy.training.onpolicy.reference_policy import Frozen
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import choose_device
 
 CASES: dict[str, Callable[[], Any]] = {}
 LOW = EngineConfig(precision="bfloat16")
+
+
+class NotTrainedError(Exception):
+    """What should be trained is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +139,43 @@ def openvla_full() -> Any:
     """Full fine-tuning of a bfloat16 checkpoint."""
     with _openvla(lora=False) as scene:
         return _train(scene, LOW)
+
+
+@case
+def reference() -> Any:
+    """What the policy that KL is measured from takes beside the one that is trained with an adapter."""
+    with _openvla(lora=True) as scene:
+        learner = make_learner(scene.policy, engine=LOW, ranks=single_rank())
+        own = held_bytes()
+        config = SimpleNamespace(lora=SimpleNamespace(rank=2))
+        unused: Any = None
+        learner.reference = run_builder._reference(unused, config, learner, unused, unused)  # type: ignore[arg-type]
+        more = held_bytes() - own
+        if more > own / 10:
+            raise TooLargeError(
+                f"the reference takes {more / own:.1f} times the memory of the policy and its optimizer"
+            )
+        return {"share": more / own}
+
+
+@case
+def fsdp() -> Any:
+    """What the first of eight ranks holds of a network that is sharded, before it acts and behind."""
+    with _small() as scene, fake_ranks(8) as ranks:
+        before = held_bytes()
+        engine = Engine(scene.policy.model, replace(LOW, parallel="fsdp"), ranks)
+        scene.policy.forward = engine.forward
+        shards = sum(local_shard(value).nbytes for value in engine.tensors().values())
+        held = held_bytes()
+        if held > 1.1 * shards:
+            raise TooLargeError(f"the rank holds {held / shards:.1f} times its shards")
+        with engine.unsharded(), torch.no_grad():
+            _act(scene.policy, scene.rollouts)
+            gathered = held_bytes()
+        left = held_bytes()
+        if left > 1.1 * held:
+            raise TooLargeError(f"the rank holds {left / held:.1f} times its shards after it has acted")
+        return {"whole": before, "shards": held, "gathered": gathered, "left": left}
 
 
 # ---- planted mistakes
@@ -220,6 +265,58 @@ def _precision_of_its_own() -> Any:
     return mock.patch.object(VLAModel, "_precision", return_value=torch.autocast("cuda", enabled=False))
 
 
+def _frozen_adapter() -> Any:
+    """What is trained is chosen by its name, and the adapter has another one."""
+    plain = lora._freeze
+
+    def freeze(module: Any, keep: Any) -> None:
+        plain(module, keep)
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_("lora_" not in name and parameter.requires_grad)
+
+    return mock.patch.object(lora, "_freeze", freeze)
+
+
+def _whole_vocabulary() -> Any:
+    """Logits become float32 before those of the bins are taken, as causal language models did for years."""
+    plain = OpenVLANetwork.forward
+
+    def forward(self: OpenVLANetwork, *args: Any) -> Any:
+        head = self.language_model.lm_head.register_forward_hook(lambda module, inputs, logits: logits.float())
+        try:
+            return plain(self, *args)
+        finally:
+            head.remove()
+
+    return mock.patch.object(OpenVLANetwork, "forward", forward)
+
+
+def _second_network() -> Any:
+    """The reference is a float32 copy of a network that has an adapter to switch off."""
+
+    def copied(policy: Any) -> Any:
+        other = copy.copy(policy)
+        other.model = copy.deepcopy(policy.model)
+        for part in other.model.modules():
+            for name, value in part._parameters.items():
+                if value is not None:
+                    part._parameters[name] = torch.nn.Parameter(value.detach().float())
+        return Frozen(other, LOW, single_rank())
+
+    return mock.patch.object(run_builder, "AdapterOff", copied)
+
+
+def _unsharded_copy() -> Any:
+    """An average of the weights is kept beside them, which begins with all of them on each rank."""
+    plain = Engine._start_optimizer
+
+    def start(self: Engine) -> None:
+        plain(self)
+        self.average = {name: value.detach().full_tensor() for name, value in self._trainable.items()}  # type: ignore[attr-defined]
+
+    return mock.patch.object(Engine, "_start_optimizer", start)
+
+
 _mistake("words on the host", _words_on_the_host, small_vla)
 _mistake("inputs on another GPU", _another_gpu, small_vla)
 _mistake("a head of another dtype", _mixed_linear, _without_autocast)
@@ -228,6 +325,10 @@ _mistake("trained weights of bfloat16", _low_adapter, small_vla)
 _mistake("a number read in each micro batch", _reads_a_number, small_vla)
 _mistake("a copy to the host in each micro batch", _copies_to_the_host, small_vla)
 _mistake("a dense mask", _dense_mask, openvla_full)
+_mistake("a frozen adapter", _frozen_adapter, openvla_lora)
+_mistake("float32 logits of the whole vocabulary", _whole_vocabulary, openvla_full)
+_mistake("a second network as the reference", _second_network, reference)
+_mistake("an unsharded copy of the weights", _unsharded_copy, fsdp)
 
 
 # ---- how
@@ -254,6 +355,7 @@ def _openvla(*, lora: bool, **options: Any) -> Iterator[Scene]:
             _add_lora(policy.model)
         with pretend() as seen:
             seen.dense_masks = False
+            seen.vocabulary = policy.model.language_model.lm_head.out_features
             policy.device = torch.device("cuda:0")
             policy.model.to(policy.device)
             yield Scene(seen=seen, policy=policy, rollouts=rollouts)
@@ -267,9 +369,11 @@ def _train(scene: Scene, config: EngineConfig) -> dict[str, Any]:
     """Act, then learn from one batch in two micro batches; returns what was seen."""
     seen, policy = scene.seen, scene.policy
     learner = make_learner(policy, engine=config, ranks=single_rank(), ppo_epochs=1, ppo_micro_batch_size=1)
-    leaves = policy.spec.observation.flat.items()
-    told = [f"{scene.rollouts[0].episode.info.instruction}{' now' * (row % 5)}" for row in range(8)]  # type: ignore[union-attr]
-    several = isinstance(policy, OpenVLAPolicy) and policy.config.decoding == "parallel"
+    trainable = {name.split("/", 1)[1] for name in learner.engine.tensors() if name.endswith("/exp_avg")}
+    forgotten = [name for name, _ in policy.model.named_parameters() if "lora_" in name]
+    forgotten = [name for name in forgotten if f"{name}/exp_avg" not in trainable]
+    if forgotten:
+        raise NotTrainedError(f"{len(forgotten)} weights of the adapter are not in the optimizer: {forgotten[0]}, ...")
     passes = 0
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -278,12 +382,7 @@ def _train(scene: Scene, config: EngineConfig) -> dict[str, Any]:
         return learner.engine.forward(*args, **kwargs)
 
     policy.forward = forward
-    policy.act(
-        {path: np.zeros((8, *leaf.fixed_shape), leaf.dtype) for path, leaf in leaves},
-        told if several else told[:1] * 8,
-        rngs=[np.random.default_rng(row) for row in range(8)],
-        sampling=Sampling(),
-    )
+    _act(policy, scene.rollouts)
     acting_passes, acting_syncs = passes, seen.num_syncs
     with _no_sync_in_micro_batches(seen, learner):
         learn(learner, scene.rollouts)
@@ -303,6 +402,19 @@ def _train(scene: Scene, config: EngineConfig) -> dict[str, Any]:
         "trained": sorted(map(str, trained)),
         "fused steps": seen.num_fused_steps,
     }
+
+
+def _act(policy: Any, rollouts: list[Rollout]) -> None:
+    """On eight rows, with five prompts if the policy takes them in one pass."""
+    leaves = policy.spec.observation.flat.items()
+    told = [f"{rollouts[0].episode.info.instruction}{' now' * (row % 5)}" for row in range(8)]  # type: ignore[union-attr]
+    several = isinstance(policy, OpenVLAPolicy) and policy.config.decoding == "parallel"
+    policy.act(
+        {path: np.zeros((8, *leaf.fixed_shape), leaf.dtype) for path, leaf in leaves},
+        told if several else told[:1] * 8,
+        rngs=[np.random.default_rng(row) for row in range(8)],
+        sampling=Sampling(),
+    )
 
 
 @contextlib.contextmanager

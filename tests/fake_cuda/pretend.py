@@ -14,6 +14,7 @@ Raises for what a GPU would raise for, and for what would make it slow:
 | matrix products of two dtypes | WrongDtypeError; torch's own fake kernels let them pass |
 | reading a number, or copying to the host, within `no_sync` | HostSyncError |
 | an attention mask with a place for each two tokens of each row, unless `dense_masks` | DenseMaskError |
+| logits of a whole `vocabulary` in float32 | TooLargeError |
 
 Numbers that are read from the device are 1, since there are none. `seen` counts the attention kernels that a GPU would
 take, which a CPU build does not choose itself, and the bytes of the largest attention mask.
@@ -22,6 +23,7 @@ take, which a CPU build does not choose itself, and the bytes of the largest att
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -61,6 +63,10 @@ class DenseMaskError(Exception):
     """An attention mask that is larger than it need be."""
 
 
+class TooLargeError(Exception):
+    """What the device holds is larger than it need be."""
+
+
 class Seen(TorchDispatchMode):
     """Watches every operation."""
 
@@ -73,6 +79,7 @@ class Seen(TorchDispatchMode):
         self.num_syncs = 0
         self.num_fused_steps = 0  # of the optimizer
         self.dense_masks = True  # whether they are allowed
+        self.vocabulary: int | None = None  # number of tokens, of which a policy needs the logits of a few
         self._hot = 0
 
     @contextlib.contextmanager
@@ -108,12 +115,24 @@ class Seen(TorchDispatchMode):
             if len(set(dtypes)) > 1:
                 raise WrongDtypeError(f"{op}: {' and '.join(map(str, dtypes))}")
             self.products[dtypes[0]] += 1
-        return op(*args, **kwargs)
+        made = op(*args, **kwargs)
+        logits = isinstance(made, Tensor) and made.dim() > 2 and made.shape[-1] == self.vocabulary
+        if logits and made.dtype == torch.float32:
+            raise TooLargeError(f"logits {list(made.shape)} of the whole vocabulary in float32; take the bins first")
+        return made
 
     def wait(self, what: str) -> None:
         self.num_syncs += 1
         if self._hot:
             raise HostSyncError(f"the host waits for the device: {what}")
+
+
+def held_bytes() -> int:
+    """What all tensors on the fake device take together, each storage once."""
+    gc.collect()
+    fake = [one for one in gc.get_objects() if issubclass(type(one), FakeTensor)]  # which touches no other object
+    found = [one for one in fake if one.fake_device.type == "cuda"]
+    return sum({one.untyped_storage()._cdata: one.untyped_storage().nbytes() for one in found}.values())
 
 
 @contextlib.contextmanager
@@ -130,6 +149,10 @@ def pretend() -> Iterator[Seen]:
         overwrite = torch.__future__.get_overwrite_module_params_on_conversion()
         undo.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrite)
         torch.__future__.set_overwrite_module_params_on_conversion(True)  # fake parameters cannot change in place
+        kernels = torch.library.Library("aten", "IMPL")
+        undo.callback(kernels._destroy)
+        # A GPU has a kernel for it; without one, torch would take seven operations, and as many tensors.
+        kernels.impl("silu_backward", lambda gradient, value: torch.empty_like(value), "CUDA")
         undo.enter_context(fake)
         undo.enter_context(seen)
         yield seen

@@ -25,6 +25,10 @@ MISTAKES = {
     "a number read in each micro batch": "HostSyncError: the host waits for the device: reads a number",
     "a copy to the host in each micro batch": r"HostSyncError: .*: copies \[1, 3, 1\] to the host",
     "a dense mask": r"DenseMaskError: attention: a mask of \[\d+, 1, \d+, \d+\] in memory",
+    "a frozen adapter": r"NotTrainedError: \d+ weights of the adapter are not in the optimizer: .*lora_A",
+    "float32 logits of the whole vocabulary": r"TooLargeError: logits \[\d+, \d+, \d+\] of the whole vocabulary",
+    "a second network as the reference": r"TooLargeError: the reference takes [01]\.\d times the memory of the policy",
+    "an unsharded copy of the weights": r"TooLargeError: the rank holds \d\.\d times its shards",
 }
 
 
@@ -82,6 +86,17 @@ def test_eight_rows_with_five_prompts_are_one_pass(found: dict[str, Any]) -> Non
 
 def test_causal_attention_takes_the_flash_kernel_alone(found: dict[str, Any]) -> None:
     assert "efficient" not in found["openvla_autoregressive"]["kernels"]
+
+
+def test_an_adapter_needs_no_second_network_as_the_reference(found: dict[str, Any]) -> None:
+    assert found["reference"]["share"] == 0
+
+
+def test_a_rank_holds_its_shards_and_gathers_them_to_act(found: dict[str, Any]) -> None:
+    """Weights and two moments of an eighth; the rows of small tensors are not divisible by eight."""
+    fsdp = found["fsdp"]
+    assert fsdp["left"] == fsdp["shards"] < 3 * fsdp["whole"] / 4
+    assert fsdp["gathered"] > fsdp["whole"] / 2  # in bfloat16
 
 
 @pytest.mark.parametrize("name", MISTAKES)

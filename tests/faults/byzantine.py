@@ -47,7 +47,7 @@ from understudy.replay.sample.selectors import Uniform
 from understudy.service import connect
 from understudy.service.wire.batches import selector_to_json, shape_to_json, view_to_json
 from understudy.service.wire.chunks import encode_chunk
-from understudy.service.wire.message import pack
+from understudy.service.wire.message import pack, to_json
 from understudy.service.wire.protocol import (
     ERROR_KEY,
     PUBLISH,
@@ -57,7 +57,6 @@ from understudy.service.wire.protocol import (
     VERSION,
     WRITE,
     method,
-    to_json,
 )
 
 EVIL = "evil"  # how the names of all attackers begin

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,7 +170,7 @@ def test_a_compaction_that_the_catalog_has_lost(tmp_path: Path) -> None:
 def test_numbers_in_the_catalog_that_would_clear_rows(
     change: str, text: str, path: Path, killed: tuple[Path, int]
 ) -> None:
-    with sqlite3.connect(path / CATALOG_FILE) as db:
+    with closing(sqlite3.connect(path / CATALOG_FILE)) as db, db:
         db.execute(change)
     db.close()
     with pytest.raises(DamageError, match=text):
@@ -202,7 +203,7 @@ def test_rows_that_were_never_acknowledged_are_cleared(path: Path, killed: tuple
     with_rows = segment_files(path)[0].read_bytes()
     last = store.last_commit - 1
     store.close()
-    with sqlite3.connect(path / CATALOG_FILE) as db:
+    with closing(sqlite3.connect(path / CATALOG_FILE)) as db, db:
         for table, column in (("commits", "id"), ("spans", "commit_id"), ("episodes", "changed")):
             db.execute(f"delete from {table} where {column} > ?", (last,))
         db.execute("update segments set num_rows = (select max(first_row + num_rows) from spans)")

@@ -426,17 +426,26 @@ def test_a_screen_shows_and_offers_nothing(page: Any) -> None:
     page.get_by_text("The session has ended").wait_for()
 
 
+def height(page: Any, selector: str) -> float:
+    return float(page.locator(selector).bounding_box()["height"])
+
+
 def test_a_finger_drives(chromium: Chromium, device: BrowserDevice) -> None:
     context = chromium.browser.new_context(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     page = context.new_page()
     open_page(page, device)
     session = context.new_cdp_session(page)
+    device.show(ToyTable().reset(seed=1)[0], {"step": 0})
+    page.locator("#advice", has_text="Hold a button to move.").wait_for()  # not a key
+    wait_for(lambda: height(page, ".stage") < height(page, "#cameras") + 60)  # no empty bands
     box = page.locator("#touch button", has_text="up").bounding_box()
     finger = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
     session.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [finger]})
     assert wait_for(lambda: driven(device)) == [0, 0, 0.5, -1]
     session.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
     wait_for(lambda: not drives(device))
+    page.set_viewport_size({"width": 1180, "height": 820})
+    assert max(one.bounding_box()["width"] for one in page.locator("#touch button").all()) <= 180
     context.close()
 
 

@@ -25,7 +25,8 @@ from understudy.replay import Reader, verify
 from understudy.selftest.faulty_proxy import Proxy, free_port
 from understudy.service import OutboxConfig, connect
 from understudy.service.client.connection import Connection, Credentials
-from understudy.service.wire.protocol import SERVICE, VERSION, WRITE, to_json
+from understudy.service.wire.message import to_json
+from understudy.service.wire.protocol import SERVICE, VERSION, WRITE
 
 SPEC = StepSpec(
     observation=Spec(ArraySpec(shape=(4,), dtype="float32")), action=Spec(ArraySpec(shape=(1,), dtype="float32"))

@@ -86,7 +86,7 @@ def demos(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["record", "x", "--env", "toy:pik_red"], "did you mean 'pick_red'?"),
         (["record", "127.0.0.1:1", "--successes", "1"], "127.0.0.1:1"),
         (["evaluate", "nowhere", "--env", "toy"], "nowhere: there is no such run or policy file; check the path"),
-        (["resume", "nowhere"], "nowhere: is not a run, it has no config.json; create one with `understudy train`"),
+        (["resume", "nowhere"], "nowhere: is not a run, there is no such directory; check the path"),
         (["train", "rlpd", "x", "--env", STATE, "--steps", "0"], "steps: expected a number from 1, got 0"),
         (
             ["train", "rlpd", "x"],

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.training.onpolicy.killed import PLACES
+from tests.unit.training.onpolicy.killed import DURING
 from tests.unit.training.onpolicy.making import make_config, save_policy
 
 from understudy.cli import main
@@ -22,7 +22,7 @@ from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
 ROOT = Path(__file__).parents[2]
-TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "busy", "fingerprint"}
+TIMES = {"collect_s", "learn_s", "cpu_s", "save_s", "save_wait_s", "steps_per_s", "busy", "fingerprint"}
 ITERATIONS = 3
 
 
@@ -81,8 +81,11 @@ def resume(path: Path) -> None:
     torch.set_num_threads(threads)
 
 
-QUICK = [("update", 5)]
+QUICK = [("update", 5), (DURING, 2)]
 SLOW = [
+    ("snapshot", 1),
+    ("snapshot", 3),
+    ("policy file", 2),
     ("collect", 40),
     ("rename", 2),
     ("evaluate", 6),
@@ -104,7 +107,10 @@ def test_a_run_that_is_killed_anywhere_comes_to_the_same(
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # its workers import tests
     path = begin(tmp_path / "run", place)
     killed = python("-m", "tests.unit.training.onpolicy.killed", path, where, number, cwd=ROOT)
-    assert killed.returncode == -signal.SIGKILL, f"it never came to {PLACES[where]}: {killed.stderr}"
+    assert killed.returncode == -signal.SIGKILL, f"it never came to {where}: {killed.stderr}"
+    if where == DURING:
+        left = sorted(one.name for one in (path / "checkpoints").iterdir())
+        assert left == [".new-000000000001", "000000000000-0"]  # it was made without the write that had not ended
     resume(path)
     assert weights(path) == weights(undisturbed)
     assert lines(path) == lines(undisturbed)

@@ -19,6 +19,7 @@ from understudy.core import tree as trees
 from understudy.policies.flow import FlowConfig, FlowPolicy
 from understudy.policies.load import load_policy_file
 from understudy.replay import Reader
+from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.launch import launch_function
 from understudy.training.runs.metrics import read_metrics
 
@@ -135,6 +136,26 @@ def assert_each_episode_is_stored_by_one_rank(path: Path, size: int) -> None:
     busy = [line["busy"] for line in read_metrics(path / "metrics.jsonl", "train")]
     assert all(0 <= share <= 1 for share in busy)  # 0 if the others took all tickets of a rank that stood still
     assert max(busy) > 0
+
+
+@pytest.mark.nightly  # test_onpolicy.py kills one process during a write in every run
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_ranks_of_which_one_is_killed_during_a_write_come_to_the_same(place: Path, parallel: str) -> None:
+    (place / "killed").mkdir()
+    shutil.copy(place / "policy.safetensors", place / "killed" / "policy.safetensors")
+    train(place, 2, [2], parallel)
+    options = {"write": 3, "tasks": [2], "parallel": parallel}
+    with pytest.raises(RanksError, match=r"rank 1 of 2 was killed by SIGKILL"):
+        launch_function(
+            2, "tests.unit.training.onpolicy.ranked:train_until_killed", place=str(place / "killed"), **options
+        )
+    run = place / "killed" / "2-2"
+    left = sorted(one.name for one in (run / "checkpoints").iterdir())
+    assert left == [".new-000000000002", "000000000000-0", "000000000001-0"]
+    train(place / "killed", 2, [2], parallel)
+    mine, theirs = flat_weights(run), flat_weights(place / "2-2")
+    assert all(np.array_equal(mine[name], theirs[name]) for name in theirs)
+    assert losses(run) == losses(place / "2-2")
 
 
 @pytest.mark.nightly  # test_sharded_checkpoint.py loads shards with another number of ranks in every run

@@ -263,7 +263,7 @@ def test_hil_serl_with_takeovers_a_kill_and_a_restart(tmp_path: Path) -> None:
     (results,) = actor.lines()
     assert all(success for success, _ in results)
     taken_over = [steps for _, steps in results]
-    assert sum(taken_over[-10:]) < 0.2 * sum(taken_over[:10])  # it has learned
+    assert all(taken_over[:2])  # it cannot do it at first; the actor ends when it can
 
     begun, ended = learner.lines()
     assert begun["replay"] > 60  # what the killed one had acknowledged

@@ -33,7 +33,16 @@ from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
 CAMERAS = "toy:touch_purple?size=16"
-TIMES = {"updates_per_s", "steps_per_s", "collect_s", "busy", "learn_s", "cpu_s"}  # measured, so they differ
+TIMES = {
+    "updates_per_s",
+    "steps_per_s",
+    "collect_s",
+    "busy",
+    "learn_s",
+    "cpu_s",
+    "save_s",
+    "save_wait_s",
+}  # measured, so they differ
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -16,8 +16,11 @@ from tests.chromium import open_page
 from tests.system.train_process import SAC, small_config
 from tests.unit.dashboard.stores import make_store, write_estimates
 from tests.waiting import wait_for
+from tests.writing import write_episode
 
 from understudy.cli import main
+from understudy.core import EpisodeInfo, Source
+from understudy.core.examples import random_episode, robot_spec
 from understudy.policies.config import EncoderConfig
 from understudy.replay import EpisodeRecord, Reader, Store
 from understudy.training.runs.health import Health
@@ -210,16 +213,16 @@ def test_an_episode_is_played_step_by_step(page: Any, server: Any, run: Path) ->
     wait_for(lambda: at() > 2)
     wait_for(lambda: at() == record.num_steps)  # plays to the end
     assert "the policy's proposal" in page.locator(".legend:visible").first.inner_text()
-    assert "human" in page.locator(".legend:visible").first.inner_text()
+    assert "script (takeover)" in page.locator(".legend:visible").first.inner_text()
     box = page.locator(".plotted").bounding_box()
     page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 12)
     assert abs(at() - (record.num_steps - 1) / 2) <= 1
-    # in a step of the human, the policy's edit stands beside the action
+    # in a step of a takeover, here by the script, the policy's proposal stands beside the action
     human = next(step for step in range(record.num_steps) if _source(run, record.id, step) == 1)
     page.keyboard.press("Home")
     for _ in range(human):
         page.keyboard.press("ArrowRight")
-    assert page.locator(".who-now").inner_text().startswith("human")
+    assert page.locator(".who-now").inner_text().startswith("script")
     assert re.search(r"\(-?[\d.e-]+\)", page.locator(".lanes .names").inner_text())
     page.get_by_role("link", name="Older").click()
     wait_for(lambda: f"#{record.id} " not in page.locator("h1").inner_text() + " ")
@@ -379,6 +382,72 @@ def test_an_episode_is_judged_exported_and_trimmed_with_keys_alone(page: Any, tm
         assert (records_of(store, 13).deleted is None, records_of(store, 11).deleted) == (False, None)
 
 
+def test_an_episode_is_played_as_fast_as_it_was_recorded(page: Any, tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("a", robot_spec(16))
+        for labels in ({"fps": "30"}, {}):
+            episode = random_episode(robot_spec(16), 5, 1)
+            write_episode(writer, replace(episode, info=EpisodeInfo(task="pick", labels=labels)))
+    with WatchServer([tmp_path / "store"]) as server:
+        for number, speed in ((1, "30 steps/s, as recorded"), (2, "10 steps/s")):
+            page.goto(f"{server.url}#/0/episode/{number}")
+            page.locator("h1", has_text=f"#{number}").wait_for()
+            chosen = page.get_by_label("Speed").locator("option:checked")
+            wait_for(lambda chosen=chosen, speed=speed: chosen.inner_text() == speed)  # type: ignore[misc]
+
+
+def test_the_page_says_that_it_loads_that_a_run_works_and_that_the_server_is_gone(
+    page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.dashboard.api.change_events.FRESH_S", 0.0)  # the store was made right now
+    store, link = make_store(tmp_path / "demos"), page.locator("#link")
+    with WatchServer([store]) as server:
+        held: list[Any] = []
+        page.route("**/api/targets", lambda route: held.append(route), times=1)
+        page.goto(server.url)
+        page.locator("#view[aria-busy=true]").wait_for()
+        assert (link.inner_text(), link.get_attribute("class")) == ("loading", None)
+        while not held:
+            page.wait_for_timeout(50)
+        held[0].continue_()
+        page.locator("#link.on", has_text="up to date").wait_for()
+        page.locator("#view[aria-busy=false] .tile").first.wait_for()
+        learner = Health(store / "health", role="learner", name="rlpd").start()
+        page.locator("#link.on", has_text="live").wait_for()
+        learner.close()
+        page.locator("#link.on", has_text="up to date").wait_for()
+    page.locator("#link.lost", has_text="not connected").wait_for()
+
+
+def test_a_script_that_takes_over_is_not_called_a_human(page: Any, tmp_path: Path) -> None:
+    labels = {"intervention_count": "1", "takeover_latency_ms": "0.0", "takeover_reasons": "no progress"}
+    with Store.open(tmp_path / "store") as store:
+        writer = store.writer("a", robot_spec(16))
+        for operator in ("script", "script", "ada"):
+            writer.begin(EpisodeInfo(task="pick", kind="practice", operator=operator, labels=labels))
+            episode = random_episode(robot_spec(16), 5, 1)
+            for number, step in enumerate(episode.steps()):
+                source = Source.HUMAN if number > 2 else Source.POLICY
+                writer.append(replace(step, source=source, terminated=number == 4, truncated=False))
+            writer.end(episode.last_observation, success=True)
+        store.delete([3])
+    for operator, who, name in (("script", "the script", "script (takeover)"), ("ada", "a human", "human")):
+        with WatchServer([tmp_path / "store"]) as server:  # a new one: nothing is cached
+            page.goto(f"{server.url}#/0/overview")
+            page.get_by_text(f"practice that succeeded with {who}'s help").wait_for()
+            page.goto(f"{server.url}#/0/interventions")
+            page.locator(".axis", has_text=f"practice steps by {who}").wait_for()
+            assert page.locator(".card h2:text-is('Latency')").is_visible() == (operator == "ada")
+            assert page.locator("dt:text-is('median latency')").count() == (operator == "ada")
+            ticks = page.locator(".chart[aria-label^=Takeovers] .tick").all_text_contents()
+            assert ticks.count("0") == 2  # both axes begin there: that of steps too
+            page.goto(f"{server.url}#/0/episode/{3 if operator == 'ada' else 1}")
+            page.locator(".facts dd", has_text=f"{name} 2 steps").wait_for()
+            assert page.locator("dt:text-is('longest takeover latency')").count() == (operator == "ada")
+        with Store.open(tmp_path / "store") as store:
+            store.restore([3])
+
+
 def test_a_change_while_a_view_opens_is_shown(page: Any, tmp_path: Path) -> None:
     """The view gets an answer from before the change, after it was told of the change; no other change follows."""
     store = make_store(tmp_path / "demos")
@@ -514,5 +583,7 @@ def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: P
         role.wait_for()
         assert role.locator(".bad").count() == 0
         assert not any(word in role.inner_text() for word in ("KeyboardInterrupt", "{}", "away", "oldest"))
+        Health(tmp_path / "soon" / "health", role="learner", name="rlpd").start().close()
+        assert page.locator(".role .doing", has_text="ended well").inner_text() == "ended well"
         page.goto(f"{server.url}#/0/episode/77")
         page.get_by_text("This episode does not exist").wait_for()

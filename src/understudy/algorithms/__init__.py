@@ -11,9 +11,11 @@ if TYPE_CHECKING:
     from understudy.algorithms.offpolicy.classifier import ClassifierTraining, Frames
     from understudy.algorithms.offpolicy.cloning import Cloning
     from understudy.algorithms.offpolicy.config import ClassifierTrainingConfig, CloningConfig, SACConfig
+    from understudy.algorithms.offpolicy.dsrl import DSRL
     from understudy.algorithms.offpolicy.sac import SAC
 
 __all__ = [
+    "DSRL",
     "SAC",
     "Algorithm",
     "AlgorithmError",
@@ -31,6 +33,7 @@ _MODULES = {
     "offpolicy.classifier": ("ClassifierTraining", "Frames"),
     "offpolicy.cloning": ("Cloning",),
     "offpolicy.config": ("ClassifierTrainingConfig", "CloningConfig", "SACConfig"),
+    "offpolicy.dsrl": ("DSRL",),
     "offpolicy.sac": ("SAC",),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}

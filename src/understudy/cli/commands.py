@@ -22,7 +22,16 @@ class Command:
     def load(self) -> Callable[..., int]:
         """Import the function. Its arguments are the options, and it returns the exit code."""
         module, _, name = self.function.partition(":")
-        found: Callable[..., int] = getattr(import_module(f"understudy.cli.{module}"), name)
+        try:
+            found: Callable[..., int] = getattr(import_module(f"understudy.cli.{module}"), name)
+        except ModuleNotFoundError as error:
+            if error.name is None or error.name.startswith("understudy"):
+                raise
+            from understudy.core.errors import UnderstudyError
+
+            raise UnderstudyError(
+                f"{error.name}: this package is needed and not installed; `understudy doctor` says how to install it"
+            ) from error
         return found
 
 
@@ -125,7 +134,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "watch": _command("tools.watch:command", "Show runs and stores on a live web page."),
         "report": _command("tools.report:command", "Write a report of a run as one HTML file."),
         "info": _command("store.info:command", "Show what a store contains."),
-        "film": _command("store.film:command", "Write an episode as a GIF video."),
+        "film": _command("store.film:command", "Write an episode as a video, GIF or MP4."),
     },
     "stores": {
         "serve": _command("store.serve:command", "Serve a store over the network to actors and learners."),

@@ -33,6 +33,7 @@ def print_page(console: Console, url: str, port: int, wanted: int) -> None:
 
 def with_remote(module: str) -> ModuleType:
     """Import a module that needs the extra `remote`."""
+    with_extra("grpc", "remote")  # a package may load its modules later
     return with_extra(module, "remote")
 
 

@@ -14,7 +14,7 @@ from understudy.compat.hil_serl import (
     concat_batches,
     populate_data_store,
 )
-from understudy.compat.hil_serl_files import export_demos, export_run, load_run
+from understudy.compat.hil_serl.files import export_demos, export_run, load_run
 from understudy.compat.rlds import (
     Trajectory,
     convert_rlds_to_trajectories,

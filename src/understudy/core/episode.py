@@ -21,6 +21,7 @@ Split: TypeAlias = Literal["train", "eval"]
 
 # Labels that hold facts of the data set an episode was imported from; the export writes them back.
 FPS = "fps"  # steps per second, as text; known, not measured
+MAX_FPS = 1e6  # a label that says more is no rate
 MEASURED_FPS = "measured_fps"  # the mean rate of rows that were made when messages came
 ROBOT_TYPE = "robot_type"  # such as "so101_follower"
 NAMES = "names"  # JSON: {"action": ["shoulder_pan.pos", ...], "observation/state": {"motors": [...]}}
@@ -74,6 +75,15 @@ class EpisodeInfo:
         if isinstance(attributes.get("labels"), Mapping):
             attributes["labels"] = {**self.labels, **attributes["labels"]}
         return replace(self, **attributes)
+
+    @property
+    def fps(self) -> float | None:
+        """The rate in steps per second that it was recorded at; None if no label says it, or none that is a rate."""
+        try:
+            rate = float(self.labels.get(FPS, "nan"))
+        except ValueError:
+            return None
+        return rate if 0 < rate <= MAX_FPS else None
 
     @property
     def names(self) -> dict[str, tuple[str, ...]]:

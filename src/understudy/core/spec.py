@@ -36,6 +36,8 @@ DTYPES = (
 )
 
 
+_SCALARS = {"f": "a number", "b": "True or False"}  # by kind of dtype; others are whole numbers
+
 MAX_DIMENSIONS = 15  # of a field; its rows have one more
 
 
@@ -210,7 +212,8 @@ class ArraySpec:
                 f"{path}: expected {self}, got {describe(value)}, which does not fit; choose a wider dtype"
             ) from None
         except (TypeError, ValueError):
-            raise SpecError(f"{path}: expected {self}, got {describe(value)}; pass a numpy array") from None
+            advice = "a numpy array" if self.shape else _SCALARS.get(self.numpy_dtype.kind, "a whole number")
+            raise SpecError(f"{path}: expected {self}, got {describe(value)}; pass {advice}") from None
 
     def _refuse_bounds(self, array: np.ndarray[Any, Any], path: str) -> NoReturn:
         low, high = self.limits

@@ -121,6 +121,11 @@ class StepSpec:
 
     def row(self, step: Step) -> dict[str, Any]:
         """The checked step as one flat row."""
+        if not isinstance(step, Step):
+            raise SpecError(
+                f"step: expected a us.Step, got {type(step).__name__}; "
+                f"pass us.Step(observation=..., action=..., reward=...)"
+            )
         given = step.reward.item() if isinstance(step.reward, np.generic) else step.reward  # environments give float64
         reward = self.reward.check(given, "reward")
         if not (math.isfinite(reward) if reward.ndim == 0 else np.isfinite(reward).all()):

@@ -85,6 +85,11 @@ class WriterLock(FileLock):
         try:
             super().__init__(path)
         except LockHeldError as error:
+            if _is_held_here(path):
+                raise StoreLockedError(
+                    f"{path.parent}: this process is writing to this store already; use the one that it has open, "
+                    f"or close that first"
+                ) from None
             raise StoreLockedError(
                 f"{path.parent}: another process is writing to this store ({error.owner}); "
                 f"stop it, or only read, which any number of processes may do at the same time"
@@ -126,6 +131,11 @@ def _owner_text(content: str) -> str:
         return f"pid {owner['pid']} on {owner['host']}, since {owner['since']}: {owner['command']}"
     except (ValueError, KeyError, TypeError):
         return "it has not written who it is"
+
+
+def _is_held_here(path: Path) -> bool:
+    """Whether this process itself holds the lock at `path`."""
+    return any(lock.path.resolve() == path.resolve() for lock in list(_held))
 
 
 _held: weakref.WeakSet[FileLock] = weakref.WeakSet()

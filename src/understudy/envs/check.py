@@ -17,6 +17,7 @@ from understudy.core import SPLITS, AnyTree, StepSpec, UnderstudyError
 from understudy.core import tree as trees
 from understudy.core.examples import random_tree
 from understudy.core.spec import describe
+from understudy.envs.gymnasium_advice import how_to_mark_simulated, is_gymnasium
 from understudy.envs.suite import Suite
 from understudy.envs.world import World, WorldError
 
@@ -76,6 +77,14 @@ class _Broken(UnderstudyError):
     """One problem: what was expected, what was got, and what to do next."""
 
 
+class _Different(_Broken):
+    """Two runs that should be equal are not."""
+
+    def __init__(self, found: str, advice: str):
+        super().__init__(f"{found}; {advice}")
+        self.found = found
+
+
 def check_env(world: World | Callable[[], World], *, episodes: int = 3, random_actions: bool = False) -> Report:
     """Run a world and compare it with its contract; a factory is called twice, and its worlds are closed.
 
@@ -97,7 +106,7 @@ def _check_permission(world: World, random_actions: bool) -> None:
     if not (world.simulated or random_actions):
         raise WorldError(
             f"{type(world).__name__}: the check sends extreme and random actions, and this world does not say that it "
-            f"is simulated; if nothing real moves, set simulated = True in its class (or gym:ID?simulated=true), else "
+            f"is simulated; if nothing real moves, {how_to_mark_simulated(world)}, else "
             f"make sure that it is safe and ask for them (random_actions=True, --random-actions)"
         )
 
@@ -106,6 +115,7 @@ def _check(world: World, second: World | None, episodes: int) -> Report:
     name = type(world).__name__
     passed: list[str] = []
     problems: list[str] = []
+    is_nondeterministic = False
     left_out = () if world.deterministic else _NEEDS_DETERMINISM
     for check in _CHECKS:
         title = check.__name__.removeprefix("_check_")
@@ -114,7 +124,11 @@ def _check(world: World, second: World | None, episodes: int) -> Report:
         try:
             check(world, second, _cases(world, episodes) if passed else [])
         except UnderstudyError as problem:
-            problems.append(f"{title}: {problem}")
+            text = str(problem)
+            if isinstance(problem, _Different) and is_nondeterministic:
+                text = f"{problem.found}; this probably has the same cause as determinism: correct that first"
+            is_nondeterministic |= isinstance(problem, _Different) and check is _check_determinism
+            problems.append(f"{title}: {text}")
             if check is _check_description:  # without it there is nothing to run
                 break
         else:
@@ -169,10 +183,13 @@ def _check_starts(world: World, second: World | None, cases: list[Case]) -> None
         some = [
             world.reset(seed=0, options={"task": task.name, "start": start})[0] for start in _sample(task.num_starts, 4)
         ]
+        advice = "make begin depend on `start`, or set num_starts=1"
+        if is_gymnasium(world):
+            advice = "make reset depend on its seed, or pass num_starts=1 to GymWorld (gym:ID?num_starts=1)"
         if len(some) > 1 and all(trees.equal(some[0], other) for other in some[1:]):
             raise _Broken(
                 f"task {task.name!r}: expected different start states for different starts, got the same observation "
-                f"for each; make begin depend on `start`, or set num_starts=1"
+                f"for each; {advice}"
             )
 
 
@@ -223,7 +240,9 @@ def _check_determinism(world: World, second: World | None, cases: list[Case]) ->
             list(_run(world, case)),
             case,
             "two runs",
-            "draw all randomness from the rng argument of begin, and reset all state in begin",
+            "draw all randomness from self.np_random, which reset(seed=) seeds, and reset all state in reset"
+            if is_gymnasium(world)
+            else "draw all randomness from the rng argument of begin, and reset all state in begin",
         )
         if second is not None:
             _compare(
@@ -236,6 +255,7 @@ def _check_determinism(world: World, second: World | None, cases: list[Case]) ->
 
 
 def _check_observe(world: World, second: World | None, cases: list[Case]) -> None:
+    method = "render()" if is_gymnasium(world) else "observe()"
     for case in cases:
         once, twice = list(_run(world, case)), list(_run(world, case, observe="twice"))
         _compare(
@@ -243,7 +263,7 @@ def _check_observe(world: World, second: World | None, cases: list[Case]) -> Non
             twice,
             case,
             "observing once and observing twice",
-            "observe() must not change anything, not even a random generator or a frame counter",
+            f"{method} must not change anything, not even a random generator or a frame counter",
         )
 
 
@@ -256,7 +276,9 @@ def _check_step_without_observation(world: World, second: World | None, cases: l
             blind,
             case,
             "step and step_without_observation",
-            "change the world in advance, not in observe",
+            "change the environment in step, not in render"
+            if is_gymnasium(world)
+            else "change the world in advance, not in observe",
         )
 
 
@@ -405,14 +427,15 @@ def _compare(one: list[_Result], two: list[_Result], case: Case, between: str, a
         if a.observation is not None and b.observation is not None:
             path = _difference(a.observation, b.observation)
             if path is not None:
-                raise _Broken(
-                    f"{path}: expected the same bits in {between}, got a difference ({_at(number, case)}); {advice}"
+                raise _Different(
+                    f"{path}: expected the same bits in {between}, got a difference ({_at(number, case)})", advice
                 )
         for name in ("reward", "terminated", "truncated"):
             if getattr(a, name) != getattr(b, name):
-                raise _Broken(
+                raise _Different(
                     f"{name}: expected the same in {between}, got {getattr(a, name)} and {getattr(b, name)} "
-                    f"({_at(number, case)}); {advice}"
+                    f"({_at(number, case)})",
+                    advice,
                 )
 
 

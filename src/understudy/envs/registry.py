@@ -17,12 +17,13 @@ from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl
 
+from understudy.core import SpecError
 from understudy.core.suggestion import did_you_mean
 from understudy.envs.rewards import OPTIONS
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.world import World, WorldError
 from understudy.envs.world_factory import WorldFactory
-from understudy.processes.python_path import find_module, missing
+from understudy.processes.python_path import find_module, import_object, missing
 
 # Parses what follows the colon into options of the factory and a task.
 ParseRest: TypeAlias = Callable[[str], tuple[dict[str, Any], str | None]]
@@ -89,6 +90,8 @@ class ResolvedWorld:
 def open_world(name: str) -> World:
     """Open the world of a name, in a process of its own if it needs one, and select the task in the name."""
     resolved = find_world(name)
+    if name.partition("?")[0].partition(":")[0] not in WORLD_REGISTRY:
+        _check_attribute(resolved.source.factory)
     world: World = (
         IsolatedWorld(resolved.source, limits=resolved.limits) if resolved.isolated else resolved.source.build()
     )
@@ -180,10 +183,20 @@ def _user_factory(name: str, path: str) -> str:
     if colon and factory and find_module(module):
         return path
     near = did_you_mean(module, WORLD_REGISTRY, "")
-    advice = f"no world {module!r}, {near} For a world of your own: " if near else ""
     if colon and factory:
-        raise WorldError(f"{name}: {advice}{missing(module)}")
+        near = near or f"expected one of {', '.join(WORLD_REGISTRY)}."
+        raise WorldError(f"{name}: no world {module!r}, {near} For a world of your own: {missing(module)}")
+    advice = f"no world {module!r}, {near} For a world of your own: " if near else ""
     raise WorldError(f"{name}: {advice}expected one of {', '.join(WORLD_REGISTRY)}, or module:factory of your own file")
+
+
+def _check_attribute(factory: str) -> None:
+    """Name the worlds of the registry if a module has no such factory: it may be the package of a simulator."""
+    import_object(f"{factory.partition(':')[0]}:__name__", SpecError)  # an error in the module itself is told as it is
+    try:
+        import_object(factory, SpecError)
+    except SpecError as error:
+        raise SpecError(f"{error}; the worlds of understudy are {', '.join(WORLD_REGISTRY)}") from None
 
 
 # --- the registry ---

@@ -23,6 +23,10 @@ class WorldWrapper(World):
         self.version_packages = world.version_packages
         self.deterministic, self.simulated, self.hz = world.deterministic, world.simulated, world.hz
 
+    @property
+    def wrapped(self) -> World:
+        return self._world
+
     def begin(self, task: Task, start: int, rng: np.random.Generator) -> None:
         raise WorldError(f"{self._name}: its episodes are begun by reset")
 

@@ -1,7 +1,7 @@
 """Format: reads another project's dataset as a stream of Episodes, and writes Episodes in that format.
 
-A format lists what it cannot store; everything else is stored exactly. Reading holds one episode in memory at a time,
-so a dataset may be larger than memory.
+A format lists what it cannot store, and a writer what it stored with loss; everything else is stored exactly. Reading
+holds one episode in memory at a time, so a dataset may be larger than memory.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class Format(Protocol):
 
     @property
     def cannot(self) -> tuple[str, ...]:
-        """What this format cannot store or stores with loss, one sentence each."""
+        """What no dataset of this format has, whatever the store and the options, one sentence each; an export prints
+        them. What depends on these is in the `notes` of the writer."""
         ...
 
     def read(self, path: Path, options: Mapping[str, str]) -> DatasetReader: ...

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from understudy.core import StepSpec
 from understudy.policies import policy_file
-from understudy.policies.protocol import PolicyError
+from understudy.policies.lerobot.checkpoint import LeRobotCheckpoint
+from understudy.policies.lerobot.config import LeRobotConfig
+from understudy.policies.protocol import LoadedPolicy, PolicyError
 from understudy.policies.registry import policy_class
 from understudy.policies.rlpd.actor import KIND as ACTOR
 
@@ -23,12 +25,21 @@ def is_actor(path: Path) -> bool:
 
 
 def load_block_policy(
-    path: str | Path, spec: StepSpec, *, openvla: OpenVLAConfig | None = None, device: str | torch.device = "cpu"
-) -> Any:
-    """A policy of a registered kind (one safetensors file), or a checkpoint of OpenVLA (a directory, read as `openvla`
-    says), for a world with this Spec."""
+    path: str | Path,
+    spec: StepSpec,
+    *,
+    openvla: OpenVLAConfig | None = None,
+    lerobot: LeRobotConfig | None = None,
+    device: str | torch.device = "cpu",
+) -> LoadedPolicy:
+    """A policy of a registered kind (one safetensors file), or a checkpoint of OpenVLA or of lerobot (a directory, used
+    as `openvla` or `lerobot` says), for a world with this Spec."""
     path = Path(path)
     try:
+        if LeRobotCheckpoint.is_at(path):
+            from understudy.policies.lerobot.policy import LeRobotPolicy
+
+            return LeRobotPolicy.load(path, spec, lerobot, device=device)
         if path.is_dir():
             from understudy.policies.openvla import OpenVLAPolicy  # only now: it needs transformers
 
@@ -40,7 +51,7 @@ def load_block_policy(
         ) from None
 
 
-def load_policy_file(path: Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> Any:
+def load_policy_file(path: Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> LoadedPolicy:
     """A policy of a registered kind. Given the Spec of a world, refuse a policy that was trained for another."""
     kind = policy_file.kind_of(path)
     if kind == ACTOR:

@@ -33,6 +33,8 @@ AnyPolicy = TypeVar("AnyPolicy")
 
 KEY = "understudy"  # one text, so that equal networks are equal files
 FORMAT = 1
+SAME_WORLD = "use the world it was trained in"
+MAX_HEADER_BYTES = 100_000_000  # that safetensors reads
 
 
 def write(path: str | Path, description: Mapping[str, Any], tree: Tree) -> None:
@@ -79,6 +81,11 @@ def _described(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], 
             metadata = file.metadata() or {}
             found = {name: file.get_tensor(name) for name in file.keys()} if arrays else {}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
+        if isinstance(error, SafetensorError) and not _is_safetensors(path):
+            raise PolicyError(
+                f"{path}: is not a {kind} file: expected a {kind} in safetensors, got another format; give a file that "
+                f"understudy wrote, such as RUN/policy.safetensors"
+            ) from None
         raise PolicyError(f"{path}: expected a {kind} in safetensors, got {error}; copy the file again") from error
     try:
         description = json.loads(metadata[KEY])
@@ -89,6 +96,13 @@ def _described(path: Path, kind: str, *, arrays: bool) -> tuple[dict[str, Any], 
     if arrays and check is not None and check != _digest(description, found):
         raise PolicyError(f"{path}: does not match its checksum; it is damaged: copy the file again")
     return description, found
+
+
+def _is_safetensors(path: Path) -> bool:
+    """Whether a file begins as such a file does, whatever became of the rest: the header's length, and its JSON."""
+    with path.open("rb") as file:
+        begin = file.read(9)
+    return len(begin) == 9 and begin[8:] == b"{" and int.from_bytes(begin[:8], "little") <= MAX_HEADER_BYTES
 
 
 def _digest(description: Mapping[str, Any], arrays: Mapping[str, Array]) -> str:
@@ -112,10 +126,11 @@ def load(
     return found
 
 
-def check_world(made_for: StepSpec, given: StepSpec) -> None:
-    """Refuse a world that a policy cannot act in."""
-    check_fields(made_for.observation, given.observation, "observation", all_of_it=False)
-    check_fields(made_for.action, given.action, "action", all_of_it=True)
+def check_world(made_for: StepSpec, given: StepSpec, *, where: str = "the world", advice: str = SAME_WORLD) -> None:
+    """Refuse a world that a policy cannot act in, or a store (`where`) that it cannot learn from."""
+    words = {"where": where, "advice": advice}
+    check_fields(made_for.observation, given.observation, "observation", all_of_it=False, **words)
+    check_fields(made_for.action, given.action, "action", all_of_it=True, **words)
 
 
 def pack(weights: Mapping[str, torch.Tensor], stats: Stats) -> Tree:
@@ -179,7 +194,16 @@ def check_weights(found: Mapping[str, Any], like: Mapping[str, torch.Tensor]) ->
             raise PolicyError(f"weights/{name}: expected no such weights; they are of another network")
 
 
-def check_fields(made_for: Spec, given: Spec, prefix: str, *, all_of_it: bool) -> None:
+def check_fields(
+    made_for: Spec,
+    given: Spec,
+    prefix: str,
+    *,
+    all_of_it: bool,
+    what: str = "policy",
+    where: str = "the world",
+    advice: str = SAME_WORLD,
+) -> None:
     """Refuse a world whose fields are not those the network was made for; with `all_of_it`, also bounds and surplus."""
     given_fields = given.flat
     for path, wanted in made_for.flat.items():
@@ -187,16 +211,17 @@ def check_fields(made_for: Spec, given: Spec, prefix: str, *, all_of_it: bool) -
         name = trees.join(prefix, path)
         if got is None:
             raise PolicyError(
-                f"{name}: it was made for {wanted}, the world has nothing of that name "
-                f"(it has {', '.join(given_fields) or 'one field without a name'}); use the world it was trained in"
+                f"{name}: the {what} was made for {wanted}, {where} has nothing of that name "
+                f"(it has {', '.join(given_fields) or 'one field without a name'}); {advice}"
             )
         if (got.shape, got.dtype) != (wanted.shape, wanted.dtype):
-            raise PolicyError(f"{name}: it was made for {wanted}, the world has {got}; use the world it was trained in")
+            raise PolicyError(f"{name}: the {what} was made for {wanted}, {where} has {got}; {advice}")
         if all_of_it and (got.low, got.high) != (wanted.low, wanted.high):
             raise PolicyError(
-                f"{name}: it was made for bounds from {wanted.low} to {wanted.high}, "
-                f"the world has {got.low} to {got.high}; scale the action in the world"
+                f"{name}: the {what} was made for bounds from {wanted.low} to {wanted.high}, "
+                f"{where} has {got.low} to {got.high}; scale the action in the world"
             )
     surplus = [path for path in given_fields if path not in made_for.flat]
     if all_of_it and surplus:
-        raise PolicyError(f"{trees.join(prefix, surplus[0])}: it gives no such field; use the world it was trained in")
+        name = trees.join(prefix, surplus[0])
+        raise PolicyError(f"{name}: the {what} gives no such field; {advice}")

@@ -119,3 +119,43 @@ class BlockPolicy(Protocol):
     ) -> Evaluated:
         """Recompute a batch of earlier choices, differentiably."""
         ...
+
+
+class LoadedPolicy(BlockPolicy, Protocol):
+    """A block policy of a policy file or a checkpoint."""
+
+    def parameters(self) -> Tree:
+        """Its weights, or digests of the files that have them; a score keeps their fingerprint."""
+        ...
+
+
+class NoisePolicy(BlockPolicy, Protocol):
+    """A block policy that makes each block of noise, which a caller may choose."""
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """The shape of the noise of one block; it is drawn from the standard normal distribution."""
+        ...
+
+    def act(
+        self,
+        observation: Tree,
+        instructions: Sequence[str],
+        *,
+        rngs: Sequence[np.random.Generator],
+        sampling: Sampling,
+        noise: Array | None = None,
+    ) -> Acted:
+        """Choose, from `noise` [B, *noise_shape] if it is given; greedy, nothing else is drawn."""
+        ...
+
+
+def check_noise(noise: Array, shape: tuple[int, ...]) -> Array:
+    """A copy of the noise that `act` is given; refuse another shape, and numbers that are not finite."""
+    found = np.array(noise, np.float32)
+    if found.shape != shape or not np.isfinite(found).all():
+        raise PolicyError(
+            f"noise: expected finite numbers {list(shape)}, a row for each instruction, got {list(found.shape)}; "
+            f"give each row `noise_shape` numbers"
+        )
+    return found

@@ -1,4 +1,6 @@
-"""Registry: the kinds of policies that are one file and follow instructions, by the name that the file has of its kind.
+"""Registry: the kinds of policies that decide on blocks, by the name that a policy file has of its kind.
+
+A policy of lerobot is a directory that lerobot wrote, and is known by its config.json.
 
 Other packages add theirs by an entry point, whose name is the kind and whose value is the class:
 
@@ -10,13 +12,30 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
 
+from understudy.core import StepSpec
 from understudy.core.suggestion import did_you_mean
-from understudy.policies.protocol import PolicyError
+from understudy.policies.protocol import LoadedPolicy, PolicyError
+
+if TYPE_CHECKING:
+    import torch
 
 GROUP = "understudy.policies"
-BUILT_IN = {"vla": "understudy.policies.vla:VLAPolicy", "flow": "understudy.policies.flow:FlowPolicy"}
+BUILT_IN = {
+    "vla": "understudy.policies.vla:VLAPolicy",
+    "flow": "understudy.policies.flow:FlowPolicy",
+    "lerobot": "understudy.policies.lerobot.policy:LeRobotPolicy",
+}
+
+
+class PolicyClass(Protocol):
+    """The class of a kind of policies."""
+
+    def load(self, path: Path, spec: StepSpec | None = None, *, device: str | torch.device = "cpu") -> LoadedPolicy:
+        """The policy of a file. Given the Spec of a world, refuse a policy that was trained for another."""
+        ...
 
 
 def kinds() -> tuple[str, ...]:
@@ -24,18 +43,19 @@ def kinds() -> tuple[str, ...]:
     return (*BUILT_IN, *sorted(_registered()))
 
 
-def policy_class(kind: str) -> Any:
-    """The class of a kind. It has `load`, as `VLAPolicy` has, and gives a `BlockPolicy`."""
+def policy_class(kind: str) -> PolicyClass:
+    """The class of a kind."""
     if kind in BUILT_IN:
         module, _, name = BUILT_IN[kind].partition(":")
-        return getattr(import_module(module), name)
+        built_in: PolicyClass = getattr(import_module(module), name)
+        return built_in
     registered = _registered()
     if kind not in registered:
         advice = did_you_mean(kind, kinds(), f"install the package that made it (entry points {GROUP!r})")
         raise PolicyError(f"kind: expected a policy of kind {', '.join(kinds())}, got {kind!r}; {advice}")
     point = registered[kind]
     try:
-        found = point.load()
+        found: PolicyClass = point.load()
     except (ImportError, AttributeError) as error:
         raise PolicyError(
             f"kind: {kind!r} is registered as {point.value}, which cannot be imported ({error}); install it again"

@@ -1,6 +1,6 @@
 """Child: one subprocess of any interpreter: the process, the socket to it, and its log.
 
-No call blocks for longer than `EXIT_WAIT_S`, and nothing is left behind. The child leads its own process group, which
+No call blocks for longer than `KILLED_WAIT_S`, and nothing is left behind. The child leads its own process group, which
 is killed as a whole: by the parent, or, if the parent dies, by the kernel (see child_main.py). The log is an unnamed
 file.
 """
@@ -22,7 +22,10 @@ from pathlib import Path
 from understudy.core import UnderstudyError
 from understudy.processes.factory_spec import FactorySpec
 
-EXIT_WAIT_S = 2.0  # time that a process has to exit after it closed its socket or got SIGKILL
+EXIT_WAIT_S = 2.0  # time that a process has to exit after it closed its socket
+KILLED_WAIT_S = (
+    10.0  # time that the system has to end a process that got SIGKILL: seconds, if the machine is overloaded
+)
 LOG_TAIL_BYTES = 4096
 _STACK_BYTES = 32 * 2**10
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -112,7 +115,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(EXIT_WAIT_S)
+                self._process.wait(KILLED_WAIT_S)
         return self._process.returncode
 
     def close(self) -> None:

@@ -30,7 +30,6 @@ CONFIGS = {  # the kinds of runs, as `understudy train` names them
     "clone": ("understudy.training.offpolicy.cloning", "CloningRunConfig"),
     "sft": ("understudy.training.onpolicy.sft", "SFTConfig"),
 }
-ONPOLICY = ("grpo", "rloo", "reinforce", "ppo")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +81,10 @@ def recipe_of_kind(name: str, *, policy: str) -> Recipe | None:
 
     On-policy runs start from `policy`.
     """
-    from understudy.training.onpolicy.config import default_config
+    from understudy.training.onpolicy.config import ESTIMATORS, default_config
 
     about = f"the options of {name} with their defaults."
-    if name in ONPOLICY:
+    if name in ESTIMATORS:
         config: Any = default_config(name, policy=policy)
         return Recipe(name=name, kind=name, config=config, about=about, is_kind=True)
     if name not in CONFIGS:

@@ -24,7 +24,7 @@ from serl_launcher.utils.train_utils import concat_batches
 BATCH_SIZE = 64
 TRAINING_STARTS = 40
 STEPS_PER_UPDATE = 5
-MAX_EPISODES = 40
+EPISODES_ALONE = 10
 MAX_STEPS = 20
 
 
@@ -84,7 +84,8 @@ def actor(port):
     client.recv_network_callback(lambda params: agent.update(params=params))
     env = PointEnv(seed=1)
     results = []
-    for episode in range(MAX_EPISODES):
+    # until ten episodes in a row need no takeover: how many that takes depends on the learner's share of the machine
+    while len(results) < EPISODES_ALONE or any(taken_over for _, taken_over in results[-EPISODES_ALONE:]):
         obs, _ = env.reset()
         done = truncated = False
         intervention_steps = 0
@@ -107,10 +108,11 @@ def actor(port):
             obs = next_obs
             time.sleep(0.002)
         client.update()
-        client.request("send-stats", {"environment": {"episode": episode, "succeed": info["succeed"]}})
+        client.request("send-stats", {"environment": {"episode": len(results), "succeed": info["succeed"]}})
         results.append([bool(info["succeed"]), intervention_steps])
     while not client.update():
         time.sleep(0.1)
+    client.request("send-stats", {"environment": {"ended": True}})
     client.stop()
     print(json.dumps(results))
 
@@ -125,11 +127,11 @@ def learner(port, demo_path, checkpoint_path):
         for transition in pkl.load(f):
             demo_buffer.insert(transition)
     print(json.dumps({"replay": len(replay_buffer), "demo": len(demo_buffer)}), flush=True)
-    episodes = []
+    stats = []
 
     def stats_callback(type, payload):
         assert type == "send-stats", f"Invalid request type: {type}"
-        episodes.append(payload["environment"]["episode"])
+        stats.append(payload["environment"])
         return {}
 
     server = TrainerServer(make_trainer_config(port, port + 1), request_callback=stats_callback)
@@ -144,7 +146,7 @@ def learner(port, demo_path, checkpoint_path):
     replay_iterator = replay_buffer.get_iterator(sample_args=sample_args)
     demo_iterator = demo_buffer.get_iterator(sample_args=sample_args)
     step = 0
-    while MAX_EPISODES - 1 not in episodes:
+    while {"ended": True} not in stats:
         batch = concat_batches(next(replay_iterator), next(demo_iterator), axis=0)
         good = slice(BATCH_SIZE // 2, None)  # imitate the half that is demonstrations and takeovers
         states, actions = batch["observations"]["state"][good, 0], batch["actions"][good]

@@ -18,9 +18,9 @@ from understudy.compat import (
     ReplayBuffer,
     ReplayBufferDataStore,
     concat_batches,
-    hil_serl,
     populate_data_store,
 )
+from understudy.compat.hil_serl import transitions
 from understudy.core import SpecError
 from understudy.core import tree as trees
 
@@ -151,7 +151,7 @@ def test_a_buffer_without_images_has_labels_and_next_actions(kind: type[ReplayBu
 def test_fields_that_no_buffer_keeps_are_one_line_in_the_log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hil_serl, "_logged", set())
+    monkeypatch.setattr(transitions, "_logged", set())
     with make(None) as buffer:
         for t in range(5):
             given = transition(1, t, grasp_penalty=0.0, mc_returns=1.0)

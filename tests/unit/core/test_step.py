@@ -142,7 +142,7 @@ def test_a_missing_proposal_need_not_fit_the_bounds_of_the_action():
             "extras/value: expected no such field, got float 1.0; drop it, or add it to the spec (it has no fields)",
         ),
         ({"reward": np.zeros(1)}, "reward: expected float32 [], got float64 [1]; convert it first"),
-        ({"reward": None}, "reward: expected float32 [], got None; pass a numpy array"),
+        ({"reward": None}, "reward: expected float32 [], got None; pass a number"),
         ({"reward": float("nan")}, "reward: expected a finite number, got nan; check the environment"),
         ({"reward": -float("inf")}, "reward: expected a finite number, got -inf; check the environment"),
         ({"reward": 1e300}, "reward: expected float32 [], got float 1e+300, which does not fit; choose a wider dtype"),
@@ -209,3 +209,8 @@ def test_a_number_of_any_kind_is_a_reward(reward: float) -> None:
     spec = small_spec()
     step = Step(observation=np.zeros(4, np.float32), action=np.zeros(2, np.float32), reward=reward)
     assert spec.row(step)["reward"] == np.float32(1)
+
+
+def test_what_is_no_step_is_refused_with_what_a_step_is():
+    wanted = "step: expected a us.Step, got dict; pass us.Step(observation=..., action=..., reward=...)"
+    assert complaint(small_spec().row, {"observation": OBSERVATION, "action": ACTION, "reward": 0.5}) == wanted

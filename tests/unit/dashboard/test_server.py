@@ -29,7 +29,7 @@ PATHS = (
     "/api/0/replay",
     "/api/0/health",
     "/api/exports",
-    "/api/0/export/1?format=gif",
+    "/api/0/export/1?format=film",
 )
 
 
@@ -156,7 +156,7 @@ def test_a_number_above_64_bits_is_refused_in_words(number: int, open_server: Wa
         f"/api/0/episode/{number}",
         f"/api/0/thumbnail/{number}",
         f"/api/0/frames/{number}?camera=observation/front",
-        f"/api/0/export/{number}?format=gif",
+        f"/api/0/export/{number}?format=film",
         f"/api/0/frames/1?camera=observation/front&first={number}",
         f"/api/0/episodes?offset={abs(number)}",
         f"/api/0/episodes?upto={number}",

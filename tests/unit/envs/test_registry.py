@@ -64,7 +64,13 @@ def test_a_world_of_ones_own_is_module_and_factory() -> None:
     [
         ("toyy:pick_red", WorldError, "did you mean 'toy'"),
         ("nowhere", WorldError, "expected one of toy, metaworld, libero, gym, robot, or module:factory"),
-        ("no.such.module:thing", WorldError, "there is no module 'no.such.module', neither no/such/module.py in /"),
+        (
+            "no.such.module:thing",
+            WorldError,
+            "no world 'no.such.module', expected one of toy, metaworld, libero, gym, robot. For a world of your own: "
+            "there is no module 'no.such.module', neither no/such/module.py in /",
+        ),
+        ("fractions:pick", SpecError, r"fractions.py has no 'pick'; the worlds of understudy are toy, metaworld, lib"),
         (
             "gym:no_such_module:Thing-v0",
             WorldError,

@@ -78,7 +78,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 
 def test_the_kinds_of_this_package() -> None:
-    assert kinds()[:2] == ("vla", "flow")
+    assert kinds()[:3] == ("vla", "flow", "lerobot")
     assert policy_class("flow") is FlowPolicy
 
 
@@ -86,10 +86,12 @@ def test_a_policy_of_another_package_is_loaded_by_its_kind(install: Install, tmp
     path = tmp_path / "policy.safetensors"
     made = policy_of()
     policy_file.write(path, {**made.description(), "kind": "slow"}, made.parameters())
-    with pytest.raises(PolicyError, match=r"policy.safetensors: kind: expected a policy of kind vla, flow, got 'slow'"):
+    with pytest.raises(
+        PolicyError, match=r"policy.safetensors: kind: expected a policy of kind vla, flow.*, got 'slow'"
+    ):
         load_block_policy(path, SPEC)
     install("slow_policies", slow="slow_policies:Slow")
-    assert kinds() == ("vla", "flow", "slow")
+    assert kinds() == ("vla", "flow", "lerobot", "slow")
     loaded = load_block_policy(path, SPEC)
     assert type(loaded).__name__ == "Slow"
     assert np.array_equal(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -38,7 +39,8 @@ class SACConfig:
     initial_temperature: float = 0.01
     """Temperature at the start: the reward that one nat of entropy is worth."""
     target_entropy: float | None = None
-    """Entropy of the arm's actions, in nats, that the temperature aims at. None is -0.5 per number of its action."""
+    """Entropy of the arm's actions, in nats, that the temperature aims at. None is -0.5 per number of its action, and 0
+    where the actor chooses the noise of a base policy."""
     backup_entropy: bool = False
     """Whether the targets of the critics include the entropy of later actions."""
     bc_weight: float = 0.0
@@ -48,6 +50,9 @@ class SACConfig:
     """Largest random shift of the camera images, in pixels. 0 turns augmentation off."""
     gripper_penalty: str | None = None
     """Path in the batch's extras of a penalty that is added to the gripper's reward. None adds nothing."""
+    noise_bound: float | None = None
+    """Largest absolute value of each number of the noise that the actor chooses for a base policy (DSRL), such as 1.5.
+    None chooses actions."""
 
     def __post_init__(self) -> None:
         if not self.critic_hidden or min(self.critic_hidden) < 1:
@@ -69,6 +74,22 @@ class SACConfig:
             raise AlgorithmError(f"initial_temperature: expected more than 0, got {self.initial_temperature}")
         if self.gripper_penalty is not None and self.actor.gripper is None:
             raise AlgorithmError("gripper_penalty: expected None for an actor without a gripper; give it a Gripper")
+        if self.noise_bound is not None:
+            self._check_noise_bound(self.noise_bound)
+
+    def _check_noise_bound(self, bound: float) -> None:
+        if not 0.0 < bound < math.inf:
+            raise AlgorithmError(f"noise_bound: expected more than 0, got {bound}; 1 to 2.5 are usual")
+        for name, given in (
+            ("bc_weight", self.bc_weight),
+            ("actor/gripper", self.actor.gripper),
+            ("actor/residual_scale", self.actor.residual_scale),
+        ):
+            if given:
+                raise AlgorithmError(
+                    f"{name}: has no effect with noise_bound, because the actor chooses noise and no actions, got "
+                    f"{given}; leave out one of the two"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

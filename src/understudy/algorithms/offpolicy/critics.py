@@ -59,3 +59,10 @@ class CriticEnsemble(nn.ModuleList):
             x = torch.relu(functional.layer_norm(x, x.shape[-1:]) if self.layer_norm else x)
         q: Tensor = last.forward(x, chosen).squeeze(-1)
         return q
+
+
+def drawn_targets(num: int, wanted: int, generator: torch.Generator) -> Tensor | None:
+    """Indices of the target critics whose lowest value is the target; None if it is that of all."""
+    if wanted == num:
+        return None
+    return torch.randperm(num, generator=generator, device=generator.device)[:wanted]

@@ -19,7 +19,7 @@ from understudy.algorithms.algorithm import AlgorithmError
 from understudy.algorithms.offpolicy import sac_losses as losses
 from understudy.algorithms.offpolicy.augment import shifted
 from understudy.algorithms.offpolicy.config import SACConfig
-from understudy.algorithms.offpolicy.critics import CriticEnsemble
+from understudy.algorithms.offpolicy.critics import CriticEnsemble, drawn_targets
 from understudy.algorithms.offpolicy.transitions import TransitionTensors, numbers, to_tensors
 from understudy.algorithms.optimizers import FlatAdam, flatten_parameters
 from understudy.algorithms.state_dict import Resumable, StateParts
@@ -37,6 +37,11 @@ class SAC(Resumable):
     def __init__(
         self, config: SACConfig, spec: StepSpec, stats: Stats, *, seed: int, device: str | torch.device = "cpu"
     ):
+        if config.noise_bound is not None:
+            raise AlgorithmError(
+                f"noise_bound: expected None, because SAC chooses actions, got {config.noise_bound}; use DSRL, which "
+                f"chooses the noise of a base policy"
+            )
         self.config = config
         self.spec = spec
         self.num_updates = 0
@@ -108,9 +113,10 @@ class SAC(Resumable):
         arm, choice = self.actor.split(part.action)
         with torch.no_grad():
             next_features = encoder(self._shifted(part.next_observation))
-            drawn, next_log_prob = self._draw(*self.actor.distribution(next_features))
+            drawn, next_log_prob = tanh_normal.draw(*self.actor.distribution(next_features), self._generator)
             next_arm = self.actor.executed(part.next_observation, drawn)
-            next_q = self.target["critic"](torch.cat([next_features, next_arm], dim=1), self._target_choice())
+            chosen = drawn_targets(config.num_critics, config.num_target_critics, self._generator)
+            next_q = self.target["critic"](torch.cat([next_features, next_arm], dim=1), chosen)
             temperature = self.log_temperature.exp() if config.backup_entropy else None
             target = self._target_of(part, part.reward, losses.pessimistic(next_q, temperature, next_log_prob))
         q = self.critic(torch.cat([features, arm], dim=1))
@@ -161,7 +167,7 @@ class SAC(Resumable):
     def _actor_step(self, part: TransitionTensors, features: Tensor, metrics: dict[str, Tensor] | None) -> None:
         temperature = self.log_temperature.detach().exp()
         mean, log_std = self.actor.distribution(features)
-        drawn, log_prob = self._draw(mean, log_std)
+        drawn, log_prob = tanh_normal.draw(mean, log_std, self._generator)
         arm = self.actor.executed(part.observation, drawn)
         q = self.critic(torch.cat([features, arm], dim=1))
         loss = losses.actor_loss(q, log_prob, temperature, part.weight)
@@ -195,19 +201,6 @@ class SAC(Resumable):
         is_demonstrated = part.demonstrated[:, None] > 0
         wanted = torch.where(is_demonstrated, demonstrated, self.actor.base(part.observation))
         return wanted, torch.ones_like(part.demonstrated)
-
-    def _draw(self, mean: Tensor, log_std: Tensor) -> tuple[Tensor, Tensor]:
-        """The arm's numbers [B, arm] from -1 to 1 and their log-prob [B]."""
-        noise = torch.randn(mean.shape, generator=self._generator, device=self.device)
-        pre_tanh = mean + torch.exp(log_std) * noise
-        return torch.tanh(pre_tanh), tanh_normal.log_prob_of_noise(noise, pre_tanh, log_std)
-
-    def _target_choice(self) -> Tensor | None:
-        """Indices of the target critics whose lowest value is the target; None if it is that of all."""
-        if self.config.num_target_critics == self.config.num_critics:
-            return None
-        order = torch.randperm(self.config.num_critics, generator=self._generator, device=self.device)
-        return order[: self.config.num_target_critics]
 
     def _shifted(self, observation: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return shifted(observation, self.actor.encoder.inputs.cameras, self.config.shift_pixels, self._generator)

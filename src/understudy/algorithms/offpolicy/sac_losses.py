@@ -27,7 +27,7 @@ def pessimistic(next_q: Tensor, temperature: Tensor | None, log_prob: Tensor) ->
 
 
 def critic_loss(q: Tensor, target: Tensor, weight: Tensor) -> Tensor:
-    """Mean over critics [E, B] of the squared distance from the target [B]."""
+    """Mean over critics [E, B] of the squared distance from the target [B], or from one of each critic [E, B]."""
     return (weight * (q - target).square().mean(dim=0)).mean()
 
 

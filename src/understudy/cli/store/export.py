@@ -21,7 +21,8 @@ def command(
 ) -> int:
     """Export episodes of a store as a dataset of another format; the dataset appears only when it is complete.
 
-    Prints what the format cannot hold. Options of the format follow the path: 'rlds:out?images=jpeg'.
+    Prints what was written with loss, and what the format cannot hold. Options of the format follow the path:
+    'rlds:out?images=jpeg'.
 
     Args:
         store: Directory of the store, to which another process may be writing.

@@ -78,11 +78,12 @@ def _print(console: Console, summary: Summary) -> None:
     console.print(
         f"[bold]{summary.path}[/bold]  commit {summary.commit}, {state}, {size_text(summary.disk_bytes)} on disk"
     )
-    table = Table()
-    for name in ("kind", "episodes", "steps", "human steps", "success", "open", "cut", "size"):
-        table.add_column(name, justify="left" if name == "kind" else "right")
-    for group in summary.totals:
-        kind = f"{group.kind}, deleted" if group.deleted else group.kind
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
+    kinds = [f"{group.kind}, deleted" if group.deleted else group.kind for group in summary.totals]
+    table.add_column("kind", min_width=max(map(len, kinds), default=0))
+    for name in ("episodes", "steps", "human", "success", "open", "cut", "size"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for kind, group in zip(kinds, summary.totals, strict=True):
         success = f"{group.successes} of {group.success_known}" if group.success_known else "-"
         table.add_row(
             kind,

@@ -87,7 +87,10 @@ def command(
     if env is None:
         run = run_of(policy)
         if run is None:
-            raise UnderstudyError("env: expected the name of a world, because a policy file does not name one")
+            raise UnderstudyError(
+                "env: expected the name of a world, because a policy file does not name one; pass --env, such as "
+                "--env toy:pick_red"
+            )
         env = str(run.metadata["config"]["env"])
     with ExitStack() as stack:
         with ProgressLine(console, f"starting {env}"):

@@ -18,6 +18,7 @@ from understudy.processes.stop import stop_on_signals
 from understudy.replay import Budget, FrameCache, Retention, Store
 from understudy.training.runs.health import HEALTH, Health
 from understudy.web.access import is_loopback
+from understudy.web.listener import listen
 from understudy.web.tokens import read_token
 
 SLOW_COMMIT_S = 5.0  # a commit that takes longer counts as no progress
@@ -88,6 +89,7 @@ def command(
         ),
         replaces=replaces,
     )
+    listen(host, port).close()  # before a new store is made; gRPC says it in its own words
     with Store.open(store) as opened, contextlib.ExitStack() as stack:
         server = stack.enter_context(service.Server(opened, config))
         stop = stack.enter_context(stop_on_signals(ends_at_once=True))

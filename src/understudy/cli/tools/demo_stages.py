@@ -25,7 +25,7 @@ from rich.text import Text
 
 from understudy.cli.operator import split_address
 from understudy.cli.progress import ProgressLine
-from understudy.cli.training.progress import rlpd_progress
+from understudy.cli.training.progress_text import rlpd_progress
 from understudy.processes.stop import Interrupted, StopRequest, stop_on_signals
 from understudy.training import demo as demos
 

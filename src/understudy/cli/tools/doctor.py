@@ -51,7 +51,7 @@ FREE_BYTES = 5 * 10**9
 OPEN_FILES = 1024
 TORCH_S = 180.0  # its first import compiles thousands of files, perhaps on a busy machine
 GPU_S = 600.0  # for all GPUs: each takes seconds, and what it computes on the CPU for comparison some more
-GPU_CHECK = "understudy.training.estimate.gpu_check"
+GPU_CHECK = "understudy.training.gpu_estimate.gpu_check"
 TORCH = (
     "import json, torch; n = torch.cuda.device_count(); "
     "print(json.dumps([torch.__version__, torch.get_num_threads(), [torch.cuda.get_device_name(i) for i in range(n)]]))"

@@ -14,12 +14,12 @@ from understudy.cli.console import needs_extra
 from understudy.core import UnderstudyError
 
 with needs_extra("train"):
-    from understudy.training.estimate.duration import Assumptions
-    from understudy.training.estimate.gpus import GIB, GpuSpeed, parse_gpus
+    from understudy.training.gpu_estimate.duration import Assumptions
+    from understudy.training.gpu_estimate.gpus import GIB, GpuSpeed, parse_gpus
     from understudy.training.onpolicy.config import ESTIMATORS, OnPolicyConfig
 
 if TYPE_CHECKING:
-    from understudy.training.estimate.estimate import Change, Estimate
+    from understudy.training.gpu_estimate.estimate import Change, Estimate
 
 DEFAULT_ASSUMPTIONS, DEFAULT_SPEED = Assumptions(), GpuSpeed()
 
@@ -51,7 +51,7 @@ def command(
     config = read_source(source)
     machine = parse_gpus(gpus, speed)
     with needs_extra("vla"):
-        from understudy.training.estimate.estimate import changes_that_fit, estimate
+        from understudy.training.gpu_estimate.estimate import changes_that_fit, estimate
 
         found = estimate(config, machine, assume, published=network)
         changes = changes_that_fit(found)

@@ -74,7 +74,7 @@ def _run_shell_script(project: str, script: Path, arguments: tuple[str, ...]) ->
     from understudy.compat.launch.programs import write_programs
 
     with tempfile.TemporaryDirectory() as folder:
-        write_programs(Path(folder), project, "understudy.cli.tools.original_program")
+        write_programs(Path(folder), project, "understudy.cli.tools.run_script_shim")
         env = {**os.environ, "PATH": os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])}
         return _wait_for_all(["bash", str(script), *arguments], env)
 

@@ -97,7 +97,7 @@ def command(
     console.print(f"finished; {number} episodes", style="green")
     if number and newest is None:
         console.print(
-            "no policy arrived before the run had all its steps; is `understudy learner` running?",
+            "no policy arrived before the run had all its steps; start `understudy learner` first, or raise --steps",
             style="yellow",
             soft_wrap=True,
         )

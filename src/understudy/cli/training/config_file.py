@@ -13,14 +13,17 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import Annotated, Any, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import tyro
 
 from understudy.cli.console import with_extra
 from understudy.core import UnderstudyError
 
-# The parameter of a command. `with_config_file` reads it, so the command itself does not look at it.
+if TYPE_CHECKING:
+    from understudy.replay import EpisodeRecord
+
+# The parameter of a command. `with_config_file` reads it; the command gets its options by their names.
 ConfigFile: TypeAlias = Annotated[Path | None, tyro.conf.arg(name="config")]
 
 NAME = "--config"
@@ -123,15 +126,10 @@ def with_stored_env(run: Path, config: Any, say: Callable[[str], None]) -> Any:
     """The config with the world in which the demonstrations of its store were recorded, unless --env was given."""
     if not isinstance(config.env, StoredEnv):
         return config
-    from understudy.replay import EpisodeRecord, Reader
-    from understudy.replay.format.paths import CATALOG_FILE
     from understudy.training.data.record import ENV
 
     store = run / "store" if config.demos is None else Path(config.demos)
-    records: list[EpisodeRecord] = []
-    if (store / CATALOG_FILE).exists():
-        with Reader(store) as reader:
-            records = list(reader.episodes("kind = 'demonstration' and deleted is null"))
+    records = _demonstrations(store)
     if not records:
         raise UnderstudyError(
             f"env: no world was given, and {store} has no demonstrations to take it from; pass --env, or first "
@@ -147,3 +145,27 @@ def with_stored_env(run: Path, config: Any, say: Callable[[str], None]) -> Any:
     else:
         say(f"env: {config.env}, by default, because {store} does not say where it was recorded; --env changes it")
     return dataclasses.replace(config, env=found[0] if found else str(config.env))
+
+
+def say_if_there_are_no_demonstrations(
+    run: Path, config: Any, config_file: Path | None, say: Callable[[str], None]
+) -> None:
+    """A run may do without, but nobody should find out afterwards: those of the run in --config are not taken over."""
+    if config.demos is not None or _demonstrations(run / "store"):
+        return
+    others = config_file / "store" if config_file is not None else None
+    instead = f"pass --demos {others} for those of {config_file}" if others and _demonstrations(others) else ""
+    instead = instead or f"record some with `understudy record {run / 'store'}`, or pass --demos"
+    say(f"no demonstrations: {run / 'store'} has none, and --demos names no other store; {instead}")
+
+
+def _demonstrations(store: Path) -> list[EpisodeRecord]:
+    from understudy.replay import Reader
+    from understudy.replay.format.paths import CATALOG_FILE, no_store
+
+    if not (store / CATALOG_FILE).exists():
+        if (store / "store" / CATALOG_FILE).exists():
+            raise no_store(store)
+        return []
+    with Reader(store) as reader:
+        return list(reader.episodes("kind = 'demonstration' and deleted is null"))

@@ -8,9 +8,11 @@ from typing import Annotated, Literal
 import tyro
 
 from understudy.cli.console import needs_extra
+from understudy.policies.lerobot.config import LeRobotConfig
 from understudy.policies.openvla.config import OpenVLAConfig
 from understudy.policies.rtc.config import RTCConfig
 
+DEFAULT_LEROBOT = LeRobotConfig()
 DEFAULT_OPENVLA = OpenVLAConfig()
 DEFAULT_RTC = RTCConfig()
 
@@ -32,12 +34,14 @@ def command(
     hz: float | None = None,
     rtc: RTCConfig = DEFAULT_RTC,
     openvla: OpenVLAConfig = DEFAULT_OPENVLA,
+    lerobot: LeRobotConfig = DEFAULT_LEROBOT,
 ) -> int:
     """Evaluate a policy on held-out episodes; prints its success rate with a 95 % interval and a fingerprint.
 
     Args:
         policy: Directory of a run, what a run kept of an iteration, a file policy.safetensors, the directory of an
-            OpenVLA checkpoint, or a function of your own from an observation to an action, as module:function.
+            OpenVLA checkpoint, the directory pretrained_model of a policy of lerobot, or a function of your own from an
+            observation to an action, as module:function.
         env: Name of the world and its task; by default that of the run. A VLA is evaluated on all tasks of the world.
         episodes: Number of episodes; above the number of starts, starts are used again.
         split: Starts to evaluate on: eval (never used in training), train, or all (a benchmark's protocol, for VLAs).
@@ -54,9 +58,10 @@ def command(
         hz: Control rate in steps per second, to run a simulated world in real time; only with --async-inference.
         rtc: How a block continues the one before; only with --async-inference.
         openvla: How an OpenVLA checkpoint is used; a run has its own options.
+        lerobot: How a policy of lerobot is used, which runs in an interpreter of its own.
     """
     with needs_extra("train"):
-        from understudy.cli.training.evaluation import run_evaluation
+        from understudy.cli.training.run_evaluation import run_evaluation
 
     return run_evaluation(
         policy,
@@ -74,4 +79,5 @@ def command(
         hz=hz,
         rtc=rtc,
         openvla=openvla,
+        lerobot=lerobot,
     )

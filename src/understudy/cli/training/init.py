@@ -65,8 +65,13 @@ def create(path: Path, kind: str, config: Any) -> int:
         config = with_stored_env(path, config, say)
     else:
         config = replace(config, policy=str(Path(config.policy).resolve()))  # ranks may have another working directory
+        if not Path(config.policy).exists():
+            say(f"policy: {config.policy} is not there yet; it must be when the run starts")
     Run.create(path, kind, config)
     say(f"{path}: a run of {kind} in {config.env}; `understudy resume {path}` starts it")
     if kind == "rlpd":
-        say(f"or, with an actor on the robot: serve {path}/store, then `understudy learner` and `understudy actor`")
+        say(
+            f"or, with an actor on the robot: `understudy serve {path}/store`, and with the address that it prints "
+            f"`understudy learner {path} ADDRESS` and `understudy actor {path} ADDRESS`"
+        )
     return 0

@@ -9,7 +9,7 @@ import tyro
 from rich.console import Console
 
 from understudy.cli.console import needs_extra
-from understudy.cli.training.progress import rlpd_progress
+from understudy.cli.training.progress_text import rlpd_progress
 from understudy.core import UnderstudyError
 from understudy.processes.stop import stop_on_signals
 

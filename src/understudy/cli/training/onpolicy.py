@@ -14,14 +14,13 @@ from rich.console import Console
 from understudy.cli.console import needs_extra
 from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOptions, check_cluster_options
 from understudy.cli.training.config_file import ConfigFile
-from understudy.cli.training.progress import iteration_progress
+from understudy.cli.training.progress_text import iteration_progress
 from understudy.cluster.config import ClusterConfig
 from understudy.core import UnderstudyError
 from understudy.processes.stop import Stopped, stop_on_signals
 
 with needs_extra("train"):
-    from understudy.training.onpolicy.config import ESTIMATORS as ESTIMATORS  # for `understudy resume`
-    from understudy.training.onpolicy.config import OnPolicyConfig, default_config
+    from understudy.training.onpolicy.config import ESTIMATORS, OnPolicyConfig, default_config
 
 if TYPE_CHECKING:
     from understudy.training.distributed.ranks import Ranks
@@ -153,8 +152,8 @@ def _run_rank(run: Run, ranks: Ranks) -> int:
 
 def warn_if_too_large(config: OnPolicyConfig, ranks: Ranks, console: Console) -> None:
     """Say so before the run starts if it is not expected to fit on its GPUs."""
-    from understudy.training.estimate.estimate import memory_warning
-    from understudy.training.estimate.gpus import device_memory
+    from understudy.training.gpu_estimate.estimate import memory_warning
+    from understudy.training.gpu_estimate.gpus import device_memory
 
     name, memory = device_memory(ranks.device)
     warning = memory_warning(config, ranks=ranks.size, gpu=name, memory=memory)

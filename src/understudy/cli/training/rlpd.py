@@ -11,8 +11,13 @@ from rich.console import Console
 
 from understudy.cli.console import needs_extra
 from understudy.cli.training.cluster_options import DEFAULT_CLUSTER, ClusterOptions, check_cluster_options
-from understudy.cli.training.config_file import ConfigFile, StoredEnv, with_stored_env
-from understudy.cli.training.progress import rlpd_progress
+from understudy.cli.training.config_file import (
+    ConfigFile,
+    StoredEnv,
+    say_if_there_are_no_demonstrations,
+    with_stored_env,
+)
+from understudy.cli.training.progress_text import rlpd_progress
 from understudy.cluster.config import ClusterConfig
 from understudy.processes.stop import stop_on_signals
 
@@ -46,7 +51,9 @@ def command(
     from understudy.training.runs.run import Run
 
     check_cluster_options(cluster, cluster_config)
-    config = with_stored_env(run, config, Console(highlight=False, soft_wrap=True).print)
+    say = Console(highlight=False, soft_wrap=True).print
+    config = with_stored_env(run, config, say)
+    say_if_there_are_no_demonstrations(run, config, config_file, say)
     with Run.create_or_remove(run, "rlpd", config) as created:
         return run_until_finished(created, cluster, cluster_config)
 

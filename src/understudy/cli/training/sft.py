@@ -13,7 +13,7 @@ from understudy.cli.progress import ProgressLine
 from understudy.cli.training.config_file import ConfigFile, StoredEnv, with_stored_env
 from understudy.processes.stop import stop_on_signals
 
-with needs_extra("vla"):
+with needs_extra("train"):
     from understudy.training.onpolicy.sft import SFTConfig
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def command(
         config: Options of the run.
         config_file: YAML file with options, or a run to take them from; options in the command line go first.
     """
-    with needs_extra("vla"):
-        if config.network == "vla" and config.policy is None:  # if transformers is missing, no run is made
-            import understudy.policies.vla.model  # noqa: F401
+    with needs_extra("train"):
         from understudy.training.onpolicy.sft import KIND
         from understudy.training.runs.run import Run
 
@@ -48,7 +46,7 @@ def command(
 
 def run_until_finished(run: Run) -> int:
     """Train until the updates are finished; `understudy resume` calls it too."""
-    with needs_extra("vla"):
+    with needs_extra("train"):
         from understudy.training.onpolicy.sft import run_sft
 
     console = Console(highlight=False)

@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from understudy.compat.agentlace.pieces import PieceServer
+from understudy.compat.agentlace.message_pieces import PieceServer
 from understudy.compat.agentlace.weights import pack_weights
 from understudy.compat.arrays import to_numpy
 from understudy.compat.hil_serl import MemoryEfficientReplayBuffer

@@ -30,12 +30,12 @@ from urllib.parse import quote
 import numpy as np
 
 from understudy.compat.agentlace.data_store import QueuedDataStore
-from understudy.compat.agentlace.pieces import send_in_pieces
+from understudy.compat.agentlace.message_pieces import send_in_pieces
 from understudy.compat.agentlace.trainer import INTERVENED, LOGGING, STORES, TrainerConfig, to_json_value
 from understudy.compat.agentlace.weights import unpack_weights
-from understudy.compat.hil_serl import FIELDS, step_of
+from understudy.compat.hil_serl.transitions import FIELDS, step_of
 from understudy.compat.options import accept_options
-from understudy.compat.stitch import Stitcher
+from understudy.compat.stitch_episodes import Stitcher
 from understudy.core import (
     BacklogError,
     EpisodeInfo,

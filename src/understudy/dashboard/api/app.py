@@ -174,6 +174,8 @@ def overview(target: Target) -> dict[str, Any]:
         "totals": store_stats.totals(target) if has_store else None,
         "tasks": store_stats.tasks(target) if has_store else [],
         "course": store_stats.training_course(target) if has_store else [],
+        "recent": store_stats.recent_practice(target) if has_store else None,
+        "operators": store_stats.operators(target) if has_store else [],
         "processes": [{name: process.get(name) for name in PROCESS_FIELDS} for process in alarms.processes(target)],
         "pending": len(edit_requests.pending_edits(target.store)),
         "cluster": None if cluster is None else cluster.driver_state,

@@ -18,12 +18,15 @@ from typing import Any
 from understudy.cluster.status import STATUS_FILE
 from understudy.core import UnderstudyError
 from understudy.dashboard.api.targets import IDLE_S, Target
+from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.paths import INBOX_DIRECTORY
-from understudy.training.runs.health import read_health
+from understudy.training.runs.health import ProcessStatus, read_health
 
 POLL_S = 0.5
 KEEP_ALIVE_S = 10.0
 MAX_PAGES = 32
+FRESH_S = 60.0  # since the last commit: somebody is writing, even if no process reports
+AT_WORK = ("running", "stuck", "silent")
 
 
 class ChangeEvents:
@@ -68,20 +71,23 @@ class ChangeEvents:
 
 def change_stamp(target: Target) -> dict[str, Any]:
     """A few values, at least one of which differs after any change of the target."""
+    processes = [one for directory in target.health for one in read_health(directory)]
     found: dict[str, Any] = {
         "metrics": _file_stamp(target.path / "metrics.jsonl"),
         "inbox": _file_stamp(target.store / INBOX_DIRECTORY),
         "config": _file_stamp(target.path / "config.json"),
-        "health": " ".join(_process_states(target.health)),
+        "health": " ".join(map(_process_stamp, processes)),
         "commit": None,
         "newest": 0,
         "cluster": _cluster_stamp(target),
+        "at_work": any(one.state in AT_WORK for one in processes) or _driver_state(target) == "running",
     }
     if target.has_store:
         try:
             with target.catalog().reader() as reader:
                 found["commit"] = reader.last_commit()
                 found["newest"] = reader.catalog.last_episode_id()
+                found["at_work"] |= _is_fresh(reader.catalog)
         except UnderstudyError as error:
             found["commit"] = f"error: {error}"
     target.images().close(idle_s=IDLE_S)
@@ -100,11 +106,22 @@ def _cluster_stamp(target: Target) -> str | None:
     """The file and the driver's state, because a killed driver no longer changes the file."""
     if not target.cluster.exists:
         return None
+    return f"{_file_stamp(target.path / STATUS_FILE)} {_driver_state(target)}"
+
+
+def _driver_state(target: Target) -> str | None:
+    """The state of the cluster's driver, or why it cannot be read."""
     cluster = target.cluster.read()
-    return f"{_file_stamp(target.path / STATUS_FILE)} {cluster.driver_state if cluster else target.cluster.problem}"
+    return cluster.driver_state if cluster else target.cluster.problem
 
 
-def _process_states(directories: list[Path]) -> list[str]:
-    """Each process's state and last heartbeat, because a killed process no longer changes its file."""
-    seen = [one for directory in directories for one in read_health(directory)]
-    return [f"{one.content.get('role')}-{one.content.get('name')} {one.state} {one.content['beat_s']}" for one in seen]
+def _process_stamp(process: ProcessStatus) -> str:
+    """The state and the last heartbeat, because a killed process no longer changes its file."""
+    content = process.content
+    return f"{content.get('role')}-{content.get('name')} {process.state} {content['beat_s']}"
+
+
+def _is_fresh(catalog: Catalog) -> bool:
+    """Whether the last commit is so new that others probably follow."""
+    rows = catalog.select("select time from commits order by id desc limit 1")
+    return bool(rows) and time.time() - rows[0][0] < FRESH_S

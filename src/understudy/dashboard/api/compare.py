@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from understudy.dashboard.api.rollout_groups import ON_POLICY
 from understudy.dashboard.api.store_stats import training_course
 from understudy.dashboard.api.targets import Target
+from understudy.training.runs.run import ON_POLICY
 
 MISSING = "-"
 

@@ -15,12 +15,14 @@ from understudy.formats import FORMATS, DatasetPath, find_format
 from understudy.replay import Reader, Store
 from understudy.replay.maintain.episode_parts import trim
 from understudy.training.data.dataset_io import export_episodes
-from understudy.training.runs.video import draw_episode, write_video
+from understudy.training.runs.video import film_of, write_video
 
-FILM = "gif"
+FILM = "film"
 READ_ONLY = ("minari", "rosbag2")
-EXPORTS = {FILM: "A film of its cameras (GIF).", **{name: FORMATS[name] for name in FORMATS if name not in READ_ONLY}}
-FILM_FPS = 20.0
+EXPORTS = {
+    FILM: "A film of its cameras (GIF, or MP4 of encoded frames).",
+    **{name: FORMATS[name] for name in FORMATS if name not in READ_ONLY},
+}
 
 
 def export_episode(target: Target, episode: int, name: str) -> tuple[Path, Path]:
@@ -34,8 +36,10 @@ def export_episode(target: Target, episode: int, name: str) -> tuple[Path, Path]
     try:
         if name == FILM:
             with Reader(target.store) as reader:
-                write_video(directory / f"{stem}.gif", draw_episode(reader.read(episode)), fps=FILM_FPS)
-            return directory / f"{stem}.gif", directory
+                film = film_of(reader, episode)
+                path = directory / f"{stem}{film.suffix}"
+                write_video(path, film.frames, fps=film.fps)
+            return path, directory
         found = find_format(name)
         suffix = FILE_SUFFIXES.get(name, "")
         made = directory / f"{stem}{suffix}"

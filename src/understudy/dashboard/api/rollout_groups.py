@@ -8,7 +8,6 @@ from typing import Any
 
 from understudy.training.runs.wilson_interval import wilson_interval
 
-ON_POLICY = ("grpo", "rloo", "reinforce", "ppo")  # kinds of run that roll out groups of episodes
 RECENT = 10  # iterations
 MAX_TASKS = 1000
 

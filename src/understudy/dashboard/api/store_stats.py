@@ -15,6 +15,7 @@ from understudy.training.runs.wilson_interval import SuccessRate
 NUM_BINS = 60
 BIN_EPISODES = 8  # in a bin, if there are enough for a few bins
 RECENT = 100  # episodes
+RECENT_PRACTICE = 50  # episodes
 RATE_COMMITS = 2000
 RATE_S = 60.0
 PRESENT = "not purged and deleted is null"
@@ -233,9 +234,37 @@ def _training_course(target: Target) -> list[dict[str, Any]]:
     return found
 
 
+def recent_practice(target: Target) -> dict[str, int]:
+    """The episodes, steps and human steps of the last RECENT_PRACTICE episodes of practice that have ended."""
+    return target.cached("recent practice", lambda: _recent_practice(target))
+
+
+def _recent_practice(target: Target) -> dict[str, int]:
+    with target.catalog().reader() as reader:
+        row = reader.catalog.select(
+            "select count(*), coalesce(sum(num_steps), 0), coalesce(sum(num_human), 0) from (select num_steps,"
+            f" num_human from episodes where {PRACTICE} and state != 'open' order by id desc limit {RECENT_PRACTICE})"
+        )[0]
+    return dict(zip(("episodes", "steps", "human_steps"), row, strict=True))
+
+
+def operators(target: Target) -> list[str | None]:
+    """Who took over from the policy: up to 30 names; "script" is the world's script."""
+    return target.cached("operators", lambda: _operators(target))
+
+
+def _operators(target: Target) -> list[str | None]:
+    with target.catalog().reader() as reader:
+        rows = reader.catalog.select(f"select distinct operator from episodes where {TAKEN_OVER} limit 30")
+    return [name for (name,) in rows]
+
+
 def interventions(target: Target) -> dict[str, Any]:
     """Takeovers over training, by operator and by reason, and their latency."""
-    return target.cached("interventions", lambda: {"course": _training_course(target), **_interventions(target)})
+    return target.cached(
+        "interventions",
+        lambda: {"course": _training_course(target), "recent": _recent_practice(target), **_interventions(target)},
+    )
 
 
 def _interventions(target: Target) -> dict[str, Any]:

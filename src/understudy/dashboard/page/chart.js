@@ -6,7 +6,8 @@ import { short } from "./format.js";
 const LEFT = 44, RIGHT = 12, TOP = 24, BOTTOM = 38; // the label of y stands above its ticks, that of x below
 
 // `xLabel` and `yLabel` say what the axes count, with the unit; `x` and `y` write their numbers.
-// series: { name, color, points: [[x, y], ...], band: [[x, low, high], ...], dots, dash, bars }
+// series: { name, color, points: [[x, y], ...], band: [[x, low, high], ...], dots, dash, bars, starts }
+// With `bars`, x is the index of the bar; with `starts` too, a bar reaches from its start to its x.
 // `seek` is called with the x of a click or a drag; `move` shows where a film is.
 export class Chart {
   constructor({ height = 200, xMin = 0, yMin = null, yMax = null, y = short, x = short, label = "", xLabel, yLabel, legend = true, seek = null }) {
@@ -29,8 +30,8 @@ export class Chart {
     new ResizeObserver(() => this.draw()).observe(this.svg.parentNode);
   }
 
-  set(series, { xLabel = this.xLabel, marks = null } = {}) {
-    this.xLabel = xLabel;
+  set(series, { xLabel = this.xLabel, yLabel = this.yLabel, marks = null } = {}) {
+    Object.assign(this, { xLabel, yLabel });
     this.marks = marks;
     this.series = series.filter((one) => one.points.some(([, y]) => y !== null));
     this.legend.replaceChildren(...[...(this.named && (series.length > 1 || series[0]?.always) ? series : []), ...(marks ? [marks] : [])].map((one) =>
@@ -51,7 +52,7 @@ export class Chart {
       this.scale = null;
       return;
     }
-    const bars = this.series.some((one) => one.bars); // x is the index of the bar
+    const bars = this.series.some((one) => one.bars && !one.starts);
     let x0 = bars ? -0.5 : Math.min(this.xMin, ...xs), x1 = bars ? Math.max(...xs) + 0.5 : Math.max(...xs);
     let y0 = this.yMin ?? Math.min(...ys), y1 = this.yMax ?? Math.max(...ys);
     if (x0 === x1) x1 = x0 + 1;
@@ -101,6 +102,13 @@ export class Chart {
       const line = (x1, x2, y1, y2) => svg("line", { class: "whisker", x1, x2, y1, y2, style: { stroke: one.color } });
       found.push(line(sx(x), sx(x), sy(low), sy(high)), ...[low, high].map((end) => line(sx(x) - 5, sx(x) + 5, sy(end), sy(end))));
     }
+    if (one.starts) {
+      one.points.forEach(([x, y], at) => {
+        const left = sx(one.starts[at]) + 1, wide = Math.max(sx(x) - left, 1);
+        if (y) found.push(svg("rect", { class: "bar", x: left, width: wide, y: sy(y), height: Math.max(sy(y0) - sy(y), 1), rx: Math.min(2, wide / 3), style: { fill: one.color } }));
+      });
+      return found;
+    }
     if (one.bars) {
       const wide = Math.max(1, Math.min(26, (width - LEFT - RIGHT) / one.points.length - 2));
       for (const [x, y] of one.points) {
@@ -131,8 +139,8 @@ export class Chart {
   point(event) {
     if (!this.scale) return;
     const { sx, width } = this.scale, at = this.xOf(event);
-    const near = (points) => points.reduce((best, one) => (one[1] !== null && (best === null || Math.abs(one[0] - at) < Math.abs(best[0] - at)) ? one : best), null);
-    const found = this.series.map((one) => [one, near(one.points)]).filter(([, point]) => point);
+    const near = ({ points, starts }) => (starts ? points.find(([x]) => x >= at) ?? points.at(-1) : points.reduce((best, one) => (one[1] !== null && (best === null || Math.abs(one[0] - at) < Math.abs(best[0] - at)) ? one : best), null));
+    const found = this.series.map((one) => [one, near(one)]).filter(([, point]) => point);
     if (!found.length) return;
     const x = found.reduce((best, [, point]) => (Math.abs(point[0] - at) < Math.abs(best - at) ? point[0] : best), found[0][1][0]);
     this.cursor.setAttribute("x1", sx(x));

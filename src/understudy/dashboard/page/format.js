@@ -72,4 +72,13 @@ export function protocolText(data) {
   return `${where}, ${data.sampling === "sampled" ? `sampled at temperature ${short(data.temperature)}` : "most likely actions"}`;
 }
 
+// Whether all of these operators are the world's script. Its steps have the source human, like those of any operator.
+export const isScript = (operators) => operators.length > 0 && operators.every((name) => name === "script");
+
+// Who helped the policy, in a sentence.
+export const helper = (operators) => (isScript(operators) ? "the script" : "a human");
+
+// A source, in words: of the steps of an episode with this operator.
+export const sourceName = (source, operator) => (source === "human" && operator === "script" ? "script (takeover)" : source);
+
 export const WHO = ["policy", "human", "script", "random"];

@@ -37,7 +37,7 @@ export async function exportDialog(target, id, store) {
   const { exports } = await get("exports");
   const format = h("select", { "aria-label": "Format", onchange: () => draw() }, Object.entries(exports).map(([name, text]) => h("option", { value: name }, `${name}: ${text}`)));
   const command = h("pre", {}), button = h("button", { class: "solid" }, "Download");
-  const draw = () => fill(command, format.value === "gif" ? `understudy film ${store} ${id}` : `understudy export ${store} ${format.value}:PATH --where 'id = ${id}'`);
+  const draw = () => fill(command, format.value === "film" ? `understudy film ${store} ${id}` : `understudy export ${store} ${format.value}:PATH --where 'id = ${id}'`);
   const dialog = h("dialog", { class: "dialog", "aria-label": `Export episode ${id}`, onclose: () => dialog.remove() }, h("form", { onsubmit: async (event) => {
     event.preventDefault();
     button.disabled = true;

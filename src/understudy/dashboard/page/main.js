@@ -20,6 +20,7 @@ let targets = [];
 let current = null; // { name, number, rest, view, missed: the changes while the view opens }
 let stamps = [];
 let showing = 0;
+let connected = null; // null: not yet
 
 async function begin() {
   if (location.hash.startsWith("#token=")) {
@@ -31,6 +32,8 @@ async function begin() {
     ({ targets } = await get("targets"));
   } catch (error) {
     if (error instanceof ApiError && error.status === 401) return locked();
+    onLink(false);
+    showBusy(false);
     fill(root, empty("The server cannot be reached", "Check that `understudy watch` is still running. This page tries again every two seconds."));
     setTimeout(begin, 2000);
     return;
@@ -42,6 +45,7 @@ async function begin() {
 
 function locked(why) {
   document.body.classList.add("locked");
+  showBusy(false);
   const field = h("input", { type: "password", placeholder: "token", autocomplete: "off", "aria-label": "token" });
   const form = h("form", { onsubmit: async (event) => {
     event.preventDefault();
@@ -69,6 +73,8 @@ async function route() {
   current?.view?.close?.();
   current = { ...wanted, view: null, missed: new Set() };
   drawSide();
+  drawLink();
+  showBusy(true);
   root.className = `view-${wanted.name}`;
   const target = targets[wanted.number];
   document.title = `${target.name} · ${VIEWS[wanted.name]?.[0] ?? `Episode ${wanted.rest}`}`;
@@ -81,13 +87,20 @@ async function route() {
     const view = await open(page, { target: wanted.number, info: target, rest: wanted.rest, query: wanted.query, root });
     if (turn !== showing) return view?.close?.();
     current.view = view;
+    showBusy(false);
     if (current.missed.size) view?.update?.([...current.missed], stamps[wanted.number]); // it may have read what was there before
   } catch (error) {
     if (turn === showing) failed(error);
   }
 }
 
+// While a view opens, its empty cards are hidden, which would say that there is no data.
+function showBusy(busy) {
+  root.setAttribute("aria-busy", String(busy));
+}
+
 function failed(error) {
+  showBusy(false);
   if (error instanceof ApiError && error.status === 401) return locked();
   console.error(error);
   fill(root, h("div", { class: "page" }, empty("This view failed", error.message,
@@ -120,6 +133,7 @@ document.getElementById("skip").addEventListener("click", () => root.focus());
 function onChange(received) {
   const before = stamps;
   stamps = received;
+  drawLink();
   const { number } = current ?? {};
   if (number === undefined || !stamps[number]) return;
   if (!before[number]?.cluster !== !stamps[number].cluster) drawSide();
@@ -129,8 +143,17 @@ function onChange(received) {
 }
 
 function onLink(on) {
-  side.link.className = on ? "on" : "";
-  side.link.lastChild.textContent = on ? "live" : "not connected";
+  connected = on;
+  drawLink();
+}
+
+// The dot is about the connection; the word, about what comes through it.
+function drawLink() {
+  const now = stamps[current?.number];
+  const [state, text] = connected === false ? ["lost", "not connected"] : !connected || !now ? ["", "loading"] : ["on", now.at_work ? "live" : "up to date"];
+  side.link.className = state;
+  if (side.link.lastChild.textContent !== text) side.link.lastChild.textContent = text; // it is read aloud
+  side.link.title = state === "on" && !now.at_work ? "connected; nothing is running" : "";
 }
 
 begin();

@@ -1,4 +1,4 @@
-// What the numbers of a training log are called, their unit, and what they mean. docs/rlpd.md and docs/ppo.md say when they are healthy.
+// What the numbers of a training log are called, their unit, and what they mean. docs/rlpd.md, docs/dsrl.md and docs/ppo.md say when they are healthy.
 
 const SHARE = "share, 0 to 1", NATS = "nats", NORM = "gradient norm", REWARD = "discounted reward", LOSS = "loss";
 
@@ -20,6 +20,8 @@ const NAMES = {
   gripper_loss: ["gripper loss", LOSS, "loss of the gripper's discrete action"],
   gripper_q: ["gripper Q", REWARD, "mean value of the gripper's actions"],
   gripper_agreement: ["gripper agreement", SHARE, "how often the best gripper action is the executed one"],
+  noise_critic_loss: ["noise critic loss", "squared reward", "mean squared error of the noise critics from the action critics"],
+  own_noise_q: ["Q of the base policy's noise", REWARD, "mean value of noise as the base policy draws it itself"],
   lag_mean: ["mean policy lag", "versions", "versions between the newest policy and the one that chose the sampled action"],
   lag_max: ["largest policy lag", "versions", "versions between the newest policy and the oldest one in a batch"],
   lag: ["policy lag", "versions", "versions between the newest policy and the one that chose the rollouts"],
@@ -58,6 +60,8 @@ const NAMES = {
   busy: ["busy simulators", SHARE, "share of the time of collecting in which simulators had an episode, on the rank with the least"],
   collect_s: ["collecting rollouts", "seconds", "seconds that an iteration collected rollouts"],
   learn_s: ["updating", "seconds", "seconds that an iteration updated the policy"],
+  save_s: ["saving", "seconds", "seconds that the run stood still to save"],
+  save_wait_s: ["waiting for the disk", "seconds", "seconds of saving in which the checkpoint before was still being written"],
   updates_per_s: ["update rate", "updates per second", "updates per second of the learner"],
   steps_per_s: ["step rate", "steps per second", "environment steps per second during collection"],
   demo_share: ["demonstrations in batches", SHARE, "share of demonstrations and human steps in the sampled batches"],

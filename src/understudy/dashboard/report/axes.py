@@ -19,6 +19,20 @@ def legend_above(axes: Axes) -> None:
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, handletextpad=0.5, markerscale=2)
 
 
+def label_last(axes: Axes, at: float, percent: float) -> None:
+    """Writes the last success rate beside its point, right of every line."""
+    axes.annotate(
+        f"{percent:.0f} %",
+        (at, percent),
+        (7, 0),
+        textcoords="offset points",
+        va="center",
+        color=BLUE,
+        fontsize=8,
+        fontweight="bold",
+    )
+
+
 def steps_axis(axes: Axes, last: int) -> None:
     axes.set_xlim(0, max(last, 1) * 1.02)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

@@ -6,7 +6,18 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from understudy.dashboard.api.rollout_groups import drop_reasons
-from understudy.dashboard.report.axes import BLUE, GREEN, GREY, ORANGE, RED, SIZE, legend_above, new_axes, steps_axis
+from understudy.dashboard.report.axes import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    SIZE,
+    label_last,
+    legend_above,
+    new_axes,
+    steps_axis,
+)
 from understudy.dashboard.report.run_data import Line, PracticeEpisode, RunData
 from understudy.dashboard.report.scores import sampling_text
 
@@ -39,16 +50,7 @@ def learning(data: RunData) -> tuple[Figure, str] | None:
     else:
         axes.fill_between(at, low, high, color=BLUE, alpha=0.18, linewidth=0)
         axes.plot(at, rate, color=BLUE, marker="o", markersize=3.5, label="evaluation")
-    axes.annotate(
-        f"{rate[-1]:.0f} %",
-        (at[-1], rate[-1]),
-        (0, 7 if rate[-1] < 88 else -14),
-        textcoords="offset points",
-        ha="right" if at[-1] else "left",
-        color=BLUE,
-        fontsize=8,
-        fontweight="bold",
-    )
+    label_last(axes, at[-1], rate[-1])
     axes.set(xlabel="iterations", ylabel="success (%)", ylim=(-3, 103))
     legend_above(axes)
     steps_axis(axes, max(int(at[-1]), len(rollouts)))

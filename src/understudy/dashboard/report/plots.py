@@ -19,6 +19,7 @@ from understudy.dashboard.report.axes import (
     GREY,
     ORANGE,
     RED,
+    label_last,
     legend_above,
     new_axes,
     steps_axis,
@@ -119,16 +120,7 @@ def _learning(data: RunData) -> tuple[Figure, str] | None:
     else:
         axes.fill_between(at, low, high, color=BLUE, alpha=0.18, linewidth=0)
         axes.plot(at, rate, color=BLUE, marker="o", markersize=3.5)
-    axes.annotate(
-        f"{rate[-1]:.0f} %",
-        (at[-1], rate[-1]),
-        (0, 7 if rate[-1] < 88 else -14),
-        ha="right",
-        textcoords="offset points",
-        color=BLUE,
-        fontsize=8,
-        fontweight="bold",
-    )
+    label_last(axes, at[-1], rate[-1])
     axes.set(xlabel="environment steps of practice", ylabel="success (%)", ylim=(-3, 103))
     steps_axis(axes, int(at[-1]))
     numbers = {int(line["episodes"]) for line in lines}
@@ -182,7 +174,7 @@ def _lengths(data: RunData) -> tuple[Figure, str] | None:
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handletextpad=0.2, columnspacing=0.8, markerscale=2
     )
     steps_axis(axes, int(at[-1]))
-    return figure, "Every episode of practice, by outcome. Helped: a human intervened in it."
+    return figure, f"Every episode of practice, by outcome. Helped: {data.helper} intervened in it."
 
 
 def _age(data: RunData) -> tuple[Figure, str] | None:

@@ -6,8 +6,8 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from understudy.dashboard.api.rollout_groups import ON_POLICY
 from understudy.training.runs.config import to_json
+from understudy.training.runs.run import ON_POLICY
 
 COMMANDS = {  # by the kind of the run
     "rlpd": "train rlpd",

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from understudy import __version__
 from understudy.core import UnderstudyError
-from understudy.dashboard.api.cluster import summary_line
+from understudy.dashboard.api.cluster import lost_shards, summary_line
 from understudy.dashboard.report.plots import Plot, draw_all
 from understudy.dashboard.report.repeat_command import changed_options, command_of, evaluation_of, options_of
 from understudy.dashboard.report.run_data import PracticeEpisode, RunData, read_run
@@ -61,12 +61,13 @@ def _page(data: RunData, plots: list[Plot]) -> str:
     name = html.escape(data.path.resolve().name)
     parts = [
         _head(data),
-        _missing(data),
+        _lost(data),
         "<section class='plots'>" + "".join(_plot(plot) for plot in plots) + "</section>" if plots else "",
         evaluations(data),
         _videos(data),
         _repeat(data),
         _config(data),
+        _missing(data),
     ]
     made = time.strftime("%Y-%m-%d %H:%M", time.gmtime())
     return (
@@ -106,19 +107,19 @@ def _steps(data: RunData) -> dict[str, str]:
     whole = data.config.get("steps", 0)
     return facts | {
         "practice": f"{data.step:,} of {whole:,} steps, {len(data.episodes):,} episodes",
-        "successful practice": _practice(data.episodes),
+        "successful practice": _practice(data.episodes, data.helper),
         "intervention rate": f"{100 * human / steps:.1f} % of steps" if steps else "no steps yet",
     }
 
 
-def _practice(episodes: Sequence[PracticeEpisode]) -> str:
-    """How many episodes succeeded alone, and how many with a human's help: the second says little about the policy."""
+def _practice(episodes: Sequence[PracticeEpisode], helper: str) -> str:
+    """How many episodes succeeded alone, and how many with somebody's help: the second says little about the policy."""
     if not episodes:
         return "no episodes yet"
     helped = sum(episode.success and episode.human_steps > 0 for episode in episodes)
     alone = sum(episode.success for episode in episodes) - helped
     share = f"{alone:,} of {len(episodes):,} alone ({100 * alone / len(episodes):.0f} %)"
-    return f"{share}, {helped:,} with a human's help ({100 * helped / len(episodes):.0f} %)" if helped else share
+    return f"{share}, {helped:,} with {helper}'s help ({100 * helped / len(episodes):.0f} %)" if helped else share
 
 
 def _iterations(data: RunData) -> dict[str, str]:
@@ -137,11 +138,21 @@ def _iterations(data: RunData) -> dict[str, str]:
     }
 
 
+def _lost(data: RunData) -> str:
+    """A warning: steps that the run had collected do not exist any more."""
+    lost = lost_shards(data.cluster) if data.cluster else []
+    return f"<section class='lost'><h2>Lost data</h2><ul>{_items(lost)}</ul></section>" if lost else ""
+
+
 def _missing(data: RunData) -> str:
-    if not data.missing:
-        return ""
-    items = "".join(f"<li>{_with_code(text)}</li>" for text in data.missing)
-    return f"<section class='missing'><h2>Missing data</h2><ul>{items}</ul></section>"
+    """A footnote: what a reader may look for, and why it is not here."""
+    lost = set(lost_shards(data.cluster)) if data.cluster else set()
+    missing = [text for text in data.missing if text not in lost]
+    return f"<div class='missing'><h2>Not in this report</h2><ul>{_items(missing)}</ul></div>" if missing else ""
+
+
+def _items(texts: Sequence[str]) -> str:
+    return "".join(f"<li>{_with_code(text)}</li>" for text in texts)
 
 
 def _plot(plot: Plot) -> str:

@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 from understudy.core import UnderstudyError
 from understudy.dashboard.api.cluster import lost_shards
 from understudy.dashboard.api.cluster_file import Cluster, ClusterFile
-from understudy.dashboard.api.rollout_groups import ON_POLICY, RolloutGroups
+from understudy.dashboard.api.rollout_groups import RolloutGroups
 from understudy.replay import Reader
 from understudy.training.runs.health import HEALTH, ProcessStatus, read_health
 from understudy.training.runs.metrics import read_metrics
-from understudy.training.runs.run import Run
+from understudy.training.runs.run import ON_POLICY, Run
 
 Line: TypeAlias = Mapping[str, Any]
 
@@ -48,6 +48,7 @@ class RunData:
     videos: tuple[Path, ...]  # of the last evaluation that has any
     demonstrations: tuple[int, int] | None  # episodes and steps; None: the store cannot be read
     processes: tuple[ProcessStatus, ...]
+    helper: str = "a human"  # who took over from the policy, in a sentence
     cluster: Cluster | None = None  # the nodes that it ran on, if any
     missing: tuple[str, ...] = field(default=())  # what a reader will look for, and why it is missing
 
@@ -110,7 +111,7 @@ def read_run(path: Path) -> RunData:
     episodes = tuple(_episode(line) for line in lines if line["kind"] == "episode")
     missing = []
     on_policy = run.kind in ON_POLICY
-    demonstrations, stored = ((0, 0), ()) if on_policy else _store(run, content["config"])
+    demonstrations, stored, helper = ((0, 0), (), "a human") if on_policy else _store(run, content["config"])
     if not episodes:
         episodes = stored
     if not evaluations:
@@ -142,6 +143,7 @@ def read_run(path: Path) -> RunData:
         videos=videos,
         demonstrations=demonstrations,
         processes=(*read_health(run.path / HEALTH), *read_health(run.store / HEALTH)),
+        helper=helper,
         cluster=cluster,
         missing=tuple(missing),
     )
@@ -166,23 +168,29 @@ def _episode(line: Line) -> PracticeEpisode:
     )
 
 
-def _store(run: Run, config: Line) -> tuple[tuple[int, int] | None, tuple[PracticeEpisode, ...]]:
-    """The number of demonstrations and their steps; and practice, which for remote actors is only in the store."""
+def _store(run: Run, config: Line) -> tuple[tuple[int, int] | None, tuple[PracticeEpisode, ...], str]:
+    """The number of demonstrations and their steps; practice, which for remote actors is only in the store; and who
+    helped in it: the world's script, or a human."""
     demos = run.store if config.get("demos") is None else Path(config["demos"])
     found = _read_store(demos)
     practice = found if demos == run.store else _read_store(run.store)
-    return (None if found is None else found[0]), (() if practice is None else practice[1])
+    demonstrations = None if found is None else found[0]
+    return (demonstrations, (), "a human") if practice is None else (demonstrations, *practice[1:])
 
 
-def _read_store(path: Path) -> tuple[tuple[int, int], tuple[PracticeEpisode, ...]] | None:
+def _read_store(path: Path) -> tuple[tuple[int, int], tuple[PracticeEpisode, ...], str] | None:
     num_demos, num_steps, at, episodes = 0, 0, 0, []
+    operators = set()
     try:
         with Reader(path) as reader:
             for record in reader.episodes():
                 if record.info.kind == "demonstration":
                     num_demos += 1
                     num_steps += record.num_steps
-                elif record.state == "ended":
+                    continue
+                if record.num_human:
+                    operators.add(record.info.operator)
+                if record.state == "ended":
                     at += record.num_steps
                     success = bool(record.info.success)
                     episodes.append(
@@ -190,7 +198,7 @@ def _read_store(path: Path) -> tuple[tuple[int, int], tuple[PracticeEpisode, ...
                     )
     except (UnderstudyError, OSError):
         return None
-    return (num_demos, num_steps), tuple(episodes)
+    return (num_demos, num_steps), tuple(episodes), "the script" if operators == {"script"} else "a human"
 
 
 def _later(run: Run) -> Line | None:

@@ -53,7 +53,7 @@ def evaluations(data: RunData) -> str:
     names += ["split", "actions"] if has_sampling else []
     head = "".join(f"<th>{name}</th>" for name in (*names, "mean length", "policy", "code", "commit"))
     return (
-        f"<section><h2>Evaluations</h2><div class='scroll'><table><thead><tr>{head}</tr></thead>"
+        f"<section><h2>Evaluations</h2><div class='scroll' tabindex='0'><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{body}</tbody></table></div>{more}{_tasks(data) or _failures(data)}{_versions(rows[0][2])}</section>"
     )
 
@@ -112,7 +112,8 @@ def _tasks(data: RunData) -> str:
     lost = newest.get("failed_workers", 0)
     workers = f"<p class='soft'>{lost} of these episodes were lost to failed workers, and count as failures.</p>"
     return (
-        "<h2 class='below'>By task, at the last evaluation</h2><div class='scroll'><table class='tasks'><thead><tr>"
+        "<h2 class='below'>By task, at the last evaluation</h2>"
+        "<div class='scroll' tabindex='0'><table class='tasks'><thead><tr>"
         f"<th>task</th><th>success</th><th>95 % interval</th><th>episodes</th>{before}<th>starts that failed</th></tr>"
         f"</thead><tbody>{body}</tbody></table></div>{workers if lost else ''}"
     )

@@ -19,7 +19,7 @@ import numpy as np
 from understudy.core import ArraySpec, Spec, StepSpec, Tree
 from understudy.core.suggestion import did_you_mean
 from understudy.envs.simulators.libero_scene import AXIS_ANGLE_NAMES, CAMERAS, STATE_NAMES, Scene, prepare
-from understudy.envs.simulators.simplify import Simplifier
+from understudy.envs.simulators.simplify_model import Simplifier
 from understudy.envs.suite import Suite, Task
 from understudy.envs.world import World, WorldError
 

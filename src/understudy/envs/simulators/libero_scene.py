@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from understudy.envs.simulators.camera import Cameras
-from understudy.envs.simulators.simplify import Simplifier
+from understudy.envs.simulators.simplify_model import Simplifier
 from understudy.envs.world import WorldError
 
 SETTLE_STEPS = 10  # objects start some centimetres too high; published evaluations let them fall for ten steps

@@ -1,5 +1,6 @@
 """Teleoperation: input devices of operators, and the takeover that replaces the policy's action by theirs."""
 
+from understudy.envs.teleop.gymnasium_takeover import takeover_env
 from understudy.envs.teleop.takeover import (
     AlwaysScript,
     Choice,
@@ -10,7 +11,6 @@ from understudy.envs.teleop.takeover import (
     TakeoverError,
     TakeoverWorld,
 )
-from understudy.envs.teleop.takeover_env import takeover_env
 
 __all__ = [
     "AlwaysScript",

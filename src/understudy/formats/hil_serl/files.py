@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from understudy.core import tree as trees
 from understudy.formats.format import FormatError
-from understudy.formats.order import natural
+from understudy.formats.natural_sort import natural
 from understudy.formats.safe_pickle import load_items
 
 FIELDS = ("observations", "actions", "next_observations", "rewards", "masks", "dones")

@@ -19,9 +19,6 @@ class HilSerlFormat:
 
     name = "hil_serl"
     cannot = (
-        "Files of others: 64-bit floats are rounded to 32 bits, as HIL-SERL's buffer does, unless floats=keep.",
-        "Files of others: the policy's action during an intervention, and all infos except intervene_action, "
-        "succeed and grasp_penalty.",
         "HIL-SERL ignores attributes, policy versions, proposals and extras except grasp_penalty, which are in "
         "infos/understudy; its files store every frame twice.",
     )

@@ -85,6 +85,7 @@ class LeRobotWriter:
         self._mean_error: dict[str, float] = {}
         self._kept: dict[str, H264] = {}  # field of the Episode: how its frames are encoded
         self._num_again: dict[str, int] = {}  # by field: frames that had to be encoded again
+        self._num_unknown = 0  # episodes
         self._num_frames = 0
         file_per_episode = version == "2.1"
         self._features = [*self._columns.values(), *(Feature(key=key, dtype="bool", shape=(1,)) for key in self._flags)]
@@ -127,14 +128,32 @@ class LeRobotWriter:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was changed although it should have been kept, and what was assumed."""
+        """What was changed although it should have been kept, what was assumed, and what LeRobot has no column for."""
         assumed = (
             f"no episode says its rate, so {USUAL_FPS} frames per second are written; give the true one with ?fps="
         )
-        return (assumed,) * self._assumes_fps + tuple(
+        errors = {path: self._mean_error.get(feature.key, 0.0) for path, feature in self._columns.items()}
+        lossy = [path for path, error in errors.items() if error]
+        fields = [path for path in self._spec.columns if path.split("/")[0] in ("observation", "action", "extras")]
+        beside = [path for path in fields if path not in self._columns]
+        notes = [assumed] * self._assumes_fps
+        if lossy:
+            notes.append(
+                f"{', '.join(lossy)}: written as {self._video} video, which is lossy (mean error of an episode up to "
+                f"{max(errors.values()):.1f} of 255); `lerobot:{self._path}?video=lossless` is exact"
+            )
+        notes += [
             f"{path}: {count:,} frames were encoded again: their GOPs were cut when an episode was trimmed or split"
             for path, count in self._num_again.items()
-        )
+        ]
+        if beside:
+            notes.append(
+                f"{', '.join(beside)}: only Understudy reads this, because LeRobot has no column for ragged fields, "
+                f"empty fields and uint64"
+            )
+        if self._num_unknown and SUCCESS in self._flags:
+            notes.append(f"{SUCCESS}: false in {self._num_unknown:,} episodes of which it is not known")
+        return tuple(notes)
 
     def add(self, key: str, episode: Episode) -> None:
         self.add_encoded(key, episode, {})
@@ -180,6 +199,7 @@ class LeRobotWriter:
         self._sidecar.add(index, episode, kept)
         self._meta.add(length, task, self._num_frames, data_file, videos, found)
         self._num_frames += length
+        self._num_unknown += episode.info.success is None
 
     def close(self) -> None:
         with self._writing():

@@ -12,8 +12,8 @@ from understudy.formats.bags.options import parse_options
 from understudy.formats.format import DatasetReader, FormatError
 from understudy.formats.mcap.exact_reader import ExactReader, is_exact
 from understudy.formats.mcap.writer import McapWriter, WriteOptions
+from understudy.formats.natural_sort import natural
 from understudy.formats.options import number, one_of
-from understudy.formats.order import natural
 from understudy.formats.registry import check_options
 
 
@@ -21,13 +21,7 @@ class McapFormat:
     """MCAP, for Foxglove and rosbag tools."""
 
     name = "mcap"
-    cannot = (
-        "With images=jpeg, images are lossy (quality 90); images=png stores them exactly.",
-        "Numbers are JSON: NaN and infinity become null, and are read back as NaN.",
-        "Of stacked frames, only the newest is stored.",
-        "Files of others: a row has the latest message of each topic at or before its tick, so messages in between are "
-        "left out, and counted; rewards are 0; what is neither an image nor numbers is left out.",
-    )
+    cannot = ()
 
     def read(self, path: Path, options: Mapping[str, str]) -> DatasetReader:
         read = parse_options(self.name, options)

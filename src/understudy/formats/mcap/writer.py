@@ -23,15 +23,15 @@ from typing import IO, Any
 import numpy as np
 from mcap.writer import CompressionType, Writer
 
-from understudy.core import ArraySpec, Episode, EpisodeInfo, Source, StepSpec, UnderstudyError
+from understudy.core import ArraySpec, Episode, Source, StepSpec, UnderstudyError
 from understudy.core import tree as trees
-from understudy.core.episode import FPS
 from understudy.formats.atomic_dataset import publish_dataset
 from understudy.formats.format import FormatError
 from understudy.formats.mcap.messages import (
     EPISODE,
     IMAGE,
     IMAGE_SCHEMA,
+    QUALITY,
     SPEC,
     STEP,
     STEP_SCHEMA,
@@ -71,6 +71,23 @@ class McapWriter:
         self._recording: _Recording | None = None
         self._num_episodes = 0
         self._next_ns = 0
+        self._not_finite: dict[str, None] = {}  # fields with such numbers
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        cameras = {path: leaf for path, leaf in self._spec.columns.items() if _is_field(path) and is_camera(leaf)}
+        stacks = [path for path, leaf in cameras.items() if len(leaf.shape) > 3]
+        notes = []
+        if cameras and self._options.images == "jpeg":
+            notes.append(
+                f"{', '.join(cameras)}: written as JPEG, quality {QUALITY}, which is lossy; "
+                f"`mcap:{self._path}?images=png` is exact"
+            )
+        if stacks:
+            notes.append(f"{', '.join(stacks)}: of stacked frames, only the newest is written")
+        if self._not_finite:
+            notes.append(f"{', '.join(self._not_finite)}: NaN and infinity are written as null, and read back as NaN")
+        return tuple(notes)
 
     def add(self, key: str, episode: Episode) -> None:
         try:
@@ -81,6 +98,9 @@ class McapWriter:
             name = "file" if self._one else f"episode_{self._num_episodes:06}.mcap"
             self._recording = _Recording(self._partial / name, self._spec, self._options)
         times = self._times(episode)
+        for path, column in episode.columns().items():
+            if isinstance(column, np.ndarray) and _is_field(path) and not np.isfinite(column).all():
+                self._not_finite[path] = None
         self._recording.add(key, episode, times)
         self._num_episodes += 1
         if self._one:
@@ -90,7 +110,7 @@ class McapWriter:
 
     def _times(self, episode: Episode) -> list[int]:
         """The time of each of the T+1 rows, in nanoseconds."""
-        period_ns = round(10**9 / (self._options.hz or _rate(episode.info)))
+        period_ns = round(10**9 / (self._options.hz or episode.info.fps or USUAL_HZ))
         if self._time is None:
             return [self._next_ns + row * period_ns for row in range(len(episode) + 1)]
         given = episode.columns()[self._time]
@@ -198,15 +218,6 @@ def _step_message(episode: Episode, row: int) -> bytes:
         "policy_version": int(episode.policy_version[row]),
     }
     return json.dumps(message, allow_nan=False).encode()
-
-
-def _rate(info: EpisodeInfo) -> float:
-    """The rate in Hz that an episode was recorded at, as its label says."""
-    try:
-        rate = float(info.labels.get(FPS, USUAL_HZ))
-    except ValueError:
-        return USUAL_HZ
-    return rate if 0 < rate <= 1e6 else USUAL_HZ
 
 
 def _time_field(spec: StepSpec, name: str | None) -> str | None:

@@ -25,7 +25,7 @@ from understudy.formats.hdf5 import Dataset, Group, Hdf5Reader
 from understudy.formats.hdf5.columns import checked
 from understudy.formats.minari import spaces
 from understudy.formats.minari.images import decode_images
-from understudy.formats.order import natural
+from understudy.formats.natural_sort import natural
 
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 

@@ -23,8 +23,6 @@ class RldsFormat:
 
     name = "rlds"
     cannot = (
-        "The order of episodes across splits: evaluation episodes come after training episodes.",
-        "With images=jpeg, images are lossy (quality 95).",
         "Other programs see the last row's action and reward as zeros, and ignore sources, policy versions, "
         "proposals and attributes, which are in fields called understudy.",
     )

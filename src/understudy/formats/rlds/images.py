@@ -17,7 +17,7 @@ from understudy.formats.rlds.records import load
 Array = np.ndarray[Any, Any]
 
 _JPEG = b"\xff\xd8"
-_QUALITY = 95
+QUALITY = 95
 _MODES = {("uint8", 1): "L", ("uint8", 2): "LA", ("uint8", 3): "RGB", ("uint8", 4): "RGBA", ("uint16", 1): "I;16"}
 MAX_PIXELS = 2**26  # of an image without a declared size
 
@@ -118,7 +118,7 @@ def encode_image(image: Array, encoding: str) -> bytes:
     """One image [height, width, channels]."""
     if encoding == "jpeg":
         space = "RGB" if image.shape[2] == 3 else "GRAY"
-        data: bytes = load("simplejpeg").encode_jpeg(np.ascontiguousarray(image), _QUALITY, space, "444")
+        data: bytes = load("simplejpeg").encode_jpeg(np.ascontiguousarray(image), QUALITY, space, "444")
         return data
     out = io.BytesIO()
     flat = image[:, :, 0] if image.shape[2] == 1 else image

@@ -26,6 +26,7 @@ from understudy.formats.rlds.columns import encode_column, leaf_of
 from understudy.formats.rlds.dataset import FEATURES_FILE, INFO_FILE, SPEC_FILE, TEMPLATE, shard_name
 from understudy.formats.rlds.example import serialize
 from understudy.formats.rlds.features import Leaf, features_json
+from understudy.formats.rlds.images import QUALITY
 from understudy.formats.rlds.plan import EXTRAS, METADATA, UNDERSTUDY
 from understudy.formats.rlds.records import RecordWriter, write_records
 
@@ -54,6 +55,17 @@ class RldsWriter:
         self._partial = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.partial"
         self._partial.mkdir()
         self._shards: dict[str, _Shards] = {}
+        self._reordered = False
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        lossy = [path for path, leaf in self._leaves.items() if leaf.encoding == "jpeg"]
+        images = (
+            f"{', '.join(lossy)}: written as JPEG, quality {QUALITY}, which is lossy; "
+            f"`rlds:{self._path}?images=png` is exact"
+        )
+        order = "evaluation episodes come after training episodes, in a split of their own"
+        return (images,) * bool(lossy) + (order,) * self._reordered
 
     def add(self, key: str, episode: Episode) -> None:
         flat = {"episode_metadata/episode_id": [key.encode()], METADATA: [json.dumps(asdict(episode.info)).encode()]}
@@ -61,6 +73,7 @@ class RldsWriter:
         for path, column in _columns(self._spec, episode).items():
             fields |= encode_column(f"steps/{path}", self._leaves[path], column)
         split = _SPLITS[episode.info.split]
+        self._reordered |= split == _SPLITS["train"] and _SPLITS["eval"] in self._shards
         if split not in self._shards:
             self._shards[split] = _Shards(partial(self._begin, split), self._options.shard_mb * 10**6)
         self._shards[split].write(serialize(fields))

@@ -20,8 +20,6 @@ class RobomimicFormat:
     cannot = (
         "robomimic sees an action as one concatenated array and `dones` as terminated, and ignores text, attributes, "
         "sources, policy versions, proposals and extras, which are in groups called understudy.",
-        "A field called '.', or with a NUL character in its name, cannot be stored in HDF5.",
-        "Files of others: attributes of a demonstration except its instruction, and datasets without a row per step.",
     )
 
     def read(self, path: Path, options: Mapping[str, str]) -> RobomimicReader:

@@ -12,7 +12,7 @@ from understudy.core import ArraySpec, StepSpec, UnderstudyError
 from understudy.core.spec import DTYPES
 from understudy.formats.format import FormatError
 from understudy.formats.hdf5 import Dataset, Group, Hdf5Reader
-from understudy.formats.order import natural
+from understudy.formats.natural_sort import natural
 from understudy.formats.robomimic.writer import SPEC, UNDERSTUDY
 
 EXTRAS_OUT = ("actions", "rewards", "dones")

@@ -11,7 +11,7 @@ from understudy.formats.bags import BagReader
 from understudy.formats.bags.options import parse_options
 from understudy.formats.bags.rosbag2_file import METADATA, open_bag
 from understudy.formats.format import FormatError
-from understudy.formats.order import natural
+from understudy.formats.natural_sort import natural
 
 
 class Rosbag2Format:

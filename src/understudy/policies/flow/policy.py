@@ -27,7 +27,6 @@ from understudy.core import tree as trees
 from understudy.policies import policy_file, transfer
 from understudy.policies.actions import Actions
 from understudy.policies.encoders.words import Words
-from understudy.policies.file_policy import FilePolicy, check_rows, described_spec, fill, padded_batches
 from understudy.policies.flow import flow_matching
 from understudy.policies.flow.config import FlowConfig
 from understudy.policies.flow.model import (
@@ -46,7 +45,14 @@ from understudy.policies.flow.model import (
 )
 from understudy.policies.imitation import ImitationLoss, weighted_mean
 from understudy.policies.inputs import Inputs
-from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.language_conditioned import (
+    LanguageConditionedPolicy,
+    check_rows,
+    described_spec,
+    fill,
+    padded_batches,
+)
+from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling, check_noise
 from understudy.policies.rtc.guidance import Guidance
 from understudy.policies.stats import Stats
 from understudy.policies.transfer import to_tensor
@@ -80,7 +86,7 @@ class _Run:
     value: Tensor | None  # [B]
 
 
-class FlowPolicy(FilePolicy):
+class FlowPolicy(LanguageConditionedPolicy):
     """A policy with its model. A learner may train the model in place, and then raises `version`."""
 
     kind = KIND
@@ -138,6 +144,11 @@ class FlowPolicy(FilePolicy):
         return Spec({CHAIN: ArraySpec(shape=shape, dtype="float32")})
 
     @property
+    def noise_shape(self) -> tuple[int, int]:
+        """H x A: what `act(..., noise=)` takes for each row."""
+        return self.block_steps, self.actions.size
+
+    @property
     def has_value(self) -> bool:
         return self.config.value_head
 
@@ -168,9 +179,9 @@ class FlowPolicy(FilePolicy):
         to continue other blocks; their log-probs are those of the same chains without it.
         """
         num, steps = check_rows(instructions, rngs), self.config.num_inference_steps
-        shape = (self.block_steps, self.actions.size)
+        shape = self.noise_shape
         is_noisy = self.config.has_noisy_steps and not sampling.greedy
-        start = np.zeros((num, *shape), np.float32) if noise is None else _given_noise(noise, (num, *shape))
+        start = np.zeros((num, *shape), np.float32) if noise is None else check_noise(noise, (num, *shape))
         noises = np.zeros((num, steps, *shape), np.float32)
         scale = np.float32(sampling.temperature)
         for row, rng in enumerate(rngs):
@@ -436,6 +447,11 @@ class FlowPolicy(FilePolicy):
         config = replace(self.config, noise_level=noise_level)
         return FlowPolicy(config, self.spec, self.words, self.model, version=self.version)
 
+    def with_act_rows(self, act_rows: int) -> FlowPolicy:
+        """The policy with another number of rows in each forward pass of `act`. It has the same model."""
+        config = replace(self.config, act_rows=act_rows)
+        return FlowPolicy(config, self.spec, self.words, self.model, version=self.version)
+
     def with_noise_bounds(self, bounds: tuple[float, float], *, seed: int) -> FlowPolicy:
         """The policy with a network for the noise of its steps, new if it has none; the rest of it is a copy."""
         return self._with_part(replace(self.config, noise_bounds=bounds, noise_level=0.0), seed=seed)
@@ -468,13 +484,3 @@ def _guided(forward: Forward, given: Tensors, x: Tensor, time: float, guide: _Gu
         moved = flow_matching.guided(velocity, x, guide.wanted, guide.weight, time, guide.max_weight)
     found = velocity.detach(), None if value is None else value.detach(), features.detach()
     return (*found, None if std is None else std.detach()), moved
-
-
-def _given_noise(noise: Array, shape: tuple[int, ...]) -> Array:
-    found = np.array(noise, np.float32)
-    if found.shape != shape or not np.isfinite(found).all():
-        raise PolicyError(
-            f"noise: expected finite numbers {list(shape)}, a row for each instruction, got {list(found.shape)}; "
-            f"give one number for each of each action of a block"
-        )
-    return found

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from understudy.durable import files
-from understudy.policies.openvla import film
+from understudy.policies.openvla import film_layers
 from understudy.policies.openvla.checkpoint import (
     ACTION_HEAD,
     FILM,
@@ -124,7 +124,7 @@ def build(
     there = {name: shape for name, shape in checkpoint.shapes.items() if not name.startswith(_BESIDE)}
     if checkpoint.has_film:  # its file has the whole of the vision
         there = {name: shape for name, shape in there.items() if not name.startswith(f"{FILM}.")}
-        seen = film.read(checkpoint.read_part(FILM, FILM))
+        seen = film_layers.read(checkpoint.read_part(FILM, FILM))
         extras |= {name: weight for name, weight in seen.items() if not is_unused(name, vision)}
     there |= {name: tuple(weight.shape) for name, weight in extras.items()}
     _check_names(wanted, {name: shape for name, shape in there.items() if not is_unused(name, vision)})
@@ -192,7 +192,7 @@ def write(directory: str | Path, checkpoint: Checkpoint, state: Mapping[str, Ten
     beside = _BESIDE
     if checkpoint.has_film:
         (file,) = checkpoint.part_files(FILM)
-        torch.save(film.write(checkpoint.read_part(FILM, FILM), state, dtype), new / file.name)
+        torch.save(film_layers.write(checkpoint.read_part(FILM, FILM), state, dtype), new / file.name)
         beside = (*_BESIDE, f"{FILM}.")  # in the shards they stay as they are, since nobody reads them
     _write_shards(new, checkpoint, {name: w for name, w in state.items() if not name.startswith(beside)}, dtype)
     if directory.exists():

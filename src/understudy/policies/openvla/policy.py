@@ -31,7 +31,7 @@ from understudy.policies.openvla.config import DIFFUSION_STEPS, L1_SCALE, OpenVL
 from understudy.policies.openvla.inputs import ImagePreprocessor, OpenVLAInputs, Prompts, cameras_of, check_proprio
 from understudy.policies.openvla.network import OpenVLANetwork, Tensors
 from understudy.policies.openvla.tokens import ActionTokens, Range, statistics_of
-from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling, check_noise
 from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
 from understudy.policies.transfer import to_tensor
 from understudy.policies.vla import bins
@@ -159,22 +159,38 @@ class OpenVLAPolicy(TokenPolicy):
         names = (NOISE, NUMBERS) if self._diffusion else (NUMBERS,)
         return Spec(dict.fromkeys(names, ArraySpec(shape=(self.block_steps, self.log_prob_size), dtype="float32")))
 
+    @property
+    def noise_shape(self) -> tuple[int, int] | None:
+        """H x D: what `act(..., noise=)` takes for each row with a diffusion head; None without one."""
+        return (self.block_steps, self.actions.size) if self._diffusion else None
+
     def act(
-        self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
+        self,
+        observation: Tree,
+        instructions: Sequence[str],
+        *,
+        rngs: Sequence[np.random.Generator],
+        sampling: Sampling,
+        noise: Array | None = None,
     ) -> Acted:
         """Choose; each row's generator gives H x D numbers from [0, 1), or none if it is greedy.
 
-        With a diffusion head they are normal numbers, the noise that it begins with; temperature scales it.
+        With a diffusion head they are normal numbers, the noise that it begins with; temperature scales it. `noise`
+        [B, H, D] replaces them.
         """
         num = len(instructions)
         if not num or len(rngs) != num:
             raise PolicyError(f"rngs: expected {num or 'some'} generators, one for each instruction, got {len(rngs)}")
         shape = (num, self.block_steps, self.actions.size)
         if self._diffusion:
-            noise = np.zeros(shape, np.float32)
+            if noise is not None:
+                return self._act_from_noise(observation, instructions, check_noise(noise, shape), sampling)
+            drawn = np.zeros(shape, np.float32)
             if not sampling.greedy:
-                noise = np.stack([rng.standard_normal(shape[1:], np.float32) for rng in rngs])
-            return self._act_from_noise(observation, instructions, noise * np.float32(sampling.temperature), sampling)
+                drawn = np.stack([rng.standard_normal(shape[1:], np.float32) for rng in rngs])
+            return self._act_from_noise(observation, instructions, drawn * np.float32(sampling.temperature), sampling)
+        if noise is not None:
+            raise PolicyError("noise: this policy has no diffusion head and makes its blocks of none; leave it out")
         uniforms = np.zeros(shape)
         if not sampling.greedy:
             uniforms = np.stack([rng.random(shape[1:]) for rng in rngs])

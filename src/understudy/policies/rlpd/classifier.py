@@ -103,7 +103,9 @@ class SuccessClassifier:
 
         def check(classifier: SuccessClassifier) -> None:
             if observation is not None:
-                policy_file.check_fields(classifier.observation, observation, "observation", all_of_it=False)
+                policy_file.check_fields(
+                    classifier.observation, observation, "observation", all_of_it=False, what="classifier"
+                )
 
         return policy_file.load(
             path,

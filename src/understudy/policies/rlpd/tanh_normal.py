@@ -39,6 +39,13 @@ def log_prob_of_noise(noise: Tensor, pre_tanh: Tensor, log_std: Tensor) -> Tenso
     return (-0.5 * noise.square() - log_std - HALF_LOG_2PI - log_slope(pre_tanh)).sum(dim=-1)
 
 
+def draw(mean: Tensor, log_std: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Numbers [B, D] from -1 to 1 and their log-prob [B]."""
+    noise = torch.randn(mean.shape, generator=generator, device=mean.device)
+    pre_tanh = mean + torch.exp(log_std) * noise
+    return torch.tanh(pre_tanh), log_prob_of_noise(noise, pre_tanh, log_std)
+
+
 def entropy(mean: Tensor, log_std: Tensor) -> Tensor:
     """Entropy [B]: the normal's, plus the mean log-slope by Gauss-Hermite quadrature (within 1e-3 for spreads to 1)."""
     nodes = torch.tensor(_NODES, dtype=mean.dtype, device=mean.device)

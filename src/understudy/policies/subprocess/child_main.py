@@ -185,17 +185,20 @@ def sizes_of(policy: Any) -> dict[str, Any]:
         "log_prob_size": int(policy.log_prob_size),
         "replay": replay,
         "has_value": bool(policy.has_value),
+        "noise_shape": getattr(policy, "noise_shape", None),
     }
 
 
 def _act(policy: Any, request: dict[str, Any], arrays: Arrays) -> tuple[dict[str, Any], Arrays]:
     rngs = [generator_of(state) for state in request["rngs"]]
+    noise = {"noise": arrays["noise"]} if "noise" in arrays else {}
     given = policy.act(
         below(arrays, "observation"),
         request["instructions"],
         rngs=rngs,
         temperature=request["temperature"],
         greedy=request["greedy"],
+        **noise,
     )
     action = given["action"]
     found = under(action if isinstance(action, dict) else {"": action}, "action")

@@ -26,7 +26,7 @@ from understudy.core import NO_VERSION, ArraySpec, Spec, SpecError, StepSpec, Tr
 from understudy.core import tree as trees
 from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
-from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling
+from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError, Sampling, check_noise
 from understudy.policies.subprocess import child_main as process
 from understudy.policies.subprocess.child import Ended, Late, PolicyChild
 from understudy.policies.subprocess.failures import (
@@ -68,6 +68,7 @@ class _PolicySizes:
     log_prob_size: int
     replay: Spec
     has_value: bool
+    noise_shape: tuple[int, ...] | None
 
 
 class SubprocessPolicy(Closeable):
@@ -109,20 +110,37 @@ class SubprocessPolicy(Closeable):
         return self._sizes.has_value
 
     @property
+    def noise_shape(self) -> tuple[int, ...] | None:
+        """The shape of `act(noise=)` for one row; None if the policy takes none."""
+        return self._sizes.noise_shape
+
+    @property
     def pid(self) -> int | None:
         """Of the process, if one is running."""
         return None if self._child is None else self._child.pid
 
     def act(
-        self, observation: Tree, instructions: Sequence[str], *, rngs: Sequence[np.random.Generator], sampling: Sampling
+        self,
+        observation: Tree,
+        instructions: Sequence[str],
+        *,
+        rngs: Sequence[np.random.Generator],
+        sampling: Sampling,
+        noise: Array | None = None,
     ) -> Acted:
-        """Choose in the other process; the generators then have the states in which the policy left them."""
+        """Choose in the other process; the generators then have the states in which the policy left them.
+
+        `noise` [B, *noise_shape] replaces the noise that the policy would draw and make its blocks of.
+        """
         if len(rngs) != len(instructions):
             raise PolicyError(
                 f"rngs: expected {len(instructions)} generators, one for each instruction, got {len(rngs)}"
             )
         request = {**_request_of(instructions, sampling), "rngs": [process.generator_state(rng) for rng in rngs]}
-        message, arrays = self._call("act", request, process.under(_flat(observation), "observation"))
+        given = process.under(_flat(observation), "observation")
+        if noise is not None:
+            given["noise"] = self._checked_noise(noise, len(instructions))
+        message, arrays = self._call("act", request, given)
         lead = (len(instructions), self.block_steps)
         try:
             action = _checked(process.below(arrays, "action"), self.spec.action, lead, "action")
@@ -155,6 +173,11 @@ class SubprocessPolicy(Closeable):
             entropy=torch.from_numpy(entropy),
             value=None if value is None else torch.from_numpy(value),
         )
+
+    def _checked_noise(self, noise: Array, num: int) -> Array:
+        if self.noise_shape is None:
+            raise PolicyError(f"noise: {self.factory.label} makes its blocks of none; leave it out")
+        return check_noise(noise, (num, *self.noise_shape))
 
     # ---- weights
 
@@ -218,6 +241,7 @@ class SubprocessPolicy(Closeable):
                 log_prob_size=message["log_prob_size"],
                 replay=Spec(leaves),
                 has_value=message["has_value"],
+                noise_shape=None if message["noise_shape"] is None else tuple(map(int, message["noise_shape"])),
             )
             if min(sizes.block_steps, sizes.log_prob_size) < 1:
                 raise ValueError(f"expected sizes from 1, got {sizes}")

@@ -23,6 +23,9 @@ class PlainPolicy(Protocol):
 
     A tree that is one array has the path ''. Log-probs, entropies and values are float32. Row i is drawn with
     `rngs[i]`, and its bits do not depend on the other rows, as for every block policy.
+
+    A policy that makes its blocks of noise may have `noise_shape`, that of one row; then `act` also takes `noise`, an
+    array [B, *noise_shape] or None, which replaces what it would draw to begin with.
     """
 
     block_steps: int

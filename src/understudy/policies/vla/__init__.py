@@ -1,6 +1,6 @@
-"""VLA: a small vision-language-action policy built from parts of transformers.
+"""VLA: a small vision-language-action policy, built as large ones are.
 
-`VLAConfig` needs neither torch nor transformers; the other names need both and are imported when they are first used.
+`VLAConfig` needs no torch; the other names need it and are imported when they are first used.
 """
 
 from importlib import import_module

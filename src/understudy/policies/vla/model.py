@@ -1,9 +1,9 @@
 """VLAModel: images, words and proprioception in; a distribution over each number of a block of actions out.
 
-    image [S, S, 3] - SiglipVisionModel - PixelUnshuffle - Linear -+
-    words [W] ------------- embedding of the text model -------------+- LlamaModel -+- last H x A: logits over the bins
-    proprioception [P] ---------- Linear ----------------------------+              +- token before: value
-    H x A learned queries -------------------------------------------+
+    image [S, S, 3] - VisionTransformer - PixelUnshuffle - Linear -+
+    words [W] ------------- embedding of the text model -----------+- TextTransformer -+- last H x A: logits over bins
+    proprioception [P] ---------- Linear --------------------------+                   +- token before: value
+    H x A learned queries -----------------------------------------+
 
 All tokens of a block are decided in one pass. Attention is causal over images, words and proprioception, as in a
 language model; the queries attend to all of them and to each other. The bins are the last entries of the text model's
@@ -18,14 +18,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaModel, SiglipVisionConfig, SiglipVisionModel
 
 from understudy.policies.encoders.words import PADDING
 from understudy.policies.protocol import PolicyError
 from understudy.policies.vla.config import VLAConfig
+from understudy.policies.vla.transformer import INIT_STD, TextTransformer, VisionTransformer
 
 WORDS, PROPRIO = "words", "proprio"
-INIT_STD = 0.02
 
 Tensors = Mapping[str, Tensor]  # image/CAMERA uint8 [B, S, S, 3]; words int64 [B, W]; proprio float32 [B, P], if any
 
@@ -57,10 +56,24 @@ class VLAModel(nn.Module):
         num_prefix = num_image_tokens + config.max_words + (proprio_size > 0)
         self._num_prefix = num_prefix
         self.num_tokens = num_prefix + num_queries  # of one row
-        self.vision = SiglipVisionModel(_vision_config(config, image_size))
+        self.vision = VisionTransformer(
+            image_size=image_size,
+            patch=config.patch,
+            width=config.vision_hidden,
+            layers=config.vision_layers,
+            heads=config.vision_heads,
+            mlp_width=config.mlp_ratio * config.vision_hidden,
+        )
         self.shuffle = nn.PixelUnshuffle(config.shuffle)
         self.connector = nn.Linear(config.vision_hidden * config.shuffle**2, config.hidden, bias=False)
-        self.text = LlamaModel(_text_config(config, num_words, num_prefix + num_queries))
+        self.text = TextTransformer(
+            num_words=num_words + config.num_bins,
+            num_tokens=self.num_tokens,
+            width=config.hidden,
+            layers=config.layers,
+            heads=config.heads,
+            mlp_width=config.mlp_ratio * config.hidden,
+        )
         self.proprio = nn.Linear(proprio_size, config.hidden) if proprio_size else None
         self.queries = nn.Parameter(torch.randn(num_queries, config.hidden) * INIT_STD)
         self.value = (
@@ -78,8 +91,7 @@ class VLAModel(nn.Module):
             if self.proprio is not None:
                 parts.append(self.proprio(tensors[PROPRIO])[:, None])
             parts.append(self.queries.expand(len(words), -1, -1))
-            seen = self.text(inputs_embeds=torch.cat(parts, dim=1), attention_mask=self._attention(words))
-            hidden = seen.last_hidden_state
+            hidden = self.text(torch.cat(parts, dim=1), self._attention(words))
             bins = self.text.embed_tokens.weight[-self.config.num_bins :]
             actions = hidden[:, self._num_prefix :].reshape(len(words), *self._shape, -1)
             logits = nn.functional.linear(actions, bins)  # no view: FSDP2 puts its hooks on what is returned
@@ -94,19 +106,14 @@ class VLAModel(nn.Module):
 
     def checkpoint_gradients(self, on: bool) -> None:
         """Keep fewer activations for the backward pass and compute them again: less memory, more time."""
-        parts: tuple[Any, ...] = (self.vision, self.text)
-        for part in parts:
-            if on:
-                part.gradient_checkpointing_enable({"use_reentrant": False})
-            else:
-                part.gradient_checkpointing_disable()
+        self.vision.checkpointed = self.text.checkpointed = on
 
     def _images(self, tensors: Tensors) -> list[Tensor]:
         """The tokens of each camera; the images of all cameras go through the vision model in one batch."""
         cameras = self.config.cameras or ()
         pixels = torch.cat([tensors[image(camera)] for camera in cameras])
         scaled = pixels.permute(0, 3, 1, 2).to(torch.float32).div(127.5).sub(1.0)
-        patches = self.vision(pixel_values=scaled).last_hidden_state  # [N B, patches, C]
+        patches = self.vision(scaled)  # [N B, patches, C]
         grid = self.shuffle(patches.transpose(1, 2).reshape(len(pixels), -1, self._side, self._side))
         tokens = self.connector(grid.flatten(2).transpose(1, 2))
         return list(tokens.chunk(len(cameras)))
@@ -116,38 +123,6 @@ class VLAModel(nn.Module):
         mask = self.base_mask.repeat(len(words), 1, 1, 1)
         mask[..., self._words_at] &= (words != PADDING)[:, None, None, :]
         return mask
-
-
-def _vision_config(config: VLAConfig, image_size: int) -> SiglipVisionConfig:
-    options: dict[str, Any] = {
-        "hidden_size": config.vision_hidden,
-        "intermediate_size": config.mlp_ratio * config.vision_hidden,
-        "num_hidden_layers": config.vision_layers,
-        "num_attention_heads": config.vision_heads,
-        "image_size": image_size,
-        "patch_size": config.patch,
-        "vision_use_head": False,
-        "attn_implementation": "sdpa",
-    }
-    return SiglipVisionConfig(**options)
-
-
-def _text_config(config: VLAConfig, num_words: int, num_tokens: int) -> LlamaConfig:
-    options: dict[str, Any] = {
-        "vocab_size": num_words + config.num_bins,
-        "hidden_size": config.hidden,
-        "intermediate_size": config.mlp_ratio * config.hidden,
-        "num_hidden_layers": config.layers,
-        "num_attention_heads": config.heads,
-        "num_key_value_heads": config.heads,
-        "use_cache": False,
-        "max_position_embeddings": num_tokens,
-        "attn_implementation": "sdpa",
-        "pad_token_id": None,
-        "bos_token_id": None,
-        "eos_token_id": None,
-    }
-    return LlamaConfig(**options)
 
 
 def _mask(num_prefix: int, num_queries: int) -> Tensor:

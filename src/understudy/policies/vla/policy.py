@@ -19,9 +19,15 @@ from understudy.core import NO_VERSION, Spec, SpecError, StepSpec, Tree
 from understudy.policies import policy_file, transfer
 from understudy.policies.actions import Actions
 from understudy.policies.encoders.words import Words
-from understudy.policies.file_policy import FilePolicy, check_rows, described_spec, fill, padded_batches
 from understudy.policies.imitation import ImitationLoss, weighted_mean
 from understudy.policies.inputs import Inputs, is_camera
+from understudy.policies.language_conditioned import (
+    LanguageConditionedPolicy,
+    check_rows,
+    described_spec,
+    fill,
+    padded_batches,
+)
 from understudy.policies.protocol import Acted, Evaluated, PolicyError, Sampling
 from understudy.policies.stats import Stats
 from understudy.policies.tokens import TOKENS, TokenPolicy, weigh
@@ -36,7 +42,7 @@ KIND = "vla"
 Forward: TypeAlias = Callable[[Tensors], tuple[Tensor, Tensor | None]]
 
 
-class VLAPolicy(TokenPolicy, FilePolicy):
+class VLAPolicy(TokenPolicy, LanguageConditionedPolicy):
     """A policy with its model. A learner may train the model in place, and then raises `version`."""
 
     kind = KIND

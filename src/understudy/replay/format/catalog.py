@@ -27,7 +27,7 @@ from understudy.processes import forks
 from understudy.replay.format.arrays import Array, Records
 from understudy.replay.format.conditions import Guard, SqlRow, SqlValue, check_condition, guard_problem, shown
 from understudy.replay.format.layout import Layout
-from understudy.replay.format.paths import CATALOG_FILE, SEAL_FILE, segment_files
+from understudy.replay.format.paths import SEAL_FILE, no_store, segment_files
 from understudy.replay.format.records import (
     EPISODE_COLUMNS,
     SEGMENT_FIELDS,
@@ -549,9 +549,7 @@ def require_catalog(path: Path) -> None:
         return
     if segment_files(path.parent):
         raise DamageError(f"{path}: the catalog is gone; run `understudy repair`")
-    raise StoreFormatError(
-        f"{path.parent}: not an Understudy store (it has no {CATALOG_FILE}); check the path, or make one first"
-    )
+    raise no_store(path.parent)
 
 
 @cache

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from understudy.core import StoreFormatError
+
 CATALOG_FILE = "catalog.sqlite"
 SEAL_FILE = "catalog.seal"
 MARK_FILE = "catalog.mark"
@@ -35,3 +37,11 @@ def parameter_files(store: Path) -> list[Path]:
     """The published versions in the directory, oldest first."""
     found = (store / PARAMETERS_DIRECTORY).glob("*.safetensors")
     return sorted((p for p in found if p.stem.isdigit()), key=lambda p: int(p.stem))
+
+
+def no_store(path: Path) -> StoreFormatError:
+    """The error that there is no store at this path."""
+    if (path / "store" / CATALOG_FILE).is_file():
+        return StoreFormatError(f"{path}: is a run, not a store; its store is {path / 'store'}")
+    found = f"it has no {CATALOG_FILE}" if path.is_dir() else "there is no such directory"
+    return StoreFormatError(f"{path}: not an Understudy store ({found}); check the path, or make one first")

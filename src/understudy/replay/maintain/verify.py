@@ -15,7 +15,7 @@ from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.commit_mark import read_mark
 from understudy.replay.format.lost_commits import lost_commits
 from understudy.replay.format.open_to_read import open_to_read
-from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_files, segment_path
+from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, no_store, segment_files, segment_path
 from understudy.replay.format.records import EpisodeRecord, SegmentRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
@@ -44,7 +44,7 @@ def verify(path: str | Path, *, progress: ProgressCallback | None = None) -> Ver
     path = Path(path)
     report = VerifyReport()
     if not path.is_dir() or (not (path / CATALOG_FILE).exists() and not segment_files(path)):
-        raise StoreFormatError(f"{path}: not an Understudy store (it has no {CATALOG_FILE}); check the path")
+        raise no_store(path)
     being_written = lock_is_held(path / LOCK_FILE)
     try:
         clean = check_seal(path)

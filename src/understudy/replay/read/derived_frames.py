@@ -281,9 +281,9 @@ class _ReadFile:
     """A file that is read, and when its time was last set to say so."""
 
     def __init__(self, path: Path, now: float):
+        self.identity = FileIdentity(path)  # first: if the file is gone, nothing is open
         self.file = OpenFile(path)
         self.file.expect_random_reads()
-        self.identity = FileIdentity(path)
         self.touch(now)
 
     def touch(self, now: float) -> bool:

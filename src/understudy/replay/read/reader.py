@@ -20,7 +20,6 @@ from understudy.core import (
     StepSpec,
     StoreError,
     StoreFailedError,
-    StoreFormatError,
 )
 from understudy.core.closeable import Closeable
 from understudy.core.episode import Column
@@ -30,10 +29,10 @@ from understudy.durable.lock import lock_is_held
 from understudy.replay.format.arrays import Records
 from understudy.replay.format.catalog import SPAN_DTYPE, Catalog
 from understudy.replay.format.conditions import SqlValue
-from understudy.replay.format.encoded_columns import decode_columns
+from understudy.replay.format.encoded_columns import cut_columns, decode_columns
 from understudy.replay.format.lost_commits import check_commits
 from understudy.replay.format.open_to_read import open_to_read
-from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, segment_path
+from understudy.replay.format.paths import CATALOG_FILE, LOCK_FILE, no_store, segment_path
 from understudy.replay.format.records import EpisodeRecord
 from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
@@ -152,6 +151,11 @@ class Reader(Closeable):
                     raise
         raise AssertionError("unreachable")
 
+    def decode(self, record: EpisodeRecord, stored: dict[str, Column], first: int, stop: int) -> dict[str, Column]:
+        """Rows of `stored_rows` from `first` up to `stop`, decoded; all rows of a long episode would fill memory."""
+        spec = self.spec(record.spec)
+        return decode_columns(spec, cut_columns(spec, stored, first, stop))
+
     def _gather(self, record: EpisodeRecord, spans: Records) -> dict[str, Column]:
         """The stored columns of an episode."""
         pieces = []
@@ -222,7 +226,7 @@ class Reader(Closeable):
 
 def _open_catalog(path: Path) -> Catalog:
     if not path.is_dir():
-        raise StoreFormatError(f"{path}: not an Understudy store (there is no such directory); check the path")
+        raise no_store(path)
     refuse_network_file_system(path)
     sealed = (path / CATALOG_FILE).is_file() and check_seal(path)
     catalog = open_to_read(path)

@@ -12,11 +12,12 @@ import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from understudy.core import Source, StoreError
+from understudy.core.spec import describe
 from understudy.replay.format.arrays import Array
 from understudy.replay.format.catalog import Catalog
 from understudy.replay.format.conditions import Guard, SqlRow, check_condition, guard_problem, shown
@@ -85,6 +86,14 @@ ONLINE = View(name="online", clauses=(Clause(where="split = 'train' and kind != 
 EVERYTHING = View(name="everything", clauses=(Clause(where="split = 'train'"),))
 
 
+def check_view(value: Any) -> None:
+    """Refuse what is no View, such as the name of one."""
+    if not isinstance(value, View):
+        named = value.upper() if isinstance(value, str) and value.upper() in ("DEMO", "ONLINE", "EVERYTHING") else None
+        advice = f"us.{named}" if named else "us.DEMO, us.ONLINE, us.EVERYTHING or a us.View of your own"
+        raise StoreError(f"view: expected a View such as us.DEMO, got {describe(value)}; pass {advice}")
+
+
 class ViewCount(NamedTuple):
     """How many steps a view has, and of how many episodes."""
 
@@ -94,6 +103,8 @@ class ViewCount(NamedTuple):
 
 def count_views(reader: Reader, views: Sequence[View], until: int | None = None) -> list[ViewCount]:
     """Count the steps and episodes of each view, as of commit `until` or the newest. Reads the whole index."""
+    for view in views:
+        check_view(view)
     steps = StepIndex(reader)
     steps.follow(until)
     found = []

@@ -43,6 +43,11 @@ class Mixture(Closeable, Generic[Batch]):
             )
         first = next(iter(samplers.values()))
         for name, sampler in samplers.items():
+            if not hasattr(sampler, "shape"):
+                raise StoreError(
+                    f"mixture: expected a sampler as {name!r}, got {type(sampler).__name__}; "
+                    f"pass us.Sampler(reader, us.DEMO, batch_size=...) or another"
+                )
             if sampler.shape != first.shape or sampler.spec.decoded != first.spec.decoded or sampler.world_size != 1:
                 raise StoreError(f"mixture: {name!r} has another shape or spec, or a rank of its own; make them alike")
         shares(list(weights.values()), batch_size, 0)  # refuses what cannot be shared

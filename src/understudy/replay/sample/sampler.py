@@ -28,7 +28,7 @@ from understudy.replay.read.derived_frames import FrameCache
 from understudy.replay.read.gather import Gatherer
 from understudy.replay.read.reader import Reader
 from understudy.replay.read.step_index import StepIndex
-from understudy.replay.read.view import View, ViewIndex
+from understudy.replay.read.view import View, ViewIndex, check_view
 from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError, part_of
 from understudy.replay.sample.cache_filler import CacheFiller
 from understudy.replay.sample.selectors import Drawn, Selector, Uniform
@@ -81,6 +81,7 @@ class Sampler(Closeable, Generic[Batch]):
         resized frames are kept.
         `on_ragged` is called with the bytes of text and ragged values of a batch before they are read, and may raise.
         """
+        check_view(view)
         if batch_size < 1:
             raise StoreError(f"batch_size: expected a number from 1, got {batch_size}")
         if not 0 <= rank < world_size:
@@ -267,9 +268,11 @@ class Sampler(Closeable, Generic[Batch]):
         if size and len(self) == 0:
             if self._index is None:
                 raise EmptyError(EMPTY_STORE)
+            newest, seen = self._reader.last_commit(), self.step_index.commit
+            behind = f"the store is at commit {newest}, so call follow() first"
             raise EmptyError(
-                f"view {self.view.name!r}: there is nothing to draw as of commit {self.step_index.commit}; "
-                f"record something, then call follow()"
+                f"view {self.view.name!r}: there is nothing to draw as of commit {seen}; "
+                f"{behind if newest > seen else 'record something, then call follow()'}"
             )
         self.last_record = BatchRecord(
             view=self.view.name, commit=self.step_index.commit, seed=self.seed, batch=self.num_batches, size=size
@@ -359,5 +362,5 @@ def other_spec(where: str, got: StepSpec, wanted: StepSpec) -> StoreError:
             difference = f"{path} is {flat.get(path, 'not there')}, expected {wanted_flat.get(path, 'nothing')}"
             break
     return StoreError(
-        f"{where}: holds steps of another kind ({difference}); record and train in the same world with the same options"
+        f"{where}: holds steps of another spec ({difference}); record and train in the same world with the same options"
     )

@@ -20,10 +20,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
-from understudy.core import StoreClosedError, StoreError, StoreFailedError, StoreFormatError, UnderstudyError
+from understudy.core import StoreClosedError, StoreError, StoreFailedError, UnderstudyError
 from understudy.durable import files
 from understudy.durable.errors import store_errors
-from understudy.replay.format.paths import CATALOG_FILE, INBOX_DIRECTORY, REFUSED_DIRECTORY
+from understudy.replay.format.paths import CATALOG_FILE, INBOX_DIRECTORY, REFUSED_DIRECTORY, no_store
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ def _is_text(value: object) -> bool:
 def submit_edit(store: Path, request: EditRequest) -> Path:
     """Leave a request for the process that writes to the store; on disk when this returns."""
     if not (store / CATALOG_FILE).is_file():
-        raise StoreFormatError(f"{store}: not an Understudy store (it has no {CATALOG_FILE}); check the path")
+        raise no_store(store)
     inbox = store / INBOX_DIRECTORY
     name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.json"
     with store_errors(inbox, "create"):

@@ -169,7 +169,8 @@ class Store(Closeable):
 
         Raises the error that stopped a writer's thread, if no call of the writer has raised it.
         """
-        unheard = [error for commits in list(self._background) if (error := commits.drain()) is not None]
+        in_order = sorted(self._background, key=lambda commits: commits.writer)  # addresses decide that of a WeakSet
+        unheard = [error for commits in in_order if (error := commits.drain()) is not None]
         self._close()
         if unheard:
             raise unheard[0].with_traceback(None) from None

@@ -38,7 +38,7 @@ from understudy.processes import forks
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.encoded_columns import encoded_chunk
 from understudy.service.client.connection import MAX_BACKOFF_S, MIN_BACKOFF_S, Connection
-from understudy.service.client.splice import Splicer
+from understudy.service.client.splice_episodes import Splicer
 from understudy.service.client.spool import Spool, SpoolLog
 from understudy.service.client.write_stream import WINDOW_CHUNKS, WriteStream
 from understudy.service.wire.chunks import encode_chunk
@@ -179,9 +179,17 @@ class Outbox:
                 self._refused += 1
                 raise BacklogError(
                     f"writer {self._name!r}: the queue is full with {self._queued_rows} steps after "
-                    f"{self._config.block_timeout_s} s of waiting ({self._problem or 'the disk is slow'}); "
-                    f"{self._spool.num_rows} are in the spool. Wait for the server, or choose another overflow"
+                    f"{self._config.block_timeout_s} s of waiting ({self._why_full()}); "
+                    f"{self._spool.num_rows} are in the spool. Wait for it, or choose another overflow"
                 )
+
+    def _why_full(self) -> str:
+        """What the queue waits for: the server, once the spool is full, else what fills the spool."""
+        if self._spool.num_bytes >= self._config.spool_bytes:
+            return self._problem or "the spool is full"
+        if self._log.spec.encoded:
+            return "camera frames come faster than this machine encodes and writes them"
+        return "the disk is slow"
 
     def _drop(self, chunk: Chunk) -> None:
         self._dropped += chunk.num_rows

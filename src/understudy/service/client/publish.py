@@ -10,8 +10,8 @@ from typing import Any
 
 from understudy.core import UnavailableError
 from understudy.service.client.connection import CONNECT_TIMEOUT_S, PROBE_TIMEOUT_S, Connection
-from understudy.service.wire.message import Buffer, pieces
-from understudy.service.wire.protocol import PUBLISH, STATUS, to_json
+from understudy.service.wire.message import Buffer, pieces, to_json
+from understudy.service.wire.protocol import PUBLISH, STATUS
 
 logger = logging.getLogger(__name__)
 

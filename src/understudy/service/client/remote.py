@@ -61,7 +61,7 @@ def connect(
 ) -> Remote:
     """A client of the servers at `addresses`: "host:port" or "name=host:port", or several with commas between.
 
-    It connects when it is first used.
+    It connects when it is first used; `unreachable` says at once which servers do not answer.
     """
     given = addresses.split(",") if isinstance(addresses, str) else list(addresses)
     shards = [_name_and_address(text.strip()) for text in given if text.strip()]
@@ -80,6 +80,11 @@ def connect(
 
 def _name_and_address(text: str) -> tuple[str, str]:
     name, equals, address = text.rpartition("=")
+    scheme, separator, rest = address.partition("://")
+    if separator and scheme.lower() in ("http", "https", "grpc"):
+        raise RefusedError(
+            f"addresses: expected HOST:PORT, without {scheme}://, got {text!r}; pass {rest.rstrip('/')!r}"
+        )
     if ":" not in address or (equals and not name):
         raise RefusedError(
             f"addresses: expected host:port or name=host:port, or several with commas between, got {text!r}"

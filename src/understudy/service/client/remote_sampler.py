@@ -24,7 +24,7 @@ from understudy.core.closeable import Closeable
 from understudy.core.resize import ResizeOption, resized_spec, sizes_by_field
 from understudy.processes import forks
 from understudy.replay.read.batch_shapes import Transitions
-from understudy.replay.read.view import View
+from understudy.replay.read.view import View, check_view
 from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError, part_of
 from understudy.replay.sample.sampler import EMPTY_STORE, BatchRecord, other_spec
 from understudy.replay.sample.selectors import Selector, Uniform
@@ -37,8 +37,8 @@ from understudy.service.wire.batches import (
     shape_to_json,
     view_to_json,
 )
-from understudy.service.wire.message import Assembly
-from understudy.service.wire.protocol import SAMPLE, VERSION, check_version, from_json, to_json
+from understudy.service.wire.message import Assembly, from_json, to_json
+from understudy.service.wire.protocol import SAMPLE, VERSION, check_version
 
 T = TypeVar("T")
 
@@ -69,6 +69,7 @@ class RemoteSampler(Closeable, Generic[Batch]):
         depth: int = 2,
         timeout_s: float = 60.0,
     ):
+        check_view(view)
         if depth < 0:
             raise StoreError(f"depth: expected a number from 0, got {depth}")
         self.view = view

@@ -24,7 +24,7 @@ from understudy.core import StepSpec, StoreError, UnavailableError
 from understudy.core.closeable import Closeable
 from understudy.core.resize import ResizeOption, resized_spec, sizes_by_field
 from understudy.replay.read.batch_shapes import Transitions
-from understudy.replay.read.view import View
+from understudy.replay.read.view import View, check_view
 from understudy.replay.sample.batch_source import Batch, BatchShape, EmptyError
 from understudy.replay.sample.sampler import EMPTY_STORE, Sampler
 from understudy.replay.sample.selectors import Selector, Uniform
@@ -71,6 +71,7 @@ class ShardedSampler(Closeable, Generic[Batch]):
         """`stores` names the shards (by default those of `remote`), each with its directory, or None to ask its server.
         The first draws what a Sampler of the same seed draws. A state may count on shards that are `lost`. While all
         shards with steps are unreachable, `on_wait` is called again and again, up to `max_wait_s`."""
+        check_view(view)
         self.view = view
         self.shape: BatchShape[Batch] = shape or cast("BatchShape[Batch]", Transitions())
         self.batch_size = batch_size

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 from understudy.core import DamageError, RefusedError, UnderstudyError, WireError
 from understudy.service.client.connection import Connection
 from understudy.service.client.spool import SpoolLog
-from understudy.service.wire.protocol import VERSION, WRITE, check_version, from_json, to_json
+from understudy.service.wire.message import from_json, to_json
+from understudy.service.wire.protocol import VERSION, WRITE, check_version
 
 WINDOW_CHUNKS = 4  # sent and not yet acknowledged
 ANSWER_TIMEOUT_S = 30.0  # plus the time that the unacknowledged bytes take on the slowest link

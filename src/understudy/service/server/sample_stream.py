@@ -27,8 +27,8 @@ from understudy.service.wire.batches import (
     shape_from_json,
     view_from_json,
 )
-from understudy.service.wire.message import pieces
-from understudy.service.wire.protocol import VERSION, ReplacedError, check_version, from_json, to_json
+from understudy.service.wire.message import from_json, pieces, to_json
+from understudy.service.wire.protocol import VERSION, ReplacedError, check_version
 
 RAGGED_COPIES = 4  # of text and ragged values, at once: as values, as bytes, joined, and in pieces
 STALLED_S = 60.0  # until a client that does not read loses its stream, plus the time of the batch on a slow link

@@ -52,6 +52,7 @@ from understudy.service.server.writer_stats import WriterStats
 from understudy.service.wire import grpc_forks
 from understudy.service.wire.batches import view_from_json
 from understudy.service.wire.chunks import decode_chunk
+from understudy.service.wire.message import from_json, to_json
 from understudy.service.wire.parameters import NO_PARAMETERS, encode_version
 from understudy.service.wire.protocol import (
     COMPACT,
@@ -66,9 +67,7 @@ from understudy.service.wire.protocol import (
     VERSION,
     WRITE,
     check_version,
-    from_json,
     status_of,
-    to_json,
 )
 from understudy.web.access import check_access
 from understudy.web.errors import ListenError

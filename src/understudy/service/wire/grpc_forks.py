@@ -20,7 +20,8 @@ ADVICE = "start this process with multiprocessing's `spawn` or `forkserver`, and
 SHUTDOWN_WAIT_S = 5.0
 POLL_S = 0.01
 _TASKS = Path("/proc/self/task")  # only on Linux; elsewhere a fork does not wait
-_NAMES = ("grpc_global_tim", "event_engine", "lifeguard")  # of the threads that gRPC has while it runs
+# The threads that gRPC has while it runs, and the one that ends them and holds gRPC's lock until it is through.
+_NAMES = ("grpc_global_tim", "event_engine", "lifeguard", "grpc_shutdown")
 
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 

@@ -26,6 +26,7 @@ Buffer: TypeAlias = bytes | memoryview
 
 PIECE_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 20
+MAX_JSON_BYTES = 1 << 20  # of a small message
 MAX_JSON_DEPTH = 64
 _JSON_MARKS = re.compile(rb'[\\"\[\]{}]')
 CHECK = "check"
@@ -64,6 +65,24 @@ def parse_json(text: bytes | str) -> Any:
     if data.count(b"[") + data.count(b"{") > MAX_JSON_DEPTH:
         _refuse_deep(data)
     return json.loads(data)
+
+
+def to_json(value: Any) -> bytes:
+    """A small message."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+def from_json(message: bytes) -> dict[str, Any]:
+    """The JSON object in a small message; a WireError if it is not one."""
+    if len(message) > MAX_JSON_BYTES:
+        raise WireError(f"expected at most {MAX_JSON_BYTES} bytes of JSON, got {len(message)}; send less at once")
+    try:
+        value = parse_json(message)
+    except (ValueError, RecursionError):
+        raise WireError(f"expected JSON, got {bytes(message[:40])!r}; is it an understudy client?") from None
+    if not isinstance(value, dict):
+        raise WireError(f"expected a JSON object, got {bytes(message[:40])!r}")
+    return value
 
 
 def _refuse_deep(data: bytes) -> None:

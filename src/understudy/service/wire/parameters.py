@@ -20,12 +20,13 @@ from understudy.service.wire.message import (
     Header,
     arrays_of,
     as_array,
+    from_json,
     pack,
     parse_json,
     receive_body,
     to_bfloat16,
+    to_json,
 )
-from understudy.service.wire.protocol import from_json, to_json
 
 NO_PARAMETERS = 0  # versions count from 1
 MAX_DEPTH = 64  # of a tree of parameters

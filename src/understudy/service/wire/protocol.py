@@ -27,7 +27,6 @@ from understudy.core import (
     UnderstudyError,
     WireError,
 )
-from understudy.service.wire.message import parse_json
 
 # What gRPC has left as garbage waits, when it is collected, for threads that a forked process does not have. So such a
 # process never collects what was there at the fork.
@@ -43,7 +42,6 @@ TOKEN_KEY = "authorization"
 ERROR_KEY = "understudy-error"
 LAST_SEQ_KEY = "understudy-last-seq"
 CHECKS_KEY = "understudy-checks"
-MAX_JSON_BYTES = 1 << 20
 
 
 class ReplacedError(StoreError):
@@ -70,23 +68,6 @@ _ERRORS: dict[str, type[UnderstudyError]] = {
 
 def method(name: str) -> str:
     return f"/{SERVICE}/{name}"
-
-
-def to_json(value: Any) -> bytes:
-    return json.dumps(value, separators=(",", ":")).encode()
-
-
-def from_json(message: bytes) -> dict[str, Any]:
-    """The JSON object in a small message; a WireError if it is not one."""
-    if len(message) > MAX_JSON_BYTES:
-        raise WireError(f"expected at most {MAX_JSON_BYTES} bytes of JSON, got {len(message)}; send less at once")
-    try:
-        value = parse_json(message)
-    except (ValueError, RecursionError):
-        raise WireError(f"expected JSON, got {bytes(message[:40])!r}; is it an understudy client?") from None
-    if not isinstance(value, dict):
-        raise WireError(f"expected a JSON object, got {bytes(message[:40])!r}")
-    return value
 
 
 def status_of(error: UnderstudyError) -> tuple[grpc.StatusCode, str, tuple[tuple[str, str], ...]]:
@@ -131,7 +112,10 @@ def error_of(error: grpc.RpcError, address: str) -> UnderstudyError:
 
 def _shorten(code: grpc.StatusCode, text: str) -> str:
     """GRPC's own text, shortened to its last and most specific part."""
-    return f"{code.name.lower().replace('_', ' ')}: {text.rpartition('errors: ')[2][:200]}".rstrip(": ")
+    kind, specific = code.name.lower().replace("_", " "), text.rpartition("errors: ")[2][:200]
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
+        kind, specific = "no answer in time", "" if specific.lower() == kind else specific
+    return f"{kind}: {specific}".rstrip(": ")
 
 
 def check_version(message: dict[str, Any], *, other: str) -> None:

@@ -434,15 +434,7 @@ def export_episodes(
             num_steps = 0
             kept = _kept_by(writer, [reader.spec(spec_id) for spec_id in sorted({record.spec for record in ready})])
             for number, record in enumerate(ready):
-                key = f"{record.id:06d}"
-                if kept:
-                    assert isinstance(writer, EncodedDatasetWriter)
-                    episode, encoded = _read_encoded(reader, record.id, kept)
-                    writer.add_encoded(key, episode, encoded)
-                else:
-                    episode = reader.read(record.id)
-                    writer.add(key, episode)
-                num_steps += len(episode)
+                num_steps += _export_episode(reader, record.id, writer, kept)
                 if progress is not None:
                     progress(number + 1, len(ready))
             writer.close()
@@ -456,6 +448,19 @@ def export_episodes(
         kept=kept,
         notes=writer.notes if isinstance(writer, NotedDataset) else (),
     )
+
+
+def _export_episode(reader: Reader, episode_id: int, writer: DatasetWriter, kept: tuple[str, ...]) -> int:
+    """Write one episode and return its steps. Nothing of it is in memory when the next one is read."""
+    key = f"{episode_id:06d}"
+    if kept:
+        assert isinstance(writer, EncodedDatasetWriter)
+        episode, encoded = _read_encoded(reader, episode_id, kept)
+        writer.add_encoded(key, episode, encoded)
+    else:
+        episode = reader.read(episode_id)
+        writer.add(key, episode)
+    return len(episode)
 
 
 def _kept_by(writer: DatasetWriter, specs: list[StepSpec]) -> tuple[str, ...]:

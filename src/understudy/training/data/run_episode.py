@@ -139,7 +139,9 @@ def run_episode(
     except BaseException:
         writer.cut(observation if num_steps else None)
         raise
-    labels = {**world.labels(), **labels, **info.labels, **(takeover.summary.labels() if takeover is not None else {})}
+    labels = {**world.labels(), **labels, **info.labels}
+    if takeover is not None and kind != "demonstration":  # in which the operator always drives
+        labels |= takeover.summary.labels()
     if pace is not None:
         labels[LATE_STEPS] = str(pace.num_missed - missed_before)
     if choice.discard:

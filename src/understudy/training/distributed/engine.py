@@ -13,7 +13,7 @@ import contextlib
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from understudy.training.distributed.errors import NonFiniteError, RanksError
 from understudy.training.distributed.module_blocks import checkpoint_activations, find_blocks
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.distributed.single_process import SingleProcess
+
+if TYPE_CHECKING:
+    from understudy.training.distributed.sharded_checkpoint import StagedShards
 
 Array = np.ndarray[Any, Any]
 
@@ -177,6 +180,13 @@ class Engine:
         from understudy.training.distributed.sharded_checkpoint import save_tensors  # imports two seconds of torch
 
         return save_tensors(self.ranks, directory, self.tensors(), self._random(), self.num_updates)
+
+    def stage(self, directory: Path) -> StagedShards:
+        """Copy to host memory what `save` would write; its `write` may then be called in a thread, while this engine
+        trains on. All ranks call this."""
+        from understudy.training.distributed.sharded_checkpoint import stage_tensors
+
+        return stage_tensors(self.ranks, directory, self.tensors(), self._random(), self.num_updates)
 
     def load(self, directory: Path) -> None:
         """Load what any number of ranks saved; with the same number, dropout continues too. May raise as `restore`."""

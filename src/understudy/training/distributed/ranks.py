@@ -5,6 +5,7 @@
 | `join` | all other ranks joining | the last of them; `join_s` |
 | `gather_json`, and what begins with it | the same call of all others | the last of them; one that is gone; a stall |
 | gradients and large arrays | the same call of all others | the last of them; one that is gone; `timeout_s` |
+| `reports`, in any thread | see `rank_reports.py` | |
 
 A stall is `timeout_s` in which no rank made progress. A rank may be late for hours, because it evaluates or collects
 episodes of a slow task, as long as it calls `progress`.
@@ -33,6 +34,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.launcher_fds import die_with_launcher, take_listener
+from understudy.training.distributed.rank_reports import FAILED, RankReports
 from understudy.training.runs.device import AUTO, choose_device
 
 Array = np.ndarray[Any, Any]
@@ -69,6 +71,7 @@ class Ranks:
         self._num_collectives = 0
         self._num_claims = 0  # calls of `claims`
         self._claimed: list[str] = []  # keys in the store that this rank was the first to claim
+        self._num_reports = 0  # calls of `reports`
         self._num_progress, self._progress_s = 0, float("-inf")
         self._host: dist.ProcessGroup | None = None
         self._meeting: dist.ProcessGroup | None = None
@@ -156,6 +159,11 @@ class Ranks:
 
         return claim
 
+    def reports(self) -> RankReports:
+        """What each rank will tell the first one, without a collective call, about one thing. All ranks call this."""
+        self._num_reports += 1
+        return RankReports(self.rank, self.size, self._store, self._num_reports)
+
     def barrier(self, name: str) -> None:
         """Wait until all ranks have reached the barrier of this name."""
         self.gather_json(None, name=name)
@@ -203,7 +211,7 @@ class Ranks:
     def close(self, error: BaseException | None = None) -> None:
         """Leave the process group. An error is recorded for the other ranks, which then end too."""
         if error is not None:
-            self._record(f"failed/{self.rank}", f"{type(error).__name__}: {error}"[:500])
+            self._record(f"{FAILED}/{self.rank}", f"{type(error).__name__}: {error}"[:500])
         self._store = None
         if self._grouped and error is None:  # after an error others may wait for us, and leaving would wait for them
             # Gloo's thread releases its last tensors a moment after a call has returned, and needs the GIL for it.
@@ -249,7 +257,7 @@ class Ranks:
             if rank == self.rank:
                 continue
             try:
-                failed, at, worked = (self._read(f"{key}/{rank}") for key in ("failed", "at", "progress"))
+                failed, at, worked = (self._read(f"{key}/{rank}") for key in (FAILED, "at", "progress"))
             except RuntimeError:
                 return "rank 0, which hosts the rendezvous store, is gone; see its own last lines"
             if failed is not None and "RanksError" not in failed:

@@ -5,6 +5,11 @@ current                                   the name of the valid directory; repla
 000000000120-0/facts.json                 the number of updates and of ranks, the checksums of each shard and of itself
 
 All ranks must see the same directory. A crash in here leaves either the old checkpoint or the new one complete.
+
+Saving has two halves. `stage_tensors` makes all collective calls: the ranks agree on who writes what, by torch's
+distributed checkpoint, and each copies its part to host memory. `StagedShards.write` makes none, so that a thread may
+write while the ranks train: each rank writes and syncs its shard and reports its checksum (`rank_reports.py`), and the
+first rank waits for the reports, then writes the facts, gives the directory its name, and replaces `current`.
 """
 
 from __future__ import annotations
@@ -12,20 +17,26 @@ from __future__ import annotations
 import itertools
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 import xxhash
 from torch import Tensor
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
 
 from understudy.durable import files
 from understudy.durable.checked_json import from_checked_json, to_checked_json
+from understudy.training.distributed import shard_file
 from understudy.training.distributed.errors import RanksError
 from understudy.training.distributed.ranks import Ranks
+from understudy.training.distributed.shard_file import Piece, file_name
 
 CURRENT, FACTS = "current", "facts.json"
 _FORMAT = 1
@@ -33,10 +44,53 @@ _BLOCK_BYTES = 2**22
 _ADVICE = "build the same module as when it was saved"
 
 
-def save_tensors(
+class StagedShards:
+    """What this rank will write of a checkpoint, copied to host memory: later updates do not change it."""
+
+    def __init__(self, ranks: Ranks, directory: Path, name: str, pieces: Sequence[Piece], num_updates: int):
+        self._ranks, self._directory, self._name = ranks, directory, name
+        self._pieces = list(pieces)
+        self._num_updates = num_updates
+        self._reports = ranks.reports()
+
+    def write(self, given_up: Callable[[], bool] = lambda: False) -> Path:
+        """Write and sync the shard of this rank. The first rank then waits for those of the others, and makes the
+        checkpoint the valid one; it raises once the caller has `given_up`.
+
+        Any thread may call this, once: no collective call is made. What it wrote is not held any longer.
+        """
+        new, path = self._directory / f".new-{self._name}", self._directory / self._name
+        try:
+            name = file_name(self._ranks.rank)
+            sums = {name: shard_file.write_shard(new / name, self._pieces)}
+        except BaseException as error:
+            self._reports.send({"failed": f"{type(error).__name__}: {error}"})
+            raise
+        finally:
+            self._pieces = []
+        self._reports.send({"sums": sums})
+        if not self._ranks.first:
+            return path
+        shards: dict[str, str] = {}
+        for rank, report in enumerate(self._reports.gather(given_up)):
+            if "failed" in report:
+                raise RanksError(f"rank {rank}: its shard was not written: {report['failed']}")
+            shards |= report["sums"]
+        facts = {"format": _FORMAT, "num_updates": self._num_updates, "num_ranks": self._ranks.size, "shards": shards}
+        files.write_synced(new / FACTS, to_checked_json(facts))
+        files.move_durably(new, path)
+        files.write_durably(self._directory / CURRENT, self._name.encode())
+        for old in self._directory.glob("[0-9]*"):
+            if old.name != self._name:
+                shutil.rmtree(old.rename(self._directory / f".new-{old.name}"))
+        return path
+
+
+def stage_tensors(
     ranks: Ranks, directory: Path, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], num_updates: int
-) -> Path:
-    """Write the shards of `tensors` and each rank's `own` tensors, then remove the checkpoint before."""
+) -> StagedShards:
+    """Copy the shards of `tensors` and each rank's `own` tensors. All ranks call this; what is the same on several of
+    them is copied and written by one."""
     name = ""
     if ranks.first:
         directory.mkdir(parents=True, exist_ok=True)
@@ -50,22 +104,48 @@ def save_tensors(
     path = directory / f".new-{name}"
     unseen = f"{directory}: is not visible on every rank; put it on a file system that all ranks share"
     _raise_on_all(ranks, path.is_dir(), unseen)
-    writer = HuggingFaceStorageWriter(str(path), save_distributed=True)
+    stager = _Stager(str(path))
     with ranks.collective("save"), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         state: dict[str, Any] = {**tensors, **{_own(key, ranks.rank): value for key, value in own.items()}}
-        save(state, storage_writer=writer, process_group=ranks.host_group, no_dist=ranks.size == 1)
-    sums = _checksums(path, ranks)
-    if ranks.first:
-        facts = {"format": _FORMAT, "num_updates": num_updates, "num_ranks": ranks.size, "shards": sums}
-        files.write_synced(path / FACTS, to_checked_json(facts))
-        files.move_durably(path, directory / name)
-        files.write_durably(directory / CURRENT, name.encode())
-        for old in directory.glob("[0-9]*"):
-            if old.name != name:
-                shutil.rmtree(old.rename(directory / f".new-{old.name}"))
-    ranks.barrier("saved")
-    return directory / name
+        save(state, storage_writer=stager, process_group=ranks.host_group, no_dist=ranks.size == 1)
+    return StagedShards(ranks, directory, name, stager.pieces, num_updates)
+
+
+class _Stager(HuggingFaceStorageWriter):
+    """Takes part in torch's plan of who writes what, and copies what this rank is to write instead of writing it."""
+
+    def __init__(self, path: str):
+        super().__init__(path, save_distributed=True)
+        self.pieces: list[Piece] = []
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        for item in plan.items:
+            found = planner.resolve_data(item)
+            assert isinstance(found, Tensor)
+            assert item.tensor_data is not None
+            copied = found.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+            offsets = tuple(item.tensor_data.chunk.offsets)
+            self.pieces.append(Piece(name=item.index.fqn, tensor=copied, offsets=offsets))
+        nothing: Future[list[WriteResult]] = Future()
+        nothing.set_result([])
+        return nothing
+
+
+def save_tensors(
+    ranks: Ranks, directory: Path, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], num_updates: int
+) -> Path:
+    """Write the shards of `tensors` and each rank's `own` tensors, then remove the checkpoint before."""
+    staged = stage_tensors(ranks, directory, tensors, own, num_updates)
+    if ranks.size == 1:
+        return staged.write()
+    path, problem = directory, ""
+    try:
+        path = staged.write()
+    except (OSError, RanksError) as error:
+        problem = f"{directory}: {error}"
+    _raise_on_all(ranks, not problem, problem)
+    return path
 
 
 def load_tensors(ranks: Ranks, directory: Path, tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> int:

@@ -1,5 +1,6 @@
 """Actor: runs episodes and records them, with the newest policy. Until one was published, it acts at random in a
-simulated world. On a real robot and with a base policy it waits, unless the config asks for random actions.
+simulated world. On a real robot and with a base policy it waits, unless the config asks for random actions, or for
+steps with the noise that the base policy draws itself.
 
 `Actor` is the role; `run_actor` is its process. Once a policy was published, the actor never acts at random again: one
 that starts waits for the newest policy to arrive. After that it waits only while the learner has more than
@@ -44,6 +45,7 @@ from understudy.training.offpolicy.rlpd import (
     policy_act,
     random_act,
 )
+from understudy.training.offpolicy.steering import SteeredWorld
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.health import Health
 from understudy.training.runs.threads import use_threads
@@ -120,14 +122,17 @@ class Actor:
     def _attempt(self, policy: ActorPolicy | None, number: int) -> EpisodeResult:
         rng = np.random.default_rng([self.config.seed, 1, self._key, number])
         if policy is None and not self.may_act_randomly:
+            reason = "it is not simulated" if self.config.base_policy is None else "there is a base policy"
             raise ConfigError(
-                f"{self.config.env}: there is no policy yet, and random actions are not allowed, because it is not "
-                f"simulated; record demonstrations first, or ask for random actions with --random-actions"
+                f"{self.config.env}: there is no policy yet, and random actions are not allowed, because {reason}; "
+                f"record demonstrations first, or ask for random actions with --random-actions"
             )
-        if policy is None:
-            act, source = random_act(self.world.step_spec.action, rng), Source.RANDOM
+        if policy is not None:
+            act, source = policy_act(policy, rng, world=self.world), Source.POLICY
+        elif isinstance(self.world, SteeredWorld):
+            act, source = self.world.steered(self.world.normal_noise(rng)), Source.POLICY
         else:
-            act, source = policy_act(policy, rng), Source.POLICY
+            act, source = random_act(self.world.step_spec.action, rng), Source.RANDOM
 
         def acting(observation: Tree) -> tuple[Tree, int]:
             self.health.progress("acting")

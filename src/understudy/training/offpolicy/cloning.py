@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from understudy.algorithms import CloningConfig
-from understudy.core import StepSpec, StoreError, TransitionBatch, Tree
+from understudy.core import StepSpec, TransitionBatch, Tree
 from understudy.envs.registry import open_world
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, Inputs, Stats
 from understudy.processes.stop import StopRequest
-from understudy.replay import DEMO, Reader, Sampler
+from understudy.replay import DEMO, Sampler
 from understudy.training.offpolicy.rlpd import STATS_STEPS, policy_act
 from understudy.training.runs.checkpoint import newest_checkpoint, read_checkpoint
 from understudy.training.runs.config import ConfigError
@@ -28,7 +28,7 @@ from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, evaluate
 from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import HEALTH, Health
-from understudy.training.runs.imitation_loop import ImitationLoop
+from understudy.training.runs.imitation_loop import ImitationLoop, no_demonstrations, open_demonstrations
 from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
 from understudy.training.runs.threads import check_threads, use_threads
@@ -127,7 +127,7 @@ def _open(
     rewind(run.metrics, 0 if saved is None else int(saved.facts["metrics"]))
     encoder = config.cloning.actor.encoder
     inputs = Inputs(spec.observation, encoder.inputs, encoder.image_size)
-    reader = undo.enter_context(Reader(store))
+    reader = undo.enter_context(open_demonstrations(store, config.env))
     sampler: Sampler[TransitionBatch] = Sampler(
         reader, DEMO, batch_size=config.batch_size, seed=config.seed, spec=spec, resize=inputs.batch_resize
     )
@@ -135,7 +135,7 @@ def _open(
     if saved is not None:
         sampler.restore(saved.facts["demos"])
     elif not sampler.follow():
-        raise StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env {config.env}`")
+        raise no_demonstrations(store, config.env)
     device = choose_device(config.device)
     note(str(use_threads(config.threads, large=bool(inputs.cameras))))
     note(str(device))

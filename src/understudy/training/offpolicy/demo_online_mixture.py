@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from understudy.core import StepSpec, TransitionBatch
+from understudy.core import StepSpec
 from understudy.core.resize import ResizeOption
-from understudy.replay import DEMO, ONLINE, Mixture, Sampler, Transitions, View
-from understudy.replay.sample.batch_source import ViewSampler
+from understudy.replay import DEMO, ONLINE, Mixture, Sampler, View
+from understudy.replay.sample.batch_source import Batch, BatchShape, ViewSampler
 
 if TYPE_CHECKING:
     from understudy.service.client.remote import Remote
@@ -42,14 +42,14 @@ def open_demo_online_mixture(
     demo_weight: int,
     online_weight: int,
     seed: int,
-    shape: Transitions,
+    shape: BatchShape[Batch],
     resize: ResizeOption | None = None,
     on_wait: Callable[[str], None] | None = None,
-) -> Mixture[TransitionBatch]:
+) -> Mixture[Batch]:
     """Experience is in `store`, demonstrations in `demos`, or in `store` too. While the steps of a view are only on
     shards that do not answer, the mixture waits for these and calls `on_wait` again and again."""
     seeds = np.random.SeedSequence([seed, 2]).generate_state(2, np.uint64).tolist()
-    samplers: dict[str, ViewSampler[TransitionBatch]] = {}
+    samplers: dict[str, ViewSampler[Batch]] = {}
     with ExitStack() as undo:
         for view, where, view_seed in zip((DEMO, ONLINE), (demos or store, store), seeds, strict=True):
             options: dict[str, Any] = {"batch_size": batch_size, "seed": view_seed, "shape": shape, "spec": spec}
@@ -67,7 +67,7 @@ def open_demo_online_mixture(
 
 def _open_sharded(
     shards: Shards, view: View, on_wait: Callable[[str], None], options: Mapping[str, Any]
-) -> ViewSampler[TransitionBatch]:
+) -> ViewSampler[Batch]:
     from understudy.service.client.sharded_sampler import OWN, ShardedSampler  # only now: it needs gRPC
 
     stores: dict[str, Path | None] = {name: shards.local.get(name) for name in shards.remote.names}

@@ -63,6 +63,11 @@ class LocalRun:
             else:
                 self._num_episodes = int(self._learner.facts["episodes"])
             self.restored = self._learner.restored + rolled_back
+            if self._learner.step >= self.config.steps:
+                self.restored.append(
+                    f"the run is finished: {self._learner.step:,} steps, asked for {self.config.steps:,}; "
+                    f"`understudy resume {run.path} --steps N` trains it for longer"
+                )
         except BaseException:
             self._undo.close()
             raise

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from understudy.core import TransitionBatch
+from typing import Any
+
+from understudy.core import SequenceBatch, TransitionBatch
 from understudy.replay import DEMO, Mixture
 
 
 class ReplayMetrics:
     """Counts since it was made. It depends only on the batches, so a resumed run reports the same numbers."""
 
-    def __init__(self, mixture: Mixture[TransitionBatch], policy_version: int):
+    def __init__(self, mixture: Mixture[Any], policy_version: int):
         """`policy_version` is that of the policy that acts now."""
         self._mixture = mixture
         self._version = policy_version
@@ -18,9 +20,9 @@ class ReplayMetrics:
         self._version_sum = 0
         self._oldest = policy_version
 
-    def add(self, batch: TransitionBatch) -> None:
+    def add(self, batch: TransitionBatch | SequenceBatch) -> None:
         """Count a batch that was learned from."""
-        versions = batch.policy_version[batch.policy_version >= 0]
+        versions = batch.policy_version[(batch.policy_version >= 0) & (batch.weight > 0)]
         if versions.size:
             self._num_versioned += versions.size
             self._version_sum += int(versions.sum())

@@ -6,7 +6,7 @@ learner (actor.py, rlpd_learner.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,16 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from understudy.algorithms import CloningConfig, SACConfig
-from understudy.core import NO_VERSION, Spec, StepSpec, TransitionBatch, Tree
+from understudy.core import NO_VERSION, Spec, StepSpec, Tree
 from understudy.core.examples import random_tree
+from understudy.envs.gymnasium_advice import how_to_mark_simulated
 from understudy.envs.registry import open_world
 from understudy.envs.teleop.takeover import ScriptedHuman, Takeover
 from understudy.envs.world import World
 from understudy.policies import ActorConfig, BlockPolicy, Inputs, Stats
-from understudy.processes.stop import StopRequest
-from understudy.replay import DEMO, Mixture, Transitions
+from understudy.replay import Mixture, Sequences, Transitions
+from understudy.replay.sample.batch_source import BatchShape
 from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.demo_online_mixture import Shards, open_demo_online_mixture
+from understudy.training.offpolicy.steering import FrozenPolicy, SteeredWorld, frozen_policy
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
@@ -33,7 +35,7 @@ from understudy.training.runs.run import Run
 from understudy.training.runs.threads import Threads, check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch
-    from understudy.algorithms import SAC, Cloning
+    from understudy.algorithms import Cloning
     from understudy.policies import ActorPolicy
 
 STATS_STEPS = 1024  # of demonstrations and of experience, from which inputs are normalized
@@ -75,7 +77,8 @@ class RLPDConfig:
     steps: int = 10_000
     """Number of environment steps of the whole run."""
     start_steps: int = 0
-    """Number of environment steps with random actions before the first update."""
+    """Number of environment steps with random actions before the first update; with a base policy whose noise is
+    chosen, with the noise that it draws itself."""
     random_actions: bool = False
     """Allow random actions, and those of an untrained policy, in a world that is not simulated: a real robot moves."""
     updates_per_step: int = 2
@@ -83,7 +86,8 @@ class RLPDConfig:
     batch_size: int = 128
     """Number of transitions in a batch."""
     n_step: int = 3
-    """Number of rewards in the n-step return of a critic target."""
+    """Number of rewards in the n-step return of a critic target; for a base policy whose noise is chosen, at least
+    those of a block."""
     demo_weight: int = 1
     """Share of demonstrations in each batch, as a ratio to --online-weight."""
     online_weight: int = 1
@@ -91,8 +95,8 @@ class RLPDConfig:
     cloning_updates: int = 0
     """Number of behaviour cloning updates that the first policy gets from the demonstrations."""
     base_policy: str | None = None
-    """Policy that stays as it is, and whose actions the actor learns to change: a file of `understudy sft`, or a
-    run that has one. None trains an actor from nothing."""
+    """Policy that stays as it is, and whose actions the actor learns to change, or whose noise it learns to choose: a
+    file of `understudy sft`, or a run that has one. None trains an actor from nothing."""
     intervention: InterventionConfig = field(default_factory=InterventionConfig)
     seed: int = 0
     """Seed of all random numbers of the run."""
@@ -151,22 +155,28 @@ class RLPDConfig:
             )
 
     def _check_base_policy(self) -> None:
-        scale = self.sac.actor.residual_scale
-        if (self.base_policy is None) != (scale is None):
+        scale, bound = self.sac.actor.residual_scale, self.sac.noise_bound
+        if (self.base_policy is None) != (scale is None and bound is None):
             raise ConfigError(
-                f"base_policy: expected it together with sac.actor.residual_scale, got {self.base_policy!r} and "
-                f"{scale}; add --sac.actor.residual-scale 0.5, or leave both out"
+                f"base_policy: expected it together with sac.actor.residual_scale or sac.noise_bound, got "
+                f"{self.base_policy!r}, {scale} and {bound}; add --sac.actor.residual-scale 0.5 to change its actions, "
+                f"or --sac.noise-bound 1.5 to choose its noise, or leave all out"
             )
         if self.base_policy is None:
             return
-        for name in ("start_steps", "cloning_updates"):
+        for name in ("cloning_updates",) if self.is_steering else ("start_steps", "cloning_updates"):
             if getattr(self, name):
                 raise ConfigError(f"{name}: expected 0 with a base policy, which acts from the first step on")
-        if self.demos is None:
+        if self.demos is None and not self.is_steering:
             raise ConfigError(
                 "demos: expected a store with demonstrations, got None; a base policy needs them in a store of their "
                 "own, because its actions are added to a copy"
             )
+
+    @property
+    def is_steering(self) -> bool:
+        """Whether the actor chooses the noise of the base policy (DSRL)."""
+        return self.sac.noise_bound is not None
 
     @property
     def num_updates(self) -> int:
@@ -179,9 +189,13 @@ class RLPDConfig:
         spec: StepSpec,
         on_wait: Callable[[str], None] | None = None,
         demos: Path | None = None,
-    ) -> Mixture[TransitionBatch]:
+        base: FrozenPolicy | None = None,
+    ) -> Mixture[Any]:
         """Demonstrations and experience to learn from; see open_demo_online_mixture. `demos` replaces those of the
-        config."""
+        config. The items are transitions, or sequences for a `base` that decides on blocks and sees whole images."""
+        shape: BatchShape[Any] = Transitions(num_steps=self.n_step, discount=self.sac.discount)
+        if base is not None:
+            shape = Sequences(length=max(self.n_step, base.block_steps))
         return open_demo_online_mixture(
             store=store,
             demos=demos or (None if self.demos is None else Path(self.demos)),
@@ -190,24 +204,36 @@ class RLPDConfig:
             demo_weight=self.demo_weight,
             online_weight=self.online_weight,
             seed=self.seed,
-            shape=Transitions(num_steps=self.n_step, discount=self.sac.discount),
-            resize=self.inputs(spec).batch_resize,
+            shape=shape,
+            resize=self.inputs(spec).batch_resize if base is None else None,
             on_wait=on_wait,
         )
 
     def open_world(self) -> World:
-        """The world to train in, with the actions of the base policy in its observations if there is one."""
+        """The world to train in. With a base policy, its actions are in the observations, or noise decides on them."""
         world = open_world(self.env)
         try:
             self.evaluation.starts(world)  # raises now, and not after hours of training
             if self.base_policy is None:
                 return world
+            policy = self.load_base_policy(world.step_spec)
+            if self.sac.noise_bound is not None:
+                return SteeredWorld(world, policy, self.sac.noise_bound)
             from understudy.training.offpolicy.base_policy import BasePolicyWorld  # only now: it needs torch
 
-            return BasePolicyWorld(world, self.load_base_policy(world.step_spec))
+            return BasePolicyWorld(world, policy)
         except BaseException:
             world.close()
             raise
+
+    def load_frozen_policy(self, spec: StepSpec) -> FrozenPolicy | None:
+        """The base policy whose noise is chosen, for a learner in a world with this spec; None if there is none."""
+        if not self.is_steering:
+            return None
+        with open_world(self.env) as world:  # which alone knows the instruction
+            instruction = world.task.instruction
+        rows = self.batch_size // self.sac.critic_steps
+        return frozen_policy(self.load_base_policy(spec), spec, instruction, batch_size=rows)
 
     def load_base_policy(self, spec: StepSpec) -> BlockPolicy:
         """The base policy, for a world with this spec."""
@@ -249,55 +275,31 @@ class RLPDConfig:
         return Cloning(config, spec, stats, seed=self.seed, device=self.device)
 
 
-# ---- the algorithm
-
-
-def new_sac(
-    config: RLPDConfig, spec: StepSpec, mixture: Mixture[TransitionBatch], stop: StopRequest | None = None
-) -> SAC:
-    """A new SAC with statistics of the stored steps; its actor is cloned from demonstrations if the config says so."""
-    from understudy.algorithms import SAC
-
-    samplers = [sampler for sampler in mixture.samplers.values() if len(sampler)]
-    stats = Stats.of_data(config.inputs(spec), (sampler.peek(STATS_STEPS).observation for sampler in samplers))
-    sac = SAC(config.sac, spec, stats, seed=config.seed, device=config.device)
-    if config.cloning_updates:
-        cloning = config.cloning(spec, stats)
-        for _ in range(config.cloning_updates):
-            if stop is not None:
-                stop.check()
-            cloning.update(mixture.samplers[DEMO.name].sample(), report=False)
-        sac.start_from(cloning.policy())
-    return sac
-
-
-def restored_sac(config: RLPDConfig, spec: StepSpec, state: Mapping[str, Any]) -> SAC:
-    """The SAC that a saved state belongs to."""
-    from understudy.algorithms import SAC
-
-    sac = SAC(config.sac, spec, Stats.none(config.inputs(spec)), seed=config.seed, device=config.device)
-    sac.restore(state)
-    return sac
-
-
 # ---- acting
 
 
-def policy_act(policy: ActorPolicy, rng: np.random.Generator, *, deterministic: bool = False) -> Act:
-    """A policy as the function that `run_episode` calls."""
+def policy_act(
+    policy: ActorPolicy, rng: np.random.Generator, *, deterministic: bool = False, world: World | None = None
+) -> Act:
+    """A policy as the function that `run_episode` calls; in a SteeredWorld it chooses noise."""
 
     def act(observation: Tree) -> tuple[Tree, int]:
         acted = policy.act(observation, rng=rng, deterministic=deterministic)
         return acted.action, acted.version
 
-    return act
+    return world.steered(act) if isinstance(world, SteeredWorld) else act
+
+
+def actor_spec(world: World) -> StepSpec:
+    """What an actor sees and chooses in a world: in a SteeredWorld, noise."""
+    return world.noise_spec if isinstance(world, SteeredWorld) else world.step_spec
 
 
 def evaluator_for(world: World, progress: Callable[[str], None] | None = None) -> Evaluator:
     """An evaluator that runs the episodes in a world of this process; `progress` is called at each step."""
 
     def evaluate_policy(policy: ActorPolicy, config: EvaluationConfig, videos: Path) -> EvaluationResult:
-        greedy = policy_act(policy, np.random.default_rng(0), deterministic=True)
+        greedy = policy_act(policy, np.random.default_rng(0), deterministic=True, world=world)
 
         def act(observation: Tree) -> tuple[Tree, int]:
             if progress is not None:
@@ -318,6 +320,8 @@ def allow_random_actions(config: RLPDConfig, world: World) -> bool:
     """Whether random actions may be executed; raises if the run must begin with some and they are not allowed."""
     if config.random_actions:
         return True
+    if config.is_steering:  # not its actions, but its noise is random: as the base policy draws it itself
+        return bool(config.start_steps) or config.demos is None
     if config.base_policy is not None:  # it acts from the first step on, with the first policy of the learner
         return False
     if world.simulated:
@@ -325,13 +329,14 @@ def allow_random_actions(config: RLPDConfig, world: World) -> bool:
     if config.start_steps:
         raise ConfigError(
             f"start_steps: expected 0, because {config.env} is not simulated, got {config.start_steps} steps with "
-            f"random actions; set it to 0, or ask for random actions with --random-actions"
+            f"random actions; set it to 0, or ask for random actions with --random-actions; "
+            f"if nothing real moves, {how_to_mark_simulated(world)}"
         )
     if not config.cloning_updates:
         raise ConfigError(
             f"cloning_updates: expected at least 1, because {config.env} is not simulated, got 0: the first policy "
             f"would be untrained, and its actions random; begin from demonstrations with --cloning-updates 1000, or "
-            f"ask for random actions with --random-actions"
+            f"ask for random actions with --random-actions; if nothing real moves, {how_to_mark_simulated(world)}"
         )
     return False
 

@@ -20,17 +20,18 @@ from typing import Any
 
 import numpy as np
 
-from understudy.algorithms import SAC
-from understudy.core import StepSpec, TransitionBatch
+from understudy.algorithms import DSRL, SAC
+from understudy.core import SequenceBatch, StepSpec, TransitionBatch
 from understudy.core import tree as trees
 from understudy.core.closeable import Closeable
 from understudy.policies import ActorPolicy
 from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import DEMO, ONLINE
 from understudy.training.data.run_episode import EpisodeResult
+from understudy.training.offpolicy.algorithm import new_sac, restored_sac
 from understudy.training.offpolicy.demo_online_mixture import Shards
 from understudy.training.offpolicy.replay_metrics import ReplayMetrics
-from understudy.training.offpolicy.rlpd import RLPDConfig, new_sac, restored_sac
+from understudy.training.offpolicy.rlpd import RLPDConfig
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint, write_checkpoint
 from understudy.training.runs.device import choose_device
 from understudy.training.runs.evaluate import EvaluationResult, Evaluator
@@ -74,7 +75,7 @@ class RLPDLearner(Closeable):
         self.config = config
         self.spec = spec
         self.health = health or Health(None, role="learner", name=run.path.name)
-        self.sac: SAC | None = None
+        self.sac: SAC | DSRL | None = None
         self.version = 0  # of the policy that acts now, as far as the learner knows
         self.restored: list[str] = []  # what a resumed run restored, for the user
         self._watch = watch or (lambda progress: None)
@@ -93,8 +94,9 @@ class RLPDLearner(Closeable):
             self.config = config = replace(config, device=self.device.name)  # networks are made on this one
             self._undo.enter_context(run)
             self.base_policy_digest = config.base_policy_digest
+            self._base = config.load_frozen_policy(spec)
             demos = self._demos_with_base_actions()
-            self.mixture = config.open_mixture(experience or run.store, spec, self.health.progress, demos)
+            self.mixture = config.open_mixture(experience or run.store, spec, self.health.progress, demos, self._base)
             self._undo.callback(self.mixture.close)
             self._checkpoint = self._restore(spec)
             sinks = tuple(open_sink(name, run.path, run.metadata["config"]) for name in config.sinks)
@@ -109,9 +111,9 @@ class RLPDLearner(Closeable):
         self._undo.close()
 
     def _demos_with_base_actions(self) -> Path | None:
-        """The run's own copy of the demonstrations, with the actions of the base policy; None without one."""
+        """The run's own copy of the demonstrations, with the actions of the base policy; None if none are changed."""
         config = self.config
-        if config.base_policy is None:
+        if config.base_policy is None or config.is_steering:
             return None
         # Named after all that decides on its content: an earlier start may have left one of another policy.
         decides = json.dumps([self.base_policy_digest, config.demos, config.seed])
@@ -151,7 +153,7 @@ class RLPDLearner(Closeable):
                 self.health.progress("creating the networks")
                 before = self.mixture.state()
                 try:
-                    self.sac = new_sac(self.config, self.spec, self.mixture, self._stop)
+                    self.sac = new_sac(self.config, self.spec, self.mixture, self._stop, self._base)
                 except Stopped:
                     self._unused_batches = before
                     raise
@@ -321,7 +323,7 @@ class RLPDLearner(Closeable):
         self.mixture.restore(checkpoint.facts["batches"])
         self._schedule = dict(checkpoint.facts["schedule"])
         if checkpoint.state:
-            self.sac = restored_sac(self.config, spec, checkpoint.state)
+            self.sac = restored_sac(self.config, spec, checkpoint.state, self._base)
         if (learning := checkpoint.facts.get("learning")) is not None:
             self._learning = Learning(**learning, batches=checkpoint.facts["batches"])
             self.version = self._learning.version
@@ -378,7 +380,7 @@ def _fulfil(result: Future[EvaluationResult], evaluate: Callable[[], EvaluationR
         result.set_exception(error)
 
 
-def digest(batch: TransitionBatch) -> int:
+def digest(batch: TransitionBatch | SequenceBatch) -> int:
     """A checksum of the contents of a batch, so that two runs can be compared."""
     number = 0
     for _, leaf in trees.leaves({"action": batch.action, "reward": batch.reward, "terminated": batch.terminated}):

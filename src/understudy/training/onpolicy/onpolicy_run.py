@@ -3,11 +3,13 @@
 All randomness depends on the run's seed and on the numbers of tickets and iterations, and checkpoints are taken between
 iterations, so a run that was killed and resumed ends with the same bits as one that was not. Episodes recorded after
 the checkpoint are rolled back and run again. A run that is asked to stop saves in the middle of an iteration: its
-finished episodes and mini batches are in the checkpoint. A RolloutBackend runs and stores the episodes.
+finished episodes and mini batches are in the checkpoint. Checkpoints are written while the run goes on
+(`checkpoint_writer.py`). A RolloutBackend runs and stores the episodes.
 """
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -24,21 +26,21 @@ from understudy.training.collection.serialization import restore_collection, sav
 from understudy.training.collection.shared_tickets import Sharing, share
 from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks, single_rank
+from understudy.training.onpolicy.checkpoint_writer import (
+    SHARDS,
+    CheckpointSnapshot,
+    CheckpointWriter,
+    PolicySnapshot,
+)
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.multi_task_evaluation import TaskEvaluation, TaskEvaluationResult
-from understudy.training.onpolicy.policy_files import is_one_file, keep_policy, save_policy
+from understudy.training.onpolicy.policy_files import is_one_file
 from understudy.training.onpolicy.policy_gradient_learner import Learning
 from understudy.training.onpolicy.rollout_backend import LocalRolloutBackend, RolloutBackendFactory
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.onpolicy.run_builder import build_parts
 from understudy.training.onpolicy.trainable_policy import TrainablePolicy
-from understudy.training.runs.checkpoint import (
-    Checkpoint,
-    newest_checkpoint,
-    read_checkpoint,
-    unfinished,
-    write_checkpoint,
-)
+from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import Device, choose_device
 from understudy.training.runs.fingerprint import fingerprint
@@ -46,7 +48,6 @@ from understudy.training.runs.metrics import MetricLog, open_sink, rewind
 from understudy.training.runs.run import Run, RunError
 from understudy.training.runs.threads import use_threads
 
-SHARDS = "shards"  # directory in a checkpoint: the weights and optimizer state of each rank
 LEARNING = "learning/log_prob"  # in a checkpoint: the log-probs that the ratios of an unfinished batch begin from
 EVALUATION_SEED = 0  # every evaluation runs the same episodes
 
@@ -102,7 +103,8 @@ class OnPolicyRun:
         self._collected: dict[int, Rollout] = {}  # finished in the iteration in progress, by the number of their ticket
         self._prefetching: tuple[Ticket, ...] = ()  # of the next iteration; all ranks run their shares
         self._collecting_since: tuple[float, float] | None = None  # if tickets were prefetched: time, and `busy_s` then
-        self._saved_steps = 0
+        self._save_s = self._save_wait_s = 0.0  # for saves since the last metrics: stood still; waited for a write
+        self._writer = CheckpointWriter(run, self.ranks, keep=self.config.keep_checkpoints)
         self._evaluated_version = -1  # of the policy that was evaluated last
         self._num_empty = 0  # iterations in a row without a group to learn from
         self._log: MetricLog | None = None  # rank 0 has one
@@ -123,6 +125,7 @@ class OnPolicyRun:
                 self._log = MetricLog(run.metrics, sinks)
                 self._undo.callback(self._log.close)
             self._undo.enter_context(self.health)
+            self._undo.push(self._writer.end)  # before all others end
             if checkpoint is None:
                 self._save()
         except BaseException:
@@ -152,12 +155,14 @@ class OnPolicyRun:
             self._evaluate_if_due()
             while self.iteration < config.iterations:
                 self._check_stop()
+                self._writer.check()
                 self.iterate()
                 self._evaluate_if_due()
-                if config.save_policy_every is not None and self.iteration % config.save_policy_every == 0:
-                    self._keep_policy()  # before the checkpoint: a run that is killed in between keeps it again
-                if self.iteration == config.iterations or self.iteration % config.checkpoint_every == 0:
-                    self._save()
+                keep = config.save_policy_every is not None and self.iteration % config.save_policy_every == 0
+                checkpoint = self.iteration == config.iterations or self.iteration % config.checkpoint_every == 0
+                if keep or checkpoint:
+                    self._save(checkpoint=checkpoint, keep_policy=keep)
+            self._wait_saved()
         except Stopped as stopped:
             stopped.sentence = self._save_and_describe()
             raise
@@ -355,8 +360,11 @@ class OnPolicyRun:
             learn_s=learn_s,
             cpu_s=cpu_s,
             steps_per_s=steps_per_s,
+            save_s=self._save_s,
+            save_wait_s=self._save_wait_s,
             bytes_moved=self._exchange.num_bytes_moved,
         )
+        self._save_s = self._save_wait_s = 0.0
         self._notify(report=collected.report, metrics=metrics)
 
     def _write(self, kind: str, **values: Any) -> None:
@@ -371,12 +379,41 @@ class OnPolicyRun:
 
     # ---- saving and resuming
 
-    def _save(self) -> None:
-        """Write a checkpoint that any number of ranks can resume from, and the policy as a file of its own."""
-        if self._prefetching:
+    def _save(self, *, checkpoint: bool = True, keep_policy: bool = False) -> None:
+        """Take a snapshot, which is written while the run goes on: a checkpoint that any number of ranks can resume
+        from, with the newest policy; or the policy of this iteration, to be kept for good; or both."""
+        if checkpoint and self._prefetching:
             self._run_tickets(self._prefetching)
             self._prefetching = ()
+        began, waited_s = time.monotonic(), self._writer.waited_s
         self.health.progress("saving a checkpoint", self.num_steps)
+        self._writer.wait()  # so that there is one snapshot in memory
+        policy = self._policy_snapshot(keep=keep_policy)
+        self._writer.start(self._checkpoint_snapshot() if checkpoint else None, policy)
+        self._save_s += time.monotonic() - began
+        self._save_wait_s += self._writer.waited_s - waited_s
+
+    def _policy_snapshot(self, *, keep: bool) -> PolicySnapshot | None:
+        """What will be written of the policy, on rank 0. All ranks call this."""
+        last = self.iteration == self.config.iterations
+        adapted = bool(self.config.lora.rank)
+        all_weights = keep or last or is_one_file(self.policy)
+        weights: Mapping[str, Any] = {}
+        if all_weights or adapted:  # of billions of frozen weights, nothing is gathered to write an adapter
+            weights = self._learner.engine.parameters(trainable_only=not all_weights, everywhere=False)
+        if not self.ranks.first:
+            return None
+        return PolicySnapshot(
+            policy=copy.copy(self.policy),
+            weights=weights,
+            adapted=adapted,
+            iteration=self.iteration,
+            last=last,
+            keep=keep,
+        )
+
+    def _checkpoint_snapshot(self) -> CheckpointSnapshot:
+        """All that the run is resumed from. All ranks call this."""
         engine, learning = self._learner.engine, self._learner.learning
         start = self._start or IterationStart(
             plan=self._plan.state(),
@@ -387,19 +424,8 @@ class OnPolicyRun:
         carried = self._exchange.with_observations([rollout for group in start.carried for rollout in group.rollouts])
         collected = self._exchange.with_observations([self._collected[number] for number in sorted(self._collected)])
         totals = self.ranks.gather_json(learning.totals, name="totals")
-        last = self.iteration == self.config.iterations
-        all_weights = last or is_one_file(self.policy)
-        weights: Mapping[str, Any] = {}
-        if (
-            all_weights or self.config.lora.rank
-        ):  # of billions of frozen weights, nothing is gathered to write an adapter
-            weights = engine.parameters(trainable_only=not all_weights, everywhere=False)
         each = self.ranks.gather_json(self.backend.commits(), name="commits")
         commits = {name: commit for one in each for name, commit in one.items()}
-        checkpoints = self.directory.checkpoints
-        if not self.ranks.first:
-            engine.save(unfinished(checkpoints, self.iteration) / SHARDS)
-            return
         collection, arrays = save_collection(start.plan, group_rollouts(carried, self.config.plan.n_samples), collected)
         facts = {
             "start": self._start_digest,
@@ -416,25 +442,19 @@ class OnPolicyRun:
         }
         if learning.log_prob is not None:
             arrays[LEARNING] = learning.log_prob
-        write_checkpoint(
-            checkpoints,
-            self.iteration,
-            arrays,
-            facts,
-            keep=self.config.keep_checkpoints,
-            fill=lambda directory: engine.save(directory / SHARDS),
+        return CheckpointSnapshot(
+            number=self.iteration,
+            num_steps=self.num_steps,
+            shards=engine.stage(self._writer.begin(self.iteration)),
+            arrays=arrays,
+            facts=copy.deepcopy(facts),
         )
-        self._saved_steps = self.num_steps
-        save_policy(self.policy, self.directory, weights, adapted=bool(self.config.lora.rank), last=last)
 
-    def _keep_policy(self) -> None:
-        """Write the policy of this iteration to a directory of its own. All ranks call this; rank 0 writes."""
-        self.health.progress("saving the policy", self.num_steps)
-        self.ranks.progress("saving the policy")
-        weights = self._learner.engine.parameters(everywhere=False)
-        if self.ranks.first:
-            adapted = bool(self.config.lora.rank)
-            keep_policy(self.policy, self.directory, weights, adapted=adapted, iteration=self.iteration)
+    def _wait_saved(self) -> None:
+        """Wait until what was saved is on the disk, of all ranks."""
+        self.health.progress("saving a checkpoint", self.num_steps)
+        self._writer.wait()
+        self.ranks.barrier("saved")
 
     def _restore(self) -> Checkpoint | None:
         newest = newest_checkpoint(self.directory.checkpoints)
@@ -455,7 +475,7 @@ class OnPolicyRun:
         self._learner.learning = self._my_part(facts.get("learning", {"norms": [], "totals": []}))
         self._learner.learning.log_prob = checkpoint.state.get(LEARNING)
         self.iteration, self.num_steps = int(facts["iteration"]), int(facts["steps"])
-        self._saved_steps = self.num_steps + sum(rollout.num_steps for rollout in collected)
+        self._writer.saved_steps = self.num_steps + sum(rollout.num_steps for rollout in collected)
         self.policy.version, self._evaluated_version = int(facts["version"]), int(facts["evaluated_version"])
         self._num_empty = int(facts["empty"])
         rolled_back = self.backend.rollback(facts["commits"])
@@ -468,6 +488,11 @@ class OnPolicyRun:
             f"removed {lines} lines of metrics after the checkpoint",
             *rolled_back,
         ]
+        if self.iteration >= self.config.iterations:
+            self.restored.append(
+                f"the run is finished: {self.iteration:,} iterations, asked for {self.config.iterations:,}; "
+                f"`understudy resume {self.directory.path} --iterations N` trains it for longer"
+            )
         return checkpoint
 
     def _without_observations(self, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
@@ -489,6 +514,7 @@ class OnPolicyRun:
     def _save_and_describe(self) -> str:
         """Save where the run was stopped; returns a sentence for the user."""
         self._save()
+        self._wait_saved()
         part = f", with {len(self._collected)} episodes of the next one" if self._collected else ""
         return (
             f"stopped and saved at iteration {self.iteration} of {self.config.iterations}{part}: no finished episode "
@@ -498,7 +524,9 @@ class OnPolicyRun:
     def _describe_unsaved(self) -> str:
         """What a run that quits at once will run again, in words."""
         collected = 0 if self._start is None else sum(one.num_steps for one in self._collected.values())
-        steps = (self.num_steps if self._start is None else self._start.num_steps + collected) - self._saved_steps
+        steps = (
+            self.num_steps if self._start is None else self._start.num_steps + collected
+        ) - self._writer.saved_steps
         return (
             f"{steps} steps (0 by a human) and the episodes in progress since the last checkpoint will be run again; "
             f"`understudy resume {self.directory.path}` continues"

@@ -37,13 +37,14 @@ from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.health import HEALTH, Health
-from understudy.training.runs.imitation_loop import ImitationLoop, Schedule
+from understudy.training.runs.imitation_loop import ImitationLoop, Schedule, no_demonstrations, open_demonstrations
 from understudy.training.runs.metrics import MetricLog, rewind
 from understudy.training.runs.run import Run
 from understudy.training.runs.threads import check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch
     from understudy.algorithms.sft import SFT
+    from understudy.policies.imitation import ImitationPolicy
 
 KIND = "sft"
 STATS_STEPS = 1024  # demonstrated steps, from which inputs are normalized
@@ -122,7 +123,7 @@ def run_sft(
     note(str(use_threads(config.threads, large=True)))
     note(str(device))
     with run, Health(run.path / HEALTH, role="local", name=run.kind) as health, ExitStack() as undo:
-        reader = undo.enter_context(Reader(store))
+        reader = undo.enter_context(open_demonstrations(store, config.env))
         sft, demos = _open(run, config, reader, undo)
         return imitate(
             run,
@@ -308,6 +309,7 @@ class Demonstrations:
 def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple[SFT, Demonstrations]:
     """The algorithm and its data, new or restored from the newest checkpoint."""
     from understudy.algorithms.sft import SFT
+    from understudy.policies import policy_file
     from understudy.policies.load import load_policy_file
 
     saved = newest_state(run.checkpoints)
@@ -330,10 +332,9 @@ def _open(run: Run, config: SFTConfig, reader: Reader, undo: ExitStack) -> tuple
     if saved is not None:
         demos.restore(saved.facts["demos"])
     elif not demos.follow():
-        raise StoreError(
-            f"{reader.path}: has no demonstrations; run `understudy record {reader.path} --env {config.env}`"
-        )
-    policy.check_world(demos.spec)
+        raise no_demonstrations(reader.path, config.env)
+    record = f"record in the world {config.env}, with the same options" if is_new else policy_file.SAME_WORLD
+    policy_file.check_world(policy.spec, demos.spec, where=str(reader.path), advice=record)
     if is_new:
         policy = policy.with_stats(Stats.of_data(policy.inputs, [demos.sample(STATS_STEPS).observation]))
     sft = SFT(config.sft, policy, total_updates=config.updates, seed=config.seed)
@@ -354,7 +355,7 @@ def newest_state(checkpoints: Path) -> Checkpoint | None:
     return None if newest is None else read_checkpoint(newest)
 
 
-def saved_policy(saved: Checkpoint, device: str) -> Any:
+def saved_policy(saved: Checkpoint, device: str) -> ImitationPolicy:
     """The policy of a checkpoint."""
     from understudy.policies.registry import policy_class
 
@@ -364,10 +365,12 @@ def saved_policy(saved: Checkpoint, device: str) -> Any:
         if name.startswith(("modules/policy/", "stats/"))
     }
     description = saved.facts["policy"]
-    return policy_class(description["kind"]).of(trees.unflatten(weights), description, device=device)
+    kind: Any = policy_class(description["kind"])
+    policy: ImitationPolicy = kind.of(trees.unflatten(weights), description, device=device)
+    return policy
 
 
-def _new_policy(config: SFTConfig, reader: Reader) -> Any:
+def _new_policy(config: SFTConfig, reader: Reader) -> ImitationPolicy:
     """An untrained policy with the words of all instructions."""
     from understudy.policies.registry import policy_class
 
@@ -375,8 +378,9 @@ def _new_policy(config: SFTConfig, reader: Reader) -> Any:
         spec, tasks = world.step_spec, world.suite.tasks
     recorded = sorted({record.info.instruction for record in reader.episodes() if record.info.instruction})
     instructions = [*(task.instruction for task in tasks), *recorded]
-    made = policy_class(config.network)
-    return made.new(_network(config), spec, instructions, seed=config.seed, device=config.device)
+    kind: Any = policy_class(config.network)
+    policy: ImitationPolicy = kind.new(_network(config), spec, instructions, seed=config.seed, device=config.device)
+    return policy
 
 
 def _network(config: SFTConfig) -> VLAConfig | FlowConfig:

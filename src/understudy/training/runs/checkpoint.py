@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,28 +42,27 @@ class Checkpoint:
     facts: dict[str, Any]  # everything else, as JSON
 
 
-def write_checkpoint(
-    root: Path,
-    number: int,
-    state: Mapping[str, Any],
-    facts: Mapping[str, Any],
-    *,
-    keep: int,
-    fill: Callable[[Path], object] | None = None,
-) -> Path:
-    """Save a checkpoint, then remove all but the newest `keep`. A crash in here leaves the older ones intact.
+def write_checkpoint(root: Path, number: int, state: Mapping[str, Any], facts: Mapping[str, Any], *, keep: int) -> Path:
+    """Save a checkpoint, then remove all but the newest `keep`. A crash in here leaves the older ones intact."""
+    return finish_checkpoint(begin_checkpoint(root, number), number, state, facts, keep=keep)
 
-    `fill` is called with the new directory before it gets its final name, so that the caller can add files.
-    """
-    if keep < 1:
-        raise CheckpointError(f"keep: expected at least 1 checkpoint, got {keep}")
+
+def begin_checkpoint(root: Path, number: int) -> Path:
+    """Make the directory of a new checkpoint, which has no valid name yet. The caller may put files of its own there,
+    and then calls `finish_checkpoint`; of each run, one checkpoint is written at a time."""
     root.mkdir(parents=True, exist_ok=True)
     for left in root.glob(".new-*"):  # left by a process that was killed
         shutil.rmtree(left)
     new = unfinished(root, number)
     new.mkdir()
-    if fill is not None:
-        fill(new)
+    return new
+
+
+def finish_checkpoint(new: Path, number: int, state: Mapping[str, Any], facts: Mapping[str, Any], *, keep: int) -> Path:
+    """Write the rest of a checkpoint, sync it all and give it its name; then remove all but the newest `keep`."""
+    if keep < 1:
+        raise CheckpointError(f"keep: expected at least 1 checkpoint, got {keep}")
+    root = new.parent
     arrays = {name: value for name, value in state.items() if isinstance(value, np.ndarray)}
     plain = {name: value for name, value in state.items() if name not in arrays}
     content = save({name: array.copy(order="C") for name, array in arrays.items()})  # safetensors wants C order

@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
+from understudy.core import StoreError
 from understudy.processes.stop import Stopped, StopRequest
+from understudy.replay import Reader
 from understudy.training.runs.checkpoint import write_checkpoint
 from understudy.training.runs.health import Health
 from understudy.training.runs.metrics import MetricLog
@@ -121,3 +123,14 @@ class ImitationLoop:
         keep = self._schedule.keep_checkpoints
         write_checkpoint(self._checkpoints, learner.num_updates, learner.state(), facts, keep=keep)
         self._saved = learner.num_updates
+
+
+def open_demonstrations(store: Path, env: str) -> Reader:
+    """The store that a run learns from; the error of one that is not there yet says how to record it."""
+    if not store.exists():
+        raise no_demonstrations(store, env)
+    return Reader(store)
+
+
+def no_demonstrations(store: Path, env: str) -> StoreError:
+    return StoreError(f"{store}: has no demonstrations; run `understudy record {store} --env '{env}'`")

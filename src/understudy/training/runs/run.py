@@ -28,6 +28,7 @@ from understudy.core import UnderstudyError
 from understudy.durable import files
 from understudy.durable.checked_json import CHECK, from_checked_json, to_checked_json
 from understudy.durable.lock import FileLock, LockHeldError
+from understudy.replay.format.paths import CATALOG_FILE
 from understudy.training.runs import config as configs
 from understudy.training.runs.health import HEALTH
 
@@ -36,7 +37,10 @@ logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
 
 CONFIG = "config.json"
+ON_POLICY = ("grpo", "rloo", "reinforce", "ppo")  # kinds of run that roll out groups of episodes
 FORMAT = 2  # of a run's directory; raised whenever an older run can no longer be read
+
+_kept_locks: list[FileLock] = []  # until the process ends
 
 
 class RunError(UnderstudyError):
@@ -142,12 +146,26 @@ class Run:
             config = configs.from_json(kind, content)
         except UnderstudyError as error:  # a ConfigError, or what a part of the config says of its own values
             raise RunError(f"{self.path / CONFIG}: {error}") from None
+        self._warn_if_changed()
+        return config
+
+    def _warn_if_changed(self) -> None:
         if from_checked_json((self.path / CONFIG).read_bytes())[1] is False:
             logger.warning(
                 "%s: was changed since the run was created; if nobody edited it, it is damaged: stop, and restore it",
                 self.path / CONFIG,
             )
-        return config
+
+    def extend(self, option: str, number: int) -> None:
+        """Let the run train for longer: its `option`, such as "steps", is `number` from now on."""
+        with self:
+            metadata = self.metadata
+            before = metadata["config"][option]
+            if number < before:
+                raise RunError(f"{option}: expected {before:,} or more, which the run was created with, got {number:,}")
+            self._warn_if_changed()  # what is written now has a checksum that holds
+            metadata["config"][option] = number
+            files.write_durably(self.path / CONFIG, to_checked_json(metadata))
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -156,9 +174,7 @@ class Run:
         try:
             metadata = json.loads(path.read_text())
         except OSError:
-            raise RunError(
-                f"{self.path}: is not a run, it has no {CONFIG}; create one with `understudy train`"
-            ) from None
+            raise self._no_run() from None
         except ValueError as error:
             raise RunError(f"{path}: is not JSON ({error}); restore it") from None
         if not isinstance(metadata, dict) or not {"kind", "config"} <= metadata.keys():
@@ -169,6 +185,13 @@ class Run:
                 f"format {FORMAT}; start a new run, or resume this one with the version that wrote it"
             )
         return {name: value for name, value in metadata.items() if name != CHECK}
+
+    def _no_run(self) -> RunError:
+        if not self.path.is_dir():
+            return RunError(f"{self.path}: is not a run, there is no such directory; check the path")
+        if (self.path / CATALOG_FILE).is_file():
+            return RunError(f"{self.path}: is a store, not a run; `understudy init` and `understudy train` make a run")
+        return RunError(f"{self.path}: is not a run, it has no {CONFIG}; create one with `understudy train`")
 
     # ---- its lock
 
@@ -197,6 +220,12 @@ class Run:
     def close(self) -> None:
         if self._lock is not None:
             self._lock.release()
+            self._lock = None
+
+    def keep_locked(self) -> None:
+        """Leave the lock to this process until it ends: a thread of it still writes, and nobody waits for that."""
+        if self._lock is not None:
+            _kept_locks.append(self._lock)
             self._lock = None
 
     def __enter__(self) -> Run:

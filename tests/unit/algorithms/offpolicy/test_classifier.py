@@ -78,7 +78,7 @@ def test_it_learns_to_see_success_and_its_file_does_too(tmp_path: Path) -> None:
     one = {name: leaf[0] for name, leaf in test.observation.items()}
     assert loaded.probability(one).shape == ()
     assert loaded.probability(one) == pytest.approx(chance[0], abs=1e-4)
-    with pytest.raises(PolicyError, match=r"success.safetensors: observation/front: it was made for uint8"):
+    with pytest.raises(PolicyError, match=r"success.safetensors: observation/front: the classifier was made for uint8"):
         SuccessClassifier.load(path, STATE.observation)
     with pytest.raises(PolicyError, match="expected a policy, got a classifier"):
         ActorPolicy.load(path)

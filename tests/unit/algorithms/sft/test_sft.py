@@ -171,8 +171,8 @@ def test_decay_spares_vectors() -> None:
 def test_less_memory_is_the_same_learning() -> None:
     plain, little = losses_of(sft_of()), losses_of(sft_of(replace(BASE, checkpoint_gradients=True)))
     assert little == pytest.approx(plain, rel=1e-4)
-    assert sft_of(replace(BASE, checkpoint_gradients=True))._policy.model.text.is_gradient_checkpointing
-    assert not sft_of()._policy.model.text.is_gradient_checkpointing
+    assert sft_of(replace(BASE, checkpoint_gradients=True))._policy.model.text.checkpointed
+    assert not sft_of()._policy.model.text.checkpointed
 
 
 def test_the_seed_is_that_of_the_shifts() -> None:

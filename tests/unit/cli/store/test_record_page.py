@@ -81,7 +81,7 @@ def test_a_person_demonstrates_with_the_keys(page: Any, tmp_path: Path) -> None:
         wait_for(lambda: steps_shown(page) > 1)
         page.keyboard.up("s")  # what is held when an episode begins is its first action
         press_until(page, "0", lambda: steps_shown(page) == 0)  # went wrong: discard it and record it again
-        page.locator("#who", has_text="Nobody acts yet").wait_for()
+        page.locator("#who", has_text="Waiting for you").wait_for()
         began_s = time.monotonic()
         page.keyboard.down("w")
         wait_for(lambda: steps_shown(page) > 5)

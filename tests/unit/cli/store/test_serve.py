@@ -147,7 +147,10 @@ def test_a_short_token_is_refused_with_a_way_to_make_one(tmp_path: Path, capsys:
 def test_a_port_that_is_taken_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with serving(str(tmp_path / "one")) as (address, _):
         assert main(["serve", str(tmp_path / "two"), "--port", address.rpartition(":")[2]]) == 1
-        assert f"cannot listen on {address}" in capsys.readouterr().err
+        said = capsys.readouterr().err
+        assert f"{address}: cannot listen there (Address already in use" in said
+        assert "stop the server that does, or choose another port (0: any)" in said
+        assert not (tmp_path / "two").exists()
 
 
 def test_without_grpc_it_says_what_to_install(

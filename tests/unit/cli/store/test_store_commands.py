@@ -92,6 +92,17 @@ def test_the_table_of_episodes_fits_its_terminal(
     assert ("a wider terminal, or --as-json" in lines[-1]) == (columns == 60)
 
 
+def test_the_summary_fits_a_narrow_terminal(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["info", str(store)]) == 0
+    out = capsys.readouterr().out
+    assert ", deleted " in out
+    assert "…" not in out
+    assert all(len(line) <= 60 for line in out.splitlines())
+
+
 def test_info_says_when_a_store_is_being_written(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Store.open(store):
         assert "being written" in run(capsys, "info", store)[1]

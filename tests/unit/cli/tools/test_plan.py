@@ -68,7 +68,7 @@ def test_the_recipe_with_the_sizes_of_simplevla_rl(capsys: pytest.CaptureFixture
     assert main(words) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["episodes"], found["optimizer_steps"], found["micro_batch_rows"]) == (512, 4, 8)
-    assert (found["peak_bytes"] + found["reserve_bytes"]) / 2**30 == pytest.approx(30.6, abs=0.05)  # as in docs/gpus.md
+    assert (found["peak_bytes"] + found["reserve_bytes"]) / 2**30 == pytest.approx(30.3, abs=0.05)  # as in docs/gpus.md
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,6 @@ def test_an_actor_that_never_got_a_policy_says_so(tmp_path: Path, capsys: pytest
         assert main(["actor", str(run.path), server.address]) == 0
     said = capsys.readouterr().out
     assert "policy none yet" in said
-    assert "no policy arrived before the run had all its steps; is `understudy learner` running?" in said
+    assert "no policy arrived before the run had all its steps; start `understudy learner` first" in said
     with Reader(run.store) as reader:
         assert sum(record.num_steps for record in reader.episodes()) >= 20

@@ -161,3 +161,19 @@ def test_training_uses_the_stores_world(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["train", "clone", str(tmp_path / "run"), *small]) == 0
     assert Run(tmp_path / "run").metadata["config"]["env"] == WORLD
     assert type(StoredEnv("toy")) is StoredEnv
+
+
+def test_training_without_demonstrations_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of the run that --config names stay there."""
+    env = "toy:touch_purple?cameras=false"
+    assert main(["record", str(tmp_path / "a" / "store"), "--env", env, "--successes", "1"]) == 0
+    small = ["--steps", "30", "--start-steps", "5", "--batch-size", "4", "--n-step", "1", "--sac.actor.hidden", "8"]
+    small += ["--evaluation.episodes", "1"]
+    assert main(["train", "rlpd", str(tmp_path / "a"), *small, "--start-steps", "0"]) == 0
+    assert "no demonstrations" not in capsys.readouterr().out
+    assert main(["train", "rlpd", str(tmp_path / "b"), "--config", str(tmp_path / "a"), "--start-steps", "5"]) == 0
+    said = capsys.readouterr().out
+    assert f"no demonstrations: {tmp_path / 'b' / 'store'} has none" in said
+    assert f"pass --demos {tmp_path / 'a' / 'store'} for those of {tmp_path / 'a'}" in said
+    assert main(["train", "rlpd", str(tmp_path / "c"), "--env", env, *small]) == 0
+    assert "or pass --demos" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+import understudy as us
 from understudy.cli import main
 
 ENV = "toy:touch_purple?cameras=false"
@@ -113,17 +114,57 @@ def test_every_option_of_evaluate_changes_something(run: Path, tmp_path: Path) -
     assert (run / "evaluations" / "evaluation.json").exists()  # the default place
 
 
+def test_a_score_says_what_it_measured_and_does_not_replace_another(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other_env = ENV.replace("touch_purple", "pick_red")
+    first = result(run, tmp_path)
+    assert f"world {ENV}\n" in capsys.readouterr().out
+    other = result(run, tmp_path, "--env", other_env)
+    assert f"world {other_env}\nthis policy was trained in {ENV}\n" in capsys.readouterr().out
+    assert json.loads((tmp_path / "evaluation-1.json").read_text()) == first
+    assert result(run, tmp_path, "--env", other_env) == other  # again the same: nothing to keep
+    result(run, tmp_path)
+    assert json.loads((tmp_path / "evaluation-2.json").read_text()) == other
+    assert sorted(path.name for path in tmp_path.glob("*.json")) == [
+        "evaluation-1.json",
+        "evaluation-2.json",
+        "evaluation.json",
+    ]
+
+
+def test_a_run_and_its_store_are_told_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def error_of(*words: str) -> str:
+        assert main([*map(str, words)]) == 1
+        return " ".join(capsys.readouterr().err.split())
+
+    run, store = tmp_path / "run", tmp_path / "run" / "store"
+    assert main(["init", "sft", str(run), "--env", ENV]) == 0
+    assert (
+        error_of("resume", str(run))
+        == f"error: {store}: has no demonstrations; run `understudy record {store} --env '{ENV}'`"
+    )
+    us.Store.open(store).close()
+    assert error_of("info", str(run)) == f"error: {run}: is a run, not a store; its store is {store}"
+    assert error_of("verify", str(run)) == f"error: {run}: is a run, not a store; its store is {store}"
+    assert f"{run}: is a run, not a store" in error_of("train", "clone", str(tmp_path / "clone"), "--demos", str(run))
+    assert error_of("resume", str(store)).startswith(f"error: {store}: is a store, not a run; `understudy init`")
+    assert error_of("resume", str(tmp_path / "no")).startswith(
+        f"error: {tmp_path / 'no'}: is not a run, there is no such"
+    )
+
+
 def test_sampled_actions_are_drawn_from_the_seed(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from understudy.cli.training import evaluation
+    from understudy.cli.training import run_evaluation
 
     seen: list[Any] = []
 
-    def spy(policy: Any, rng: Any, *, deterministic: bool) -> Any:
+    def spy(policy: Any, rng: Any, *, deterministic: bool, world: Any) -> Any:
         seen.append((deterministic, rng.bit_generator.state["state"]["state"]))
-        return policy_act(policy, rng, deterministic=deterministic)
+        return policy_act(policy, rng, deterministic=deterministic, world=world)
 
-    policy_act = evaluation.policy_act  # type: ignore[attr-defined]
-    monkeypatch.setattr(evaluation, "policy_act", spy)
+    policy_act = run_evaluation.policy_act  # type: ignore[attr-defined]
+    monkeypatch.setattr(run_evaluation, "policy_act", spy)
     for number, options in enumerate(([], ["--sampled"], ["--sampled", "--seed", "1"])):
         result(run, tmp_path / str(number), *options)
     assert [deterministic for deterministic, _ in seen] == [True, False, False]
@@ -146,9 +187,8 @@ def test_videos_are_written_where_there_are_cameras(tmp_path: Path) -> None:
 def test_a_policy_file_needs_a_world(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policy = str(run / "policy.safetensors")
     assert main(["evaluate", policy]) == 1
-    assert "expected the name of a world, because a policy file does not name one" in capsys.readouterr().err.replace(
-        "\n", " "
-    )
+    said = "expected the name of a world, because a policy file does not name one; pass --env, such as --env"
+    assert said in capsys.readouterr().err.replace("\n", " ")
     assert main(["evaluate", policy, "--env", ENV, "--episodes", "1"]) == 0
     assert main(["evaluate", policy, "--env", "gym:Pendulum-v1?success_return=0", "--episodes", "1"]) == 1
     assert "observation" in capsys.readouterr().err
@@ -166,7 +206,14 @@ def test_a_policy_that_decides_at_each_step_cannot_act_asynchronously(
 
 
 @pytest.mark.parametrize(
-    "args", [["train", "rlpd", "--help"], ["train", "grpo", "--help"], ["resume", "--help"], ["evaluate", "--help"]]
+    "args",
+    [
+        ["train", "rlpd", "--help"],
+        ["train", "grpo", "--help"],
+        ["resume", "--help"],
+        ["evaluate", "--help"],
+        ["sft", "--help"],
+    ],
 )
 def test_commands_that_many_use_need_no_transformers(args: list[str]) -> None:
     code = (
@@ -177,10 +224,11 @@ def test_commands_that_many_use_need_no_transformers(args: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_vla_without_transformers_says_what_to_install(tmp_path: Path) -> None:
+def test_a_checkpoint_without_transformers_says_what_to_install(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules |= dict.fromkeys(['transformers', 'peft', 'tokenizers'])\n"
-        f"from understudy.cli import main; sys.exit(main(['sft', {str(tmp_path / 'run')!r}]))"
+        "from understudy.cli import main\n"
+        f"sys.exit(main(['train', 'grpo', {str(tmp_path / 'run')!r}, '--policy', {str(tmp_path)!r}]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -196,6 +244,9 @@ def still(observation):
 def versioned(observation):
     return still(observation), 7
 
+def short(observation):
+    return np.zeros(2, np.float32)
+
 number = 3
 """
 
@@ -205,6 +256,11 @@ number = 3
     [
         (["own_policy:still"], 0, "0 % of 2"),
         (["own_policy:versioned", "--out", "out"], 0, "0 % of 2"),
+        (
+            ["own_policy:short"],
+            1,
+            "the action that the policy returned: expected float32 [4], got float32 [2]; convert",
+        ),
         (["own_policy:number"], 1, "expected a function of an observation, got int 3"),
         (["own_policy:still", "--sampled"], 1, "a function of your own decides this itself"),
         (["own_policy:nothing"], 1, "own_policy.py has no 'nothing'"),

@@ -32,10 +32,10 @@ def test_every_format_can_be_downloaded(name: str, target: Target) -> None:
 
 
 def test_what_cannot_be_exported_is_said(target: Target) -> None:
-    with pytest.raises(StoreError, match="expected one of gif, rlds, lerobot, hil_serl, robomimic, mcap, got 'minari'"):
+    with pytest.raises(StoreError, match="of film, rlds, lerobot, hil_serl, robomimic, mcap, got 'minari'"):
         export_episode(target, 2, "minari")
     with pytest.raises(StoreError, match="99"):
-        export_episode(target, 99, "gif")
+        export_episode(target, 99, "film")
 
 
 def test_a_trim_can_be_taken_back_and_waits_for_nobody(target: Target, store: Path) -> None:

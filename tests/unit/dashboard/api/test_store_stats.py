@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,7 @@ def test_totals_and_groups_add_up(target: Target, store: Path) -> None:
 )
 def test_lost_and_doubled_rows_are_counted(damage: str, lost: int, duplicates: int, store: Path) -> None:
     (store / "catalog.seal").unlink()
-    with sqlite3.connect(store / "catalog.sqlite") as db:
+    with closing(sqlite3.connect(store / "catalog.sqlite")) as db, db:
         db.execute(damage)
     db.close()
     target = Target(store, "s")
@@ -79,10 +80,26 @@ def test_the_course_of_training(target: Target) -> None:
     assert sum(one["takeovers"] for one in found) == 4
 
 
+def test_the_recent_rate_is_of_the_last_episodes(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Reader(target.store) as reader:
+        practice = [r for r in reader.episodes() if r.info.kind != "demonstration"]
+    monkeypatch.setattr(store_stats, "RECENT_PRACTICE", 4)
+    found = store_stats.interventions(target)["recent"]
+    assert found == store_stats.recent_practice(target)
+    last = practice[-4:]
+    assert found == {
+        "episodes": 4,
+        "steps": sum(r.num_steps for r in last),
+        "human_steps": sum(r.num_human for r in last),
+    }
+    assert 0 < found["human_steps"] < sum(r.num_human for r in practice)
+
+
 def test_interventions_by_operator_and_reason(target: Target) -> None:
     found = store_stats.interventions(target)
     assert found["total"][0]["takeovers"] == 4
     assert [(one["name"], one["takeovers"]) for one in found["operators"]] == [("ada", 4)]
+    assert store_stats.operators(target) == ["ada"]
     assert [(one["name"], one["episodes"]) for one in found["reasons"]] == [("no progress", 2)]
     assert (found["latency"]["known"], found["latency"]["max"]) == (2, 9.5)
     assert sum(found["histogram"]["counts"]) == 2

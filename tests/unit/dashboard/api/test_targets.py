@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 from tests.unit.dashboard.stores import SPEC, live
 
-from understudy.dashboard.api import store_stats, targets
+from understudy.dashboard.api import change_events, store_stats, targets
 from understudy.dashboard.api.app import overview, replay
 from understudy.dashboard.api.change_events import change_stamp
 from understudy.dashboard.api.targets import Target, make_targets
 from understudy.replay import Store
+from understudy.training.runs.health import Health
 from understudy.training.runs.run import Run
 
 
@@ -47,6 +48,21 @@ def test_nothing_there_yet_and_then_there_is(tmp_path: Path) -> None:
         assert overview(target)["totals"]["being_written"]
     shutil.rmtree(tmp_path / "run" / "store")
     assert overview(target)["store"] is False
+    target.close()
+
+
+def test_somebody_is_at_work_while_a_process_runs_or_commits_are_new(
+    store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(store, "s")
+    monkeypatch.setattr(change_events, "FRESH_S", 1e9)  # the store was made at some time before
+    assert change_stamp(target)["at_work"]
+    monkeypatch.setattr(change_events, "FRESH_S", 0.0)
+    assert not change_stamp(target)["at_work"]
+    health = Health(store / "health", role="learner", name="rlpd").start()
+    assert change_stamp(target)["at_work"]
+    health.close()
+    assert not change_stamp(target)["at_work"]
     target.close()
 
 

@@ -88,6 +88,8 @@ def test_all_of_a_finished_run_is_in_it(finished: Path, written: Report) -> None
     assert "<dt>cluster</dt>" not in text
     assert re.search(r"<dt>successful practice</dt><dd>\d+ of \d+ alone \(\d+ %\)", text)
     assert re.search(r"<b>intervention\.patience_steps: 5</b>", text)  # not the default
+    assert "a human" not in text  # it was the script that took over
+    assert "Helped: the script intervened in it." in text
     assert "\nseed: 0\n" in text
 
 
@@ -134,6 +136,17 @@ def test_a_browser_shows_it(browser: Any, written: Report) -> None:
     assert wrong == []
 
 
+def test_it_is_dark_where_the_reader_wants_that(browser: Any, written: Report) -> None:
+    for scheme in ("light", "dark"):
+        page = browser.new_page(color_scheme=scheme)
+        page.goto(written.html.as_uri())
+        ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        turned = page.evaluate("getComputedStyle(document.querySelector('.plots img')).filter")
+        page.close()
+        assert (sum(map(int, re.findall(r"\d+", ground)[:3])) < 150) == (scheme == "dark")
+        assert ("invert" in turned) == (scheme == "dark")
+
+
 # ---- what is not there
 
 
@@ -151,6 +164,8 @@ def test_a_run_that_has_only_begun_says_what_is_missing(tmp_path: Path) -> None:
     text = written.html.read_text()
     assert "not evaluated yet" in text
     assert text.count("<li>") == 4
+    assert text.index("<h2>Config</h2>") < text.index("Not in this report")  # a footnote
+    assert "class='lost'" not in text
 
 
 def test_a_running_run_is_read_as_far_as_it_is(finished: Path, tmp_path: Path) -> None:
@@ -249,7 +264,9 @@ def test_a_run_on_a_cluster_says_who_worked_and_what_is_lost(finished: Path, tmp
     status.write("ended")
     text = write_report(run, tmp_path / "many").html.read_text()
     assert "<dt>cluster</dt><dd>3 nodes: 8 learners, 4 shards, 1,000 rollout workers; 4 restarts, 301 " in text
-    assert "250,002 steps of shard-2: the disk with <code>/data/understudy/press/shard-2</code> was lost" in text
+    lost = "250,002 steps of shard-2: the disk with <code>/data/understudy/press/shard-2</code> was lost"
+    assert text.count(lost) == 1
+    assert text.index("class='lost'") < text.index(lost) < text.index("<h2>Config</h2>")  # a warning
     assert "<span class='state'>finished</span>" in text
     status.write()
     assert read_run(run).is_running

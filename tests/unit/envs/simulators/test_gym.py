@@ -14,9 +14,11 @@ from understudy.core import SpecError
 from understudy.core import tree as trees
 from understudy.envs import CheckError, WorldError, WorldFactory, check_env
 from understudy.envs.registry import WORLD_REGISTRY
+from understudy.envs.rewards import RewardedWorld
 from understudy.envs.simulators.gym import GymWorld, scaled
 from understudy.envs.workers.isolated import IsolatedWorld
 from understudy.envs.workers.outcomes import WorkerRaised
+from understudy.envs.world import World
 
 gymnasium = pytest.importorskip("gymnasium")
 spaces = gymnasium.spaces
@@ -117,7 +119,7 @@ def test_worlds_keep_their_contract(id: str, options: dict[str, Any]) -> None:
 
 
 def test_an_unstable_start_is_told_by_the_check() -> None:
-    with pytest.raises(Exception, match="set num_starts=1"):
+    with pytest.raises(Exception, match=r"make reset depend on its seed, or pass num_starts=1 to GymWorld \(gym:ID"):
         check_env(lambda: GymWorld("FrozenLake-v1", num_starts=20))
 
 
@@ -380,6 +382,35 @@ class Dot(gymnasium.Env):  # type: ignore[misc, name-defined]
 
 def dot(**options: Any) -> GymWorld:
     return GymWorld(Dot(), max_steps=40, simulated=True, expert=lambda seen: np.clip(-seen, -1, 1), **options)
+
+
+class Careless(Dot):
+    """Draws from the random generator of the whole process."""
+
+    def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
+        super().reset(**options)
+        self.at = np.random.uniform(0.5, 1.5)  # noqa: NPY002 (what is to be found)
+        return np.float32([self.at]), {}
+
+
+def test_one_cause_is_told_first_and_in_the_words_of_gymnasium() -> None:
+    for wrapped in (False, True):
+        world: World = GymWorld(Careless(), max_steps=40, simulated=True)
+        with pytest.raises(CheckError) as caught:
+            check_env(RewardedWorld(world, success=lambda seen: False) if wrapped else world)
+        first, *others = caught.value.report.listing.splitlines()
+        assert first.startswith("  - determinism: observation/state: expected the same bits in two runs, got")
+        advice = "; draw all randomness from self.np_random, which reset(seed=) seeds, and reset all state in reset"
+        assert first.endswith(advice)
+        assert [line.partition(":")[0] for line in others] == ["  - observe", "  - step_without_observation"]
+        same = "; this probably has the same cause as determinism: correct that first"
+        assert all(line.endswith(same) for line in others)
+        assert not any(name in line for name in ("begin", "advance", "observe()") for line in (first, *others))
+
+
+def test_a_forgotten_simulated_is_told_as_it_is_written() -> None:
+    with pytest.raises(WorldError, match=r"nothing real moves, make it with GymWorld\(\.\.\., simulated=True\), or as"):
+        check_env(GymWorld(Dot(), max_steps=40))
 
 
 def test_an_environment_of_ones_own_with_an_expert() -> None:

@@ -18,7 +18,7 @@ from understudy.envs.check import check_env
 from understudy.envs.registry import WORLD_REGISTRY
 from understudy.envs.simulators.libero import LiberoWorld
 from understudy.envs.simulators.libero_scene import axis_angle
-from understudy.envs.simulators.simplify import visual_meshes
+from understudy.envs.simulators.simplify_model import visual_meshes
 from understudy.envs.workers import IsolatedWorld, Limits
 from understudy.envs.workers.outcomes import WorkerRaised
 from understudy.envs.world import WorldError

@@ -271,11 +271,11 @@ def test_the_grip_follows_the_action_of_the_policy(device: BrowserDevice) -> Non
 
 def test_a_slow_page_gets_fewer_frames_and_holds_nobody_up(device: BrowserDevice) -> None:
     with Page(device) as quick, Page(device, "page-slow") as slow:
-        slowest_s = 0.0
+        took_s = []
         for number in range(20):
             start_s = time.monotonic()
             device.show(observation(number), {})
-            slowest_s = max(slowest_s, time.monotonic() - start_s)
+            took_s.append(time.monotonic() - start_s)
             quick.hear(0.02)
             for header, _ in quick.frames[-1:]:
                 quick.say({"type": "drawn", "number": header["number"]})
@@ -286,7 +286,7 @@ def test_a_slow_page_gets_fewer_frames_and_holds_nobody_up(device: BrowserDevice
         slow.say({"type": "drawn", "number": slow.frames[0][0]["number"]})
         slow.hear_until(lambda: len(slow.frames) > browser_server.MAX_IN_FLIGHT)
         assert slow.frames[-1][0]["number"] == 20  # the newest, not the next
-        assert slowest_s < 0.1
+        assert np.median(took_s) < 0.1  # a page that held it up would do so from its third frame on
 
 
 def test_a_page_that_is_opened_later_sees_the_last_frame(device: BrowserDevice) -> None:

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -599,11 +600,11 @@ def test_what_a_killed_recorder_left_in_its_log_is_read(tmp_path: Path) -> None:
 def test_a_message_type_without_a_definition_is_refused_and_one_of_ros_is_known(tmp_path: Path) -> None:
     bag = write_bag(tmp_path / "bag", ROBOT.sent)
     wanted = only(bag, action=LEADER)
-    with sqlite3.connect(bag / "bag.db3") as database:  # as bags before ROS 2 Iron are
+    with closing(sqlite3.connect(bag / "bag.db3")) as database, database:  # as bags before ROS 2 Iron are
         database.execute("delete from message_definitions")
         database.execute("update schema set schema_version = 3")
     assert only(bag, action=LEADER).equals(wanted)
-    with sqlite3.connect(bag / "bag.db3") as database:
+    with closing(sqlite3.connect(bag / "bag.db3")) as database, database:
         database.execute("update topics set type = 'my_robot/msg/State' where name = ?", (LEADER,))
     text = (bag / "metadata.yaml").read_text().split("name: /leader")
     (bag / "metadata.yaml").write_text(

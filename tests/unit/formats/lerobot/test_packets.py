@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +18,7 @@ from tests.unit.formats.lerobot.made import read
 
 from understudy.cli import main
 from understudy.codecs.nal import join_units, split_sample, split_units
-from understudy.core import H264, ArraySpec, Jpeg, Spec, Step, StepSpec, StoreError
+from understudy.core import H264, ArraySpec, Episode, Jpeg, Spec, Step, StepSpec, StoreError
 from understudy.core import tree as trees
 from understudy.core.step import decoded_checksum_of
 from understudy.formats import FormatError, parse_dataset_path
@@ -89,10 +90,29 @@ def file_packets(dataset: Path, camera: str) -> Iterator[list[bytes]]:
                     yield split_sample(bytes(packet), 4)
 
 
+@pytest.mark.parametrize("video", ["keep", "png"])
+def test_one_episode_is_in_memory_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, video: str) -> None:
+    seen: list[weakref.ref[Episode]] = []
+    from_columns = Episode.from_columns
+
+    def note(columns: Any, info: Any) -> Episode:
+        assert [one() for one in seen] == [None] * len(seen)
+        episode = from_columns(columns, info)
+        seen.append(weakref.ref(episode))
+        return episode
+
+    monkeypatch.setattr(Episode, "from_columns", note)
+    exported(make_store(tmp_path / "store"), tmp_path / "d", f"?video={video}")
+    assert len(seen) == 3
+
+
 def test_a_round_trip_keeps_every_packet_and_every_fact(tmp_path: Path) -> None:
     store = make_store(tmp_path / "store")
     report = exported(store, tmp_path / "d")
-    assert (report.kept, report.notes) == (("observation/front", "observation/wrist"), ())
+    assert report.kept == ("observation/front", "observation/wrist")
+    lossy, unknown = report.notes
+    assert lossy.startswith("observation/raw, observation/side: written as av1 video, which is lossy")
+    assert unknown == "next.success: false in 1 episodes of which it is not known"
     before = stored(store)
     for camera in ("front", "wrist"):
         files = [join_units(units) for units in file_packets(tmp_path / "d", camera)]
@@ -136,7 +156,8 @@ def test_a_cut_gop_is_encoded_again_and_the_others_are_kept(tmp_path: Path) -> N
     with Store.open(store) as opened:
         trim(opened, 1, 3, 23, delete_source=True)
     report = exported(store, tmp_path / "d")
-    assert report.notes == (
+    assert report.notes[0].startswith("observation/raw, observation/side: written as av1 video")
+    assert report.notes[1:] == (
         "observation/front: 7 frames were encoded again: their GOPs were cut when an episode was trimmed or split",
         "observation/wrist: 1 frames were encoded again: their GOPs were cut when an episode was trimmed or split",
     )

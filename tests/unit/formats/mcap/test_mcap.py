@@ -174,6 +174,21 @@ def test_compression_is_what_was_asked_for(tmp_path: Path) -> None:
     assert found == {"zstd": {"zstd"}, "lz4": {"lz4"}, "none": {""}}
 
 
+def test_the_notes_say_what_was_lost(tmp_path: Path) -> None:
+    spec = StepSpec(
+        observation=Spec({"stack": ArraySpec(shape=(2, 8, 8, 3), dtype="uint8")}),
+        action=Spec(ArraySpec(shape=(3,), dtype="float32")),
+    )
+    episode = random_episode(spec, 4, 0)
+    episode.action[1] = [np.nan, np.inf, 0.1]
+    target: Any = FORMAT.write(tmp_path / "a.mcap", spec, {"images": "png"})
+    stacks = "observation/stack: of stacked frames, only the newest is written"
+    assert target.notes == (stacks,)
+    target.add("a", episode)
+    target.close()
+    assert target.notes == (stacks, "action: NaN and infinity are written as null, and read back as NaN")
+
+
 def read(path: Path, **options: str) -> tuple[StepSpec, list[Episode]]:
     source = FORMAT.read(path, options)
     return source.spec, [episode for _, episode in source.episodes()]

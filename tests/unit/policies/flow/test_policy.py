@@ -222,6 +222,14 @@ def test_noise_can_be_given_and_greedy_begins_at_none() -> None:
                 policy.act(observations(2), told(2), rngs=rngs, sampling=SAMPLED, noise=wrong)
 
 
+def test_rows_can_be_many_in_one_pass() -> None:
+    policy = policy_of(TINY)
+    wide = policy.with_act_rows(2 * policy.config.act_rows)
+    assert policy.noise_shape == wide.noise_shape == (3, 2)
+    assert wide.config.act_rows == 2 * policy.config.act_rows
+    np.testing.assert_allclose(act(wide).action, act(policy).action, atol=1e-6)
+
+
 def test_the_temperature_multiplies_what_is_drawn() -> None:
     policy = policy_of(NOISY)
     chain = {heat: act(policy, sampling=Sampling(temperature=heat)).replay["chain"] for heat in (1.0, 0.5, 1e-6)}

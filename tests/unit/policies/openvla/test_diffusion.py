@@ -134,6 +134,20 @@ def test_the_number_of_steps_and_the_noise_decide(directory: Path) -> None:
     assert not first.replay["noise"].any()
 
 
+def test_noise_can_be_given(directory: Path, tmp_path: Path) -> None:
+    policy = load(directory, num_diffusion_steps=2)
+    sampled = policy.act(observations(2), instructions(2), rngs=rngs(2), sampling=Sampling())
+    given = policy.act(observations(2), instructions(2), rngs=rngs(2), sampling=GREEDY, noise=sampled.replay["noise"])
+    assert policy.noise_shape == given.replay["noise"].shape[1:]
+    np.testing.assert_array_equal(given.action, sampled.action)
+    with pytest.raises(PolicyError, match="noise: expected finite numbers"):
+        policy.act(observations(2), instructions(2), rngs=rngs(2), sampling=GREEDY, noise=sampled.replay["noise"][:1])
+    plain = load(make_checkpoint(tmp_path / "plain"))
+    assert plain.noise_shape is None
+    with pytest.raises(PolicyError, match="noise: this policy has no diffusion head"):
+        plain.act(observations(2), instructions(2), rngs=rngs(2), sampling=GREEDY, noise=sampled.replay["noise"])
+
+
 def test_proprioception_is_seen(directory: Path) -> None:
     policy = load(directory, num_diffusion_steps=2, use_proprio=("hand", "grip"))
     seen = observations(2)

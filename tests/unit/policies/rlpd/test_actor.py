@@ -222,18 +222,18 @@ def other_world(**fields: ArraySpec) -> StepSpec:
     [
         (
             other_world(front=ArraySpec(shape=(32, 32, 3), dtype="uint8")),
-            r"observation/front: it was made for uint8 \[16, 16, 3\], the world has uint8 \[32, 32, 3\]",
+            r"observation/front: the policy was made for uint8 \[16, 16, 3\], the world has uint8 \[32, 32, 3\]",
         ),
-        (STATE, r"observation/front: it was made for uint8 \[16, 16, 3\], the world has nothing of that name"),
+        (STATE, r"observation/front: the policy was made for uint8 \[16, 16, 3\], the world has nothing of that name"),
         (
             StepSpec(
                 observation=CAMERAS.observation, action=Spec(ArraySpec(shape=(3,), dtype="float32", low=-2.0, high=2.0))
             ),
-            r"action: it was made for bounds from \(-1.0, -1.0, -1.0\) to \(1.0, 1.0, 1.0\), the world has -2.0 to 2.0",
+            r"action: the policy was made for bounds from \(-1.0, -1.0, -1.0\) to \(1.0, 1.0, 1.0\), the world has -2",
         ),
         (
             StepSpec(observation=CAMERAS.observation, action=Spec({"arm": CAMERAS.action.tree})),
-            r"action: it was made for float32 \[3\], the world has nothing of that name",
+            r"action: the policy was made for float32 \[3\], the world has nothing of that name",
         ),
     ],
 )
@@ -248,9 +248,12 @@ def test_another_world_is_refused_by_the_path_that_differs(world: StepSpec, said
 def test_files_that_are_no_policy_are_refused(tmp_path: Path) -> None:
     with pytest.raises(PolicyError, match="nowhere: expected a policy, got no such file"):
         ActorPolicy.load(tmp_path / "nowhere")
-    (tmp_path / "text").write_text("hello, this is not a file of tensors")
-    with pytest.raises(PolicyError, match="text: expected a policy in safetensors, got"):
-        ActorPolicy.load(tmp_path / "text")
+    for text in ("hello, this is not a file of tensors", '{"learning_rate": 0.1, "steps": 1000}', "{}", ""):
+        (tmp_path / "text").write_text(text)
+        with pytest.raises(
+            PolicyError, match=r"text: is not a policy file: expected .* got another format; give a fil"
+        ):
+            ActorPolicy.load(tmp_path / "text")
     save_file({"x": np.zeros(3)}, tmp_path / "other")
     with pytest.raises(PolicyError, match="other: expected a policy of Understudy, got a safetensors file of others"):
         ActorPolicy.load(tmp_path / "other")

@@ -103,6 +103,22 @@ class PlainTokens:
         return log_probs.astype(np.float32), features @ self.weights["value"]
 
 
+class PlainNoise:
+    """Blocks that are the noise they are made of."""
+
+    block_steps, log_prob_size = STEPS, 1
+    replay_spec: dict[str, Any] = {}  # noqa: RUF012
+    has_value = False
+    noise_shape = (STEPS, SIZE)
+
+    def act(
+        self, observation: Any, instructions: Any, *, rngs: Any, temperature: float, greedy: bool, noise: Any = None
+    ) -> Any:
+        drawn = np.array([rng.random(self.noise_shape) for rng in rngs]) if noise is None else noise
+        log_prob = np.zeros((len(drawn), STEPS, 1), np.float32)
+        return {"action": drawn.astype(np.float32), "replay": {}, "log_prob": log_prob}
+
+
 def misbehave(word: str) -> None:
     if word == "raise":
         raise ValueError("no such joint")

@@ -285,6 +285,21 @@ def test_calls_that_make_no_sense(policy: SubprocessPolicy) -> None:
         act(policy, "pick")
 
 
+def test_noise_crosses_to_policies_that_take_it(policy: SubprocessPolicy, python: str) -> None:
+    told: dict[str, Any] = {"rngs": contract.rngs(2), "sampling": Sampling()}
+    noise = np.linspace(-1, 1, 12, dtype=np.float32).reshape(2, 2, 3)
+    with SubprocessPolicy(factory(python, "plain_policy:PlainNoise"), SPEC) as noisy:
+        assert noisy.noise_shape == (2, 3)
+        np.testing.assert_array_equal(noisy.act(observations(2), ["a", "b"], **told, noise=noise).action, noise)
+        assert (noisy.act(observations(2), ["a", "b"], **told).action > 0).all()  # drawn
+        for wrong in (noise[:1], np.full_like(noise, np.nan)):
+            with pytest.raises(PolicyError, match=r"noise: expected finite numbers \[2, 2, 3\], a row for each"):
+                noisy.act(observations(2), ["a", "b"], **told, noise=wrong)
+    assert policy.noise_shape is None
+    with pytest.raises(PolicyError, match="noise: PlainTokens makes its blocks of none; leave it out"):
+        policy.act(observations(2), ["a", "b"], **told, noise=noise)
+
+
 def test_what_it_prints_is_kept_within_bounds(policy: SubprocessPolicy) -> None:
     for _ in range(3):
         act(policy, "noise")

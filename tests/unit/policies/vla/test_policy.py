@@ -442,7 +442,7 @@ def other(**fields: ArraySpec) -> StepSpec:
         ),
         (
             lambda: policy_of().check_world(other(front=ArraySpec(shape=(64, 64, 3), dtype="uint8"))),
-            r"observation/front: it was made for uint8 \[32, 32, 3\], the world has uint8 \[64, 64, 3\]",
+            r"observation/front: the policy was made for uint8 \[32, 32, 3\], the world has uint8 \[64, 64, 3\]",
         ),
     ],
 )

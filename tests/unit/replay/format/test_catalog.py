@@ -1,6 +1,7 @@
 """Catalog: what it lists, and what its errors mean; decided by SQLite's codes, not by its words."""
 
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,13 +169,13 @@ def test_an_error_whose_text_speaks_of_something_else_is_told_by_its_code(catalo
 
 
 def drop(catalog: Catalog, table: str) -> None:
-    with sqlite3.connect(catalog.path) as db:
+    with closing(sqlite3.connect(catalog.path)) as db, db:
         db.execute(f"drop table {table}")
     db.close()
 
 
 def test_a_missing_column_is_damage_and_not_the_conditions_fault(path: Path) -> None:
-    with sqlite3.connect(path / CATALOG_FILE) as db:
+    with closing(sqlite3.connect(path / CATALOG_FILE)) as db, db:
         db.execute("alter table episodes rename column labels to etiquettes")
     db.close()
     (path / "catalog.seal").unlink()
@@ -186,7 +187,7 @@ def test_a_missing_column_is_damage_and_not_the_conditions_fault(path: Path) -> 
 
 
 def test_text_that_is_not_utf8_is_damage(path: Path) -> None:
-    with sqlite3.connect(path / CATALOG_FILE) as db:
+    with closing(sqlite3.connect(path / CATALOG_FILE)) as db, db:
         db.execute("update episodes set task = cast(x'ff' as text) where id = 2")
     db.close()
     (path / "catalog.seal").unlink()
@@ -196,7 +197,7 @@ def test_text_that_is_not_utf8_is_damage(path: Path) -> None:
 
 def test_a_damaged_name_that_sqlite_quotes_is_damage(path: Path) -> None:
     """Python's sqlite3 cannot decode SQLite's message then."""
-    with sqlite3.connect(path / CATALOG_FILE) as db:
+    with closing(sqlite3.connect(path / CATALOG_FILE)) as db, db:
         db.execute("pragma writable_schema = on")
         db.execute(
             "update sqlite_master set name = cast(x'6dee7461' as text), sql = 'create tabel' where name = 'meta'"

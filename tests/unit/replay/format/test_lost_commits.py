@@ -2,6 +2,7 @@
 
 import shutil
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,7 @@ def go_back(path: Path, num_commits: int) -> None:
     """Make the catalog what it was so many commits ago."""
     (path / SEAL_FILE).unlink()
     (path / MARK_FILE).unlink()
-    with sqlite3.connect(path / CATALOG_FILE) as db:
+    with closing(sqlite3.connect(path / CATALOG_FILE)) as db, db:
         (last,) = db.execute("select max(id) from commits").fetchone()
         for table, column in (("commits", "id"), ("spans", "commit_id"), ("episodes", "changed")):
             db.execute(f"delete from {table} where {column} > ?", (last - num_commits,))

@@ -75,3 +75,5 @@ def test_a_mixture_goes_on_after_a_restart(reader: Reader) -> None:
         assert first.sample().index.tolist() == second.sample().index.tolist()
     with pytest.raises(StoreError, match="must have the same names"):
         Mixture(first.samplers, {"demo": 1}, batch_size=5)
+    with pytest.raises(StoreError, match=r"mixture: expected a sampler as 'demo', got View; pass us\.Sampler\(reader"):
+        Mixture({"demo": DEMO}, {"demo": 1}, batch_size=5)  # type: ignore[dict-item]

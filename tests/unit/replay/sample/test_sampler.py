@@ -24,6 +24,15 @@ def test_an_empty_view_says_so(reader: Reader) -> None:
         sampler.sample()
 
 
+def test_a_sampler_that_has_not_followed_says_what_is_missing(reader: Reader) -> None:
+    sampler = Sampler(reader, ALL, batch_size=4)
+    wanted = r"nothing to draw as of commit 0; the store is at commit 15, so call follow\(\) first"
+    with pytest.raises(StoreError, match=wanted):
+        sampler.sample()
+    sampler.follow()
+    assert len(sampler.sample().reward) == 4
+
+
 def test_any_past_batch_is_drawn_again_from_its_line(reader: Reader) -> None:
     sampler = Sampler(reader, ALL, batch_size=9, seed=8)
     lines, batches = [], []

@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -238,7 +239,8 @@ def test_a_second_writing_process_is_refused_by_name(tmp_path: Path) -> None:
         assert "StoreLockedError" in other.stderr
         assert f"another process is writing to this store (pid {os.getpid()} on " in other.stderr
         assert "stop it, or only read" in other.stderr
-        with pytest.raises(StoreLockedError):
+        here = rf"^{path}: this process is writing to this store already; use the one that it has open, or close that"
+        with pytest.raises(StoreLockedError, match=here):
             Store.open(path)
     Store.open(path).close()
 
@@ -268,7 +270,7 @@ def test_a_closed_store_takes_nothing(tmp_path: Path) -> None:
 def test_a_store_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "store"
     Store.open(path).close()
-    with sqlite3.connect(path / "catalog.sqlite") as db:
+    with closing(sqlite3.connect(path / "catalog.sqlite")) as db, db:
         db.execute("update meta set value = '3' where key = 'format'")
     db.close()
     (path / "catalog.seal").unlink()

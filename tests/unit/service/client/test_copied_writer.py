@@ -19,7 +19,13 @@ from understudy.service import OutboxConfig, Remote, RemoteWriter, Server
 from understudy.service.client.outbox import Outbox
 from understudy.service.client.spool import Spool, SpoolLog
 from understudy.service.wire.chunks import encode_chunk
-from understudy.service.wire.protocol import ERROR_KEY, VERSION, WRITE, method, to_json
+from understudy.service.wire.message import to_json
+from understudy.service.wire.protocol import (
+    ERROR_KEY,
+    VERSION,
+    WRITE,
+    method,
+)
 
 SPEC = small_spec()
 INCARNATION = "ab" * 16

@@ -7,6 +7,7 @@ import logging
 import random
 import re
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
@@ -19,17 +20,23 @@ from tests.waiting import wait_for
 from tests.writing import write_episode
 
 from understudy.core import (
+    ArraySpec,
     BacklogError,
     DamageError,
     DeliveryError,
     FencedError,
+    Jpeg,
     RefusedError,
+    Spec,
     Step,
+    StepSpec,
     StoreClosedError,
     UnderstudyError,
 )
 from understudy.core.examples import CANONICAL, robot_spec, small_spec
 from understudy.replay import Reader, Store, Writer, verify
+from understudy.replay.format.chunk import Chunk
+from understudy.replay.format.encoded_columns import encoded_chunk
 from understudy.selftest.faulty_proxy import Proxy, free_port
 from understudy.service import OutboxConfig, Remote, RemoteWriter, Server, ServerConfig, connect
 from understudy.service.client import write_stream as session
@@ -278,7 +285,7 @@ def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_p
             with pytest.raises(
                 BacklogError,
                 match=r"writer 'actor': the queue is full with 10 steps after 0.3 s of waiting \(127.0.0.1:.*\); "
-                r"5 are in the spool. Wait for the server, or choose another overflow",
+                r"5 are in the spool. Wait for it, or choose another overflow",
             ):
                 writer.append(step(0, index))
             assert time.monotonic() - started > 0.25
@@ -295,6 +302,37 @@ def test_block_waits_and_then_says_what_to_do(serve: Serve, remote_to: To, tmp_p
             ("cut", {}),
             ("ended", {"steps_missing_before": "2"}),
         ]
+
+
+@pytest.mark.parametrize(
+    ("codec", "reason"),
+    [(Jpeg(), "camera frames come faster than this machine encodes and writes them"), (None, "the disk is slow")],
+)
+def test_block_blames_the_encoders_or_the_disk_while_the_spool_has_room(
+    remote_to: To, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Jpeg | None, reason: str
+) -> None:
+    go_on = threading.Event()
+
+    def encode_slowly(chunk: Chunk) -> Chunk:
+        go_on.wait(30)
+        return encoded_chunk(chunk)
+
+    monkeypatch.setattr("understudy.service.client.outbox.encoded_chunk", encode_slowly)
+    spec = StepSpec(observation=Spec(ArraySpec(shape=(16, 16, 3), dtype="uint8", codec=codec)), action=SPEC.action)
+    config = OutboxConfig(queue_steps=5, block_timeout_s=0.2)
+    frame = np.zeros((16, 16, 3), np.uint8)
+    remote = remote_to(free_address())
+    with remote.writer("arm", spec, spool=tmp_path / "spool", commit_steps=5, config=config) as writer:
+        writer.begin()
+
+        def fill() -> None:
+            for _ in range(20):
+                writer.append(Step(observation=frame, action=np.zeros(2, np.float32), reward=0.0))
+
+        with pytest.raises(BacklogError, match=rf"5 steps after 0.2 s of waiting \({reason}\); 0 are in the spool"):
+            fill()
+        go_on.set()
+        wait_for(lambda: writer.delivery.queued == 0)
 
 
 def test_block_goes_on_as_soon_as_there_is_room(serve: Serve, remote_to: To, tmp_path: Path) -> None:

@@ -370,6 +370,8 @@ def test_what_a_shard_has_missed_is_not_taken_for_news(serving: Callable[[str], 
     [
         ("=h:1", "expected host:port or name=host:port, or several with commas between, got '=h:1'"),
         ("a=h", "expected host:port or name=host:port, or several with commas between, got 'a=h'"),
+        ("http://h:1/", "expected HOST:PORT, without http://, got 'http://h:1/'; pass 'h:1'"),
+        ("a=https://h:1", "expected HOST:PORT, without https://, got 'a=https://h:1'; pass 'h:1'"),
         ("a=h:1,a=h:2", "expected each shard once"),
         ("h:1,h:1", "expected each shard once"),
     ],

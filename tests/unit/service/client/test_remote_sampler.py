@@ -34,7 +34,8 @@ from understudy.replay import (
 from understudy.service import Remote, RemoteSampler, Server, ServerConfig, connect
 from understudy.service.server.sample_stream import SampleStream
 from understudy.service.wire.batches import view_from_json, view_to_json
-from understudy.service.wire.protocol import SAMPLE, from_json, to_json
+from understudy.service.wire.message import from_json, to_json
+from understudy.service.wire.protocol import SAMPLE
 
 
 def fill(store: Store, spec: StepSpec, *, episodes: int = 5, steps: int = 20, name: str = "a") -> None:

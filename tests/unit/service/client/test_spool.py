@@ -124,7 +124,7 @@ def test_a_first_file_that_is_torn_leaves_nothing(tmp_path: Path) -> None:
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
-    with pytest.raises(StoreLockedError, match=r"spool: another process is writing.*pid \d+ on .*; stop it"):
+    with pytest.raises(StoreLockedError, match=r"spool: this process is writing to this store already; use the one"):
         Spool(tmp_path / "spool")
     lines = (
         "import sys, pathlib",

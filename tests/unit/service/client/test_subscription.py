@@ -20,9 +20,9 @@ from understudy.core import RefusedError
 from understudy.core import tree as trees
 from understudy.replay import Store
 from understudy.service import Remote, Server, ServerConfig, connect
-from understudy.service.wire.message import pack, pieces
+from understudy.service.wire.message import from_json, pack, pieces
 from understudy.service.wire.parameters import encode_parameters, encode_version
-from understudy.service.wire.protocol import SERVICE, SUBSCRIBE, from_json
+from understudy.service.wire.protocol import SERVICE, SUBSCRIBE
 
 
 def weights(seed: int, size: int = 1000) -> dict[str, object]:

@@ -12,7 +12,7 @@ from understudy.core import RefusedError, UnderstudyError, WireError
 from understudy.core.examples import small_spec
 from understudy.service.client.spool import Route, SpoolLog
 from understudy.service.client.write_stream import WriteStream, _Window
-from understudy.service.wire.protocol import from_json, to_json
+from understudy.service.wire.message import from_json, to_json
 
 REPLY = {"last_seq": -1, "max_message_bytes": 100, "stores": ["s"]}
 

@@ -23,9 +23,9 @@ from understudy.replay import Store, backup
 from understudy.replay.format.paths import parameters_path
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.client.publish import publish
-from understudy.service.wire.message import pack, pieces
+from understudy.service.wire.message import pack, pieces, to_json
 from understudy.service.wire.parameters import encode_parameters
-from understudy.service.wire.protocol import PUBLISH, to_json
+from understudy.service.wire.protocol import PUBLISH
 
 
 def weights(seed: int, size: int = 1000) -> dict[str, object]:

@@ -20,7 +20,8 @@ from understudy.service.server import sample_stream
 from understudy.service.server.batch_memory import BatchMemory
 from understudy.service.server.sample_stream import RAGGED_COPIES, SampleStream
 from understudy.service.wire.batches import num_bytes_of, selector_to_json, shape_to_json, view_to_json
-from understudy.service.wire.protocol import VERSION, ReplacedError, from_json, to_json
+from understudy.service.wire.message import from_json, to_json
+from understudy.service.wire.protocol import VERSION, ReplacedError
 
 
 def hello(**changes: Any) -> dict[str, Any]:

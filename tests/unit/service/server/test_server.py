@@ -27,7 +27,15 @@ from understudy.replay.format import layout
 from understudy.selftest.faulty_proxy import Proxy
 from understudy.service import Remote, Server, ServerConfig, connect
 from understudy.service.server.sample_stream import SampleStream
-from understudy.service.wire.protocol import ERROR_KEY, STATUS, TOKEN_KEY, VERSION, WRITE, method, to_json
+from understudy.service.wire.message import to_json
+from understudy.service.wire.protocol import (
+    ERROR_KEY,
+    STATUS,
+    TOKEN_KEY,
+    VERSION,
+    WRITE,
+    method,
+)
 from understudy.web.errors import AccessError, ListenError
 
 SPEC = small_spec()

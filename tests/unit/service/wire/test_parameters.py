@@ -8,9 +8,8 @@ import pytest
 from understudy.core import StoreError, WireError
 from understudy.core import tree as trees
 from understudy.service import Remote
-from understudy.service.wire.message import pieces
+from understudy.service.wire.message import pieces, to_json
 from understudy.service.wire.parameters import encode_parameters, encode_version, receive_parameters
-from understudy.service.wire.protocol import to_json
 
 
 def test_bfloat16_halves_the_bytes_of_floats_and_leaves_the_rest(remote: Remote) -> None:

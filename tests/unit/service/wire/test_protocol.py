@@ -18,15 +18,13 @@ from understudy.core import (
     UnderstudyError,
     WireError,
 )
+from understudy.service.wire.message import MAX_JSON_BYTES, from_json, to_json
 from understudy.service.wire.protocol import (
-    MAX_JSON_BYTES,
     VERSION,
     ReplacedError,
     check_version,
     error_of,
-    from_json,
     status_of,
-    to_json,
 )
 
 

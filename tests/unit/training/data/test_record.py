@@ -26,6 +26,7 @@ def test_a_script_records_what_is_missing(tmp_path: Path) -> None:
         exact, noisy = (reader.read(number) for number in (1, 2))
     assert (exact.info.kind, exact.info.success) == ("demonstration", True)
     assert set(exact.source) == {Source.SCRIPT}
+    assert exact.info.labels == {}  # no count of takeovers: the script always drives
     assert np.std(np.diff(noisy.action, axis=0)) > np.std(np.diff(exact.action, axis=0))
 
 

@@ -163,4 +163,7 @@ def test_the_command_records_with_the_script_and_refuses_what_has_no_effect(
         assert main([*command, "--env", ENV, *options]) == 1
         assert said in capsys.readouterr().err
     assert main(command) == 1
-    assert "env: expected the name of a world, because a policy file does not name one" in capsys.readouterr().err
+    assert (
+        "env: expected the name of a world, because a policy file does not name one; pass --env"
+        in capsys.readouterr().err
+    )

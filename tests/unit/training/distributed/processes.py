@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
 from tests.unit.training.distributed.small import Net, Sometimes, lora, rows, train
 
+from understudy.training.distributed import shard_file
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.engine import Engine, local_shard
 from understudy.training.distributed.errors import RanksError
@@ -163,8 +167,25 @@ def saves(ranks: Ranks, out: Path, parallel: str) -> None:
     engine = make(ranks, Net(seed=ranks.rank).double(), parallel=parallel)
     engine.save(out / parallel)  # of which nothing is left in the end
     train(engine, ranks, dtype=torch.float64)
-    engine.save(out / parallel)
+    said = refused(lambda: unwritten(ranks, engine, out / parallel))
+    wanted = f"rank 0: {out / parallel}: rank 1: its shard was not written: OSError: [Errno 28] No space left on device"
+    assert said.startswith(wanted), said
+    staged = engine.stage(out / parallel)
+    writing = threading.Thread(target=staged.write)
+    if ranks.first:  # waits for the others, while it trains with them
+        writing.start()
     np.save(out / f"saved-{parallel}-{ranks.rank}.npy", np.array(train(engine, ranks, dtype=torch.float64)))
+    if not ranks.first:  # writes what the weights were before
+        writing.start()
+    writing.join()
+    ranks.barrier("saved")
+
+
+def unwritten(ranks: Ranks, engine: Engine, directory: Path) -> None:
+    """A save for which one rank has no space."""
+    full = mock.patch.object(shard_file, "write_shard", side_effect=OSError(28, "No space left on device"))
+    with full if ranks.rank == 1 else contextlib.nullcontext():
+        engine.save(directory)
 
 
 def three(place: str) -> None:

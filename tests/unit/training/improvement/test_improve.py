@@ -21,7 +21,6 @@ from understudy.core import Source, StoreError
 from understudy.envs.toy import ToyTable
 from understudy.policies import EncoderConfig
 from understudy.policies.flow import FlowConfig, FlowPolicy
-from understudy.policies.load import load_policy_file
 from understudy.policies.value_model import ValueModel
 from understudy.policies.vla import VLAConfig
 from understudy.replay import Reader, verify
@@ -117,7 +116,7 @@ def test_what_is_left_open_is_as_in_the_run_of_the_policy(root: Path, plain: Run
 def test_recap_learns_values_then_the_policy_and_evaluates(plain: Run, root: Path) -> None:
     found = [(line["kind"], line["update"]) for line in read_metrics(plain.metrics)]
     assert found == [("value", 3), ("value", 4), ("train", 3), ("train", 6), ("evaluation", 6)]
-    policy, before = load_policy_file(plain.policy), load_policy_file(root / "sft" / "policy.safetensors")
+    policy, before = FlowPolicy.load(plain.policy), FlowPolicy.load(root / "sft" / "policy.safetensors")
     assert (policy.config.advantage, policy.config.guidance) == (True, 1.5)
     assert policy.stats.mean["state"].tolist() == before.stats.mean["state"].tolist()
     assert not torch.equal(policy.model.enter.weight, before.model.enter.weight)
@@ -197,7 +196,7 @@ def test_every_option_of_recap_changes_something(
     before, after = estimates_of(plain, root / "mixed"), us.Estimates.newest(tmp_path / "mixed")
     assert after is not None
     if change.keys() == {"guidance"}:
-        assert load_policy_file(tmp_path / "new" / "policy.safetensors").config.guidance == 0.5
+        assert FlowPolicy.load(tmp_path / "new" / "policy.safetensors").config.guidance == 0.5
         assert np.array_equal(after.value, before.value)  # it is an option of acting
     elif change.keys() <= {"advantage_steps", "good_share"}:
         assert np.array_equal(after.value, before.value)

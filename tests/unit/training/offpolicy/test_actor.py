@@ -27,9 +27,9 @@ from understudy.processes.stop import Stopped, StopRequest
 from understudy.replay import Reader, Store
 from understudy.replay.format.paths import parameter_files
 from understudy.service import Remote, Server, ServerConfig, connect
-from understudy.service.wire.message import pieces
+from understudy.service.wire.message import pieces, to_json
 from understudy.service.wire.parameters import encode_parameters
-from understudy.service.wire.protocol import PUBLISH, to_json
+from understudy.service.wire.protocol import PUBLISH
 from understudy.training.data.run_episode import EpisodeResult
 from understudy.training.offpolicy.actor import MAX_ATTEMPTS, Actor, run_actor
 from understudy.training.offpolicy.local_run import LocalRun
@@ -273,7 +273,7 @@ def test_random_actions_on_a_real_robot_are_asked_for_by_name(tmp_path: Path) ->
     untrained = RLPDConfig(env=REAL.env)
     with Store.open(tmp_path / "store") as store, RealTable(cameras=False) as world:
         writer = store.writer("arm", world.step_spec)
-        with pytest.raises(ConfigError, match=r"cloning_updates: .* not simulated, got 0: .* --random-actions"):
+        with pytest.raises(ConfigError, match=r"got 0: .* if nothing real moves, set simulated = True in its class"):
             Actor(untrained, world, writer, name="arm")
         with pytest.raises(ConfigError, match=r"start_steps: expected 0, .* got 20 steps with random actions"):
             Actor(RLPDConfig(env=REAL.env, cloning_updates=100, start_steps=20), world, writer, name="arm")

@@ -129,7 +129,7 @@ def test_steps_of_another_kind_are_refused_by_name(tmp_path: Path) -> None:
     with Store.open(tmp_path / "s") as store:
         record(store, kind="practice")
         with pytest.raises(
-            StoreError, match=r"holds steps of another kind \(action is .*, expected .*\); record and train"
+            StoreError, match=r"holds steps of another spec \(action is .*, expected .*\); record and train"
         ):
             open_mixture(tmp_path / "s", spec=robot_spec(8))
 

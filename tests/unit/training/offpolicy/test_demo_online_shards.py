@@ -205,7 +205,7 @@ def test_steps_of_another_kind_on_a_shard_are_refused_by_name(shard: Callable[[s
     one = shard("one")
     record(one.store, kind="practice")
     mixture = opened(undo, Shards(remote=connected(undo, a=one)), spec=robot_spec(8))
-    with pytest.raises(StoreError, match=r"^a: holds steps of another kind \(action is .*, expected .*\)"):
+    with pytest.raises(StoreError, match=r"^a: holds steps of another spec \(action is .*, expected .*\)"):
         mixture.follow()
 
 

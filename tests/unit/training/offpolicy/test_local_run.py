@@ -250,7 +250,39 @@ def test_a_run_that_is_done_has_nothing_left_to_do(base: Lived, capsys: pytest.C
     out = capsys.readouterr().out
     assert "restored checkpoint" in out
     assert "networks, targets, optimizers, temperature and random numbers" in out.replace("\n", " ")
+    assert "the run is finished: " in out
+    assert f"`understudy resume {base.run.path} --steps N` trains it for longer" in out.replace("\n", " ")
     assert base.run.metrics.read_bytes() == before
+
+
+def test_a_finished_run_is_trained_for_longer_to_the_bits_of_a_longer_run(
+    demos: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = Lived(tmp_path / "short", replace(BASE, demos=demos, steps=60))
+    long = Lived(tmp_path / "long", replace(BASE, demos=demos))
+    assert main(["resume", str(short.run.path), "--steps", "110"]) == 0
+    assert short.run.policy.read_bytes() == long.run.policy.read_bytes()
+    assert short.run.config(RLPDConfig) == long.run.config(RLPDConfig)
+    assert "was changed since" not in capsys.readouterr().err
+    assert main(["resume", str(short.run.path), "--steps", "100"]) == 1
+    assert "steps: expected 110 or more, which the run was created with, got 100" in capsys.readouterr().err
+    assert main(["resume", str(short.run.path), "--iterations", "100"]) == 1
+    assert "a run of rlpd is not lengthened by --iterations; use --steps" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")  # as torchrun does, for each process
+    assert main(["resume", str(short.run.path), "--steps", "200"]) == 1
+    assert "steps: is set by one process; use `understudy resume --ranks`" in capsys.readouterr().err
+    assert short.run.config(RLPDConfig).steps == 110
+
+
+def test_a_config_that_was_changed_is_not_sealed_in_silence(
+    demos: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run.create(tmp_path / "run", "rlpd", replace(BASE, demos=demos))
+    path = run.path / "config.json"
+    path.write_text(path.read_text().replace('"n_step": 1', '"n_step": 2'))
+    run.extend("steps", 120)
+    assert "was changed since the run was created" in caplog.text
+    assert (run.config(RLPDConfig).steps, run.config(RLPDConfig).n_step) == (120, 2)
 
 
 @pytest.mark.parametrize("what", ["another config", "damage", "no metrics", "another store", "no run"])

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import torch
+from tests.unit.training.onpolicy.killed import kill_during
 from tests.unit.training.onpolicy.making import make_config
 
 from understudy.training.distributed.ranks import join
 from understudy.training.onpolicy.onpolicy_run import OnPolicyRun
 from understudy.training.runs.run import Run
+
+
+def train_until_killed(place: str, write: int, **options: Any) -> None:
+    """As `train`; the last rank is killed in an update that it makes while it writes the shard of its n-th checkpoint,
+    so that the others have written theirs and wait for it."""
+    if int(os.environ["RANK"]) + 1 == int(os.environ["WORLD_SIZE"]):
+        kill_during(write)
+    train(place, **options)
 
 
 def train(place: str, tasks: list[int], parallel: str, until: int | None = None, max_lag: int = 0) -> None:
@@ -34,6 +45,8 @@ def train(place: str, tasks: list[int], parallel: str, until: int | None = None,
                 Run.create(path, "grpo", config)
             ranks.barrier("the run is there")
             with OnPolicyRun(Run(path), ranks=ranks) as run:
+                if until is not None:
+                    run.evaluate()  # as `run` does first
                 while until is not None and run.iteration < until:
                     run.iterate()
                 if until is not None:

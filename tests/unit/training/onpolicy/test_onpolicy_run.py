@@ -26,7 +26,7 @@ from understudy.training.runs.fingerprint import digest_of_arrays
 from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 
-TIMES = {"collect_s", "learn_s", "cpu_s", "steps_per_s", "busy"}
+TIMES = {"collect_s", "learn_s", "cpu_s", "save_s", "save_wait_s", "steps_per_s", "busy"}
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,21 @@ def test_a_run_that_is_broken_off_goes_on_to_the_same_bits(
     assert [{k: v for k, v in line.items() if k not in drop} for line in lines(resumed)] == [
         {k: v for k, v in line.items() if k not in drop} for line in lines(whole)
     ]
+
+
+def test_a_finished_run_is_trained_for_longer_to_the_bits_of_a_longer_run(
+    tmp_path: Path, policy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = train(tmp_path / "short", make_config(policy, iterations=1))
+    long = train(tmp_path / "long", make_config(policy))
+    path = str(short.directory.path)
+    assert main(["resume", path]) == 0
+    said = "the run is finished: 1 iterations, asked for 1; `understudy resume"
+    assert said in capsys.readouterr().out.replace("\n", " ")
+    assert main(["resume", path, "--iterations", "2"]) == 0
+    assert short.directory.policy.read_bytes() == long.directory.policy.read_bytes()
+    assert main(["resume", path, "--steps", "2"]) == 1
+    assert "a run of grpo is not lengthened by --steps; use --iterations" in capsys.readouterr().err
 
 
 def test_all_that_was_lived_is_in_the_store(tmp_path: Path, policy: Path) -> None:

@@ -246,7 +246,9 @@ def test_a_run_that_cannot_begin_is_none(tmp_path: Path) -> None:
 
 
 def test_a_world_that_shows_something_else_is_refused(demos: list[str], tmp_path: Path) -> None:
-    with pytest.raises(PolicyError, match=r"observation/front: it was made for uint8 \[64, 64, 3\], the world has"):
+    made_for = r"observation/front: the policy was made for uint8 \[64, 64, 3\], "
+    recorded = rf"{demos[0]} has uint8 .*; record in the world toy:touch_purple\?size=64, with the same options"
+    with pytest.raises(PolicyError, match=made_for + recorded):
         lines(tmp_path / "run", replace(BASE, demos=demos[0], env="toy:touch_purple?size=64"))
 
 

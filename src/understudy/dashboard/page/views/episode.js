@@ -3,7 +3,7 @@
 import { get, post } from "../api.js";
 import { card, empty, fill, h, throttle } from "../dom.js";
 import { EstimatesCard } from "../estimates.js";
-import { bytes, clock, count, NONE, plural, short, WHO } from "../format.js";
+import { bytes, clock, count, NONE, plural, short, sourceName, WHO } from "../format.js";
 import { exportDialog, labelDialog } from "../labels.js";
 import { CameraVideo, Lanes } from "../player.js";
 import { editEpisodes, offerUndo, toast } from "../toast.js";
@@ -19,6 +19,14 @@ function sampleCounts(value) {
   } catch { return value; }
 }
 const ICONS = { play: "M8 5v14l11-7z", pause: "M7 5h4v14H7zM13 5h4v14h-4z", back: "M16 6v12l-8-6z", next: "M8 6v12l8-6z", first: "M6 6h2v12H6zM18 6v12l-9-6z", last: "M16 6h2v12h-2zM6 6v12l9-6z" };
+
+/** The speed at which the episode was recorded, where that is known, is the one to begin with. */
+function offerOwnSpeed(speed, rate) {
+  if (!(rate > 0) || speed.dataset.own) return;
+  speed.dataset.own = rate;
+  speed.prepend(h("option", { value: String(rate) }, `${rate} steps/s, as recorded`));
+  speed.value = String(rate);
+}
 
 export async function open(page, { target, rest, info }) {
   const id = Number(rest);
@@ -40,6 +48,7 @@ export async function open(page, { target, rest, info }) {
 
   async function load(first) {
     data = await get(`${target}/episode/${id}`);
+    offerOwnSpeed(speed, Number(data.recorded_labels.fps));
     const { steps } = data, version = `${data.store}-${data.num_rows}`;
     if (first || videos[0]?.version !== version) {
       for (const video of videos) video.close();
@@ -50,7 +59,7 @@ export async function open(page, { target, rest, info }) {
     lanes.set(curves(steps), steps.source, unit);
     estimates.set(data.estimates, unit);
     const there = new Set(steps.source);
-    fill(legend, WHO.map((name, number) => (there.has(number) ? h("span", { vars: { "--c": `var(--${name})` } }, h("i", {}), name) : null)),
+    fill(legend, WHO.map((name, number) => (there.has(number) ? h("span", { vars: { "--c": `var(--${name})` } }, h("i", {}), sourceName(name, data.operator)) : null)),
       Object.values(steps.curves).some((one) => one.proposal) ? h("span", { class: "dash", vars: { "--c": "var(--ink)" } }, h("i", {}), "the policy's proposal") : null);
     drawHead();
     drawFacts();
@@ -68,7 +77,7 @@ export async function open(page, { target, rest, info }) {
     const step = Math.min(at, data.steps.source.length - 1), name = step < 0 ? "" : WHO[data.steps.source[step]];
     counter.textContent = `${at} / ${last()}`;
     const after = at > data.steps.source.length - 1;
-    fill(who, h("i", { style: { background: after ? "var(--later)" : `var(--${name})` } }), after ? "end" : name, !after && data.steps.policy_version[step] >= 0 ? h("small", {}, `version ${count(data.steps.policy_version[step])}`) : null);
+    fill(who, h("i", { style: { background: after ? "var(--later)" : `var(--${name})` } }), after ? "end" : name === "human" && data.operator === "script" ? "script" : name, !after && data.steps.policy_version[step] >= 0 ? h("small", {}, `version ${count(data.steps.policy_version[step])}`) : null);
   }
 
   function toggle() {
@@ -110,6 +119,7 @@ export async function open(page, { target, rest, info }) {
       judges(reload),
       h("button", { onclick: () => exportDialog(target, id, info.run ? `${info.path}/store` : info.path).catch((error) => toast(error.message, { bad: true })) }, "Export"),
       h("button", { onclick: () => labelDialog(`episode ${id}`, (labels, text) => editEpisodes(target, { action: "label", episodes: [id], labels }, `Episode ${id} ${text}`, reload)) }, "Label"),
+      h("span", { class: "fill" }), // away from what is pressed often
       data.deleted ? h("button", { onclick: () => editEpisodes(target, { action: "restore", episodes: [id] }, `Episode ${id} restored`, reload) }, "Restore")
         : h("button", { class: "bad", onclick: () => editEpisodes(target, { action: "delete", episodes: [id] }, `Episode ${id} deleted`, reload) }, "Delete")));
   }
@@ -152,9 +162,10 @@ export async function open(page, { target, rest, info }) {
   const step = (other, text) => (other ? h("a", { class: "button", href: `#/${target}/episode/${other}` }, text) : null);
 
   function drawFacts() {
-    const notes = Object.entries(data.recorded_labels).filter(([name]) => name !== "names").map(([name, value]) => [RECORDED[name] ?? name.replaceAll("_", " "), (UNITS[name] ?? String)(value)]);
+    const hidden = data.operator === "script" ? ["names", "takeover_latency_ms"] : ["names"]; // a script takes over at once
+    const notes = Object.entries(data.recorded_labels).filter(([name]) => !hidden.includes(name)).map(([name, value]) => [RECORDED[name] ?? name.replaceAll("_", " "), (UNITS[name] ?? String)(value)]);
     const shown = data.steps.all_steps > data.steps.num_steps ? `, the first ${count(data.steps.num_steps)} are shown` : "";
-    fill(facts, [["kind", data.kind], ["steps", plural(data.num_steps, blockSize(data.steps) > 1 ? `block of up to ${blockSize(data.steps)} steps` : "step", blockSize(data.steps) > 1 ? `blocks of up to ${blockSize(data.steps)} steps` : "steps") + shown], ["source", WHO.filter((name) => data[`num_${name}`]).map((name) => `${name} ${plural(data[`num_${name}`], blockSize(data.steps) > 1 ? "block" : "step")}`).join(", ") || NONE], ["total reward", short(data.total_reward)],
+    fill(facts, [["kind", data.kind], ["steps", plural(data.num_steps, blockSize(data.steps) > 1 ? `block of up to ${blockSize(data.steps)} steps` : "step", blockSize(data.steps) > 1 ? `blocks of up to ${blockSize(data.steps)} steps` : "steps") + shown], ["source", WHO.filter((name) => data[`num_${name}`]).map((name) => `${sourceName(name, data.operator)} ${plural(data[`num_${name}`], blockSize(data.steps) > 1 ? "block" : "step")}`).join(", ") || NONE], ["total reward", short(data.total_reward)],
       ["actor", data.actor], ["operator", data.operator], ["split", data.split], ["start state", data.init_state === null ? null : `number ${data.init_state}`], ["seed", data.seed], ["group", data.group_key], ["recorded", clock(data.begun_at)], ["size", bytes(data.num_bytes)], ...notes]
       .filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))));
   }

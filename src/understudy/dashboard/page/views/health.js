@@ -87,7 +87,7 @@ function sentence(role, live) {
   const said = /^(?:Stopped|QuitAtOnce): (.+)/.exec(role.error ?? "")?.[1]; // what was saved, in a sentence
   if (said) return said;
   const stopped = /^(KeyboardInterrupt|SystemExit)/.exec(role.error ?? "")?.[1];
-  return stopped ? `stopped by ${stopped === "KeyboardInterrupt" ? "Ctrl-C" : "a signal"} while ${role.doing}` : `ended well; it was last ${role.doing}`;
+  return stopped ? `stopped by ${stopped === "KeyboardInterrupt" ? "Ctrl-C" : "a signal"} while ${role.doing}` : "ended well";
 }
 
 function delivery(data) {

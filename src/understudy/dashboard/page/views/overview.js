@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { Chart, intervalBar, practiceCurves, stack } from "../chart.js";
 import { card, empty, fill, h, throttle, tile } from "../dom.js";
-import { ago, protocolText, count, IMITATION, NONE, ON_POLICY, percent, plural, short, span } from "../format.js";
+import { ago, protocolText, count, helper, IMITATION, NONE, ON_POLICY, percent, plural, short, span } from "../format.js";
 import { metricName } from "../metric_names.js";
 
 const HIDDEN = new Set(["demo_steps", "online_steps", "updates_per_s", "demo_share", "demo_share_wanted", "batch_digest", "steps_per_s", "cpu_s", "bytes_moved", "episodes", "rollouts", "groups", "carried", "waves", "iteration"]);
@@ -14,7 +14,7 @@ export async function open(page, { target, info }) {
   const scores = h("div", { class: "scores" });
   const rate = { yMin: 0, yMax: 1, y: (v) => percent(v), xLabel: STEPS };
   const success = new Chart({ ...rate, label: "Success rate", yLabel: "episodes that succeed", height: 300 });
-  const interventions = new Chart({ ...rate, label: "Intervention rate", yLabel: "practice steps by a human", height: 190 });
+  const interventions = new Chart({ ...rate, label: "Intervention rate", yLabel: "practice steps by an operator", height: 190 });
   const speeds = Object.fromEntries([["updates_per_s", "updates per second"], ["steps_per_s", "environment steps per second"]].map(([name, yLabel]) => [name, new Chart({ yMin: 0, label: "Throughput", yLabel, xLabel: STEPS, height: 190 })]));
   const groups = new Chart({ yMin: 0, label: "Rollout groups of an iteration", yLabel: "groups of an iteration", xLabel: STEPS, height: 190 }), sum = h("div", {});
   const latest = h("div", { class: "latest" });
@@ -45,7 +45,7 @@ export async function open(page, { target, info }) {
     fill(tiles, ...numbers(data));
     fill(scores, ...scoreRows(data));
     success.set(successCurves(data));
-    interventions.set([{ name: "intervention rate", color: "var(--human)", points: data.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) }]);
+    interventions.set([{ name: "intervention rate", color: "var(--human)", points: data.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) }], { yLabel: `practice steps by ${helper(data.operators)}` });
     const train = data.metrics.curves.train;
     const groupwise = onPolicy(data), speedName = groupwise ? "steps_per_s" : "updates_per_s";
     const against = imitates(data) ? "update" : "step";
@@ -120,7 +120,7 @@ function heading(info, data) {
     h("div", { class: "title" }, h("h1", {}, info.name), h("span", { class: `pill ${state}` }, text),
       pages.map((role) => h("a", { class: "pill link", href: role.page, target: "_blank", rel: "noreferrer" }, `Drive ${role.name}`))),
     h("p", { class: "soft" }, [data.config?.kind, config?.env].filter(Boolean).join(" · ") || info.path),
-    steps ? h("div", { class: "progress", title: `${count(step)} of ${count(steps)} ${unit}` }, h("i", { style: { width: `${Math.min(100, 100 * step / steps)}%` } })) : null,
+    steps ? h("div", { class: "progress", role: "progressbar", "aria-label": "Progress", "aria-valuenow": String(step), "aria-valuemax": String(steps), title: `${count(step)} of ${count(steps)} ${unit}` }, h("i", { style: { width: `${Math.min(100, 100 * step / steps)}%` } })) : null,
   ];
 }
 
@@ -150,12 +150,20 @@ function numbers(data) {
   if (imitates(data)) return [tile("updates", count(last?.update ?? 0), `of ${count(data.config.config.updates)}`), tile("demonstration steps", count(last?.step ?? 0), "to sample from")];
   return [
     tile("environment steps", count(practice.steps), steps ? `of ${count(steps)}` : "of practice"),
-    last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} per second now` : last.updates_per_s ? `${short(last.updates_per_s)} per second` : "") : null,
-    tile("steps per second", stepsPerS === null ? NONE : short(stepsPerS), stepsPerS === null ? "nothing is being written" : "now, of all actors"),
+    last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} per second now` : last.updates_per_s ? `last: ${short(last.updates_per_s)} per second` : "") : null,
+    stepsPerS === null ? null : tile("steps per second", short(stepsPerS), "now, of all actors"),
     tile("episodes", count(data.totals?.episodes ?? 0), data.totals ? `last ${ago(data.totals.rate.last_commit_s)}` : ""),
-    tile("intervention rate", practice.steps ? percent(practice.human / practice.steps) : NONE, "of practice steps", practice.human ? "human" : ""),
+    interventionTile(practice, data.recent),
     eta(data, practice.steps, steps, stepsPerS),
   ].filter(Boolean);
+}
+
+// How much help the policy needs now; the mean of all practice says how much it has needed.
+function interventionTile(practice, recent) {
+  const mean = practice.steps ? percent(practice.human / practice.steps) : NONE;
+  if (!recent?.steps) return tile("intervention rate", mean, "of practice steps");
+  const now = percent(recent.human_steps / recent.steps), last = `last ${plural(recent.episodes, "episode")}`;
+  return tile("intervention rate", now, practice.steps > recent.steps ? `${last}; mean ${mean}` : last, practice.human ? "human" : "");
 }
 
 function iterations(data) {
@@ -191,14 +199,14 @@ function scoreRows(data) {
   }
   for (const task of data.tasks.slice(0, 12)) {
     const recent = task.recent.episodes < task.all.episodes ? `last ${task.recent.episodes} of ${plural(task.episodes, "episode")}` : plural(task.episodes, "episode");
-    const [what, color] = PARTS[task.part];
+    const [what, color] = parts(data.operators)[task.part];
     rows.push(row(task.task ?? "no task", `${what}, ${recent}`, task.recent, color));
   }
   return rows;
 }
 
-// Whose success it is: episodes in which a human helped say little about the policy.
-const PARTS = { alone: ["practice that succeeded alone", "var(--policy)"], helped: ["practice that succeeded with a human's help", "var(--human)"], demonstration: ["demonstrations", "var(--script)"] };
+// Whose success it is: episodes in which somebody helped say little about the policy.
+const parts = (operators) => ({ alone: ["practice that succeeded alone", "var(--policy)"], helped: [`practice that succeeded with ${helper(operators)}'s help`, "var(--human)"], demonstration: ["demonstrations", "var(--script)"] });
 
 function row(name, note, score, color, big) {
   return h("div", { class: big ? "score big" : "score" }, h("div", {}, h("b", {}, name), h("small", {}, note)),

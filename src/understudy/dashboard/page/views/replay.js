@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { Chart, stack } from "../chart.js";
 import { card, empty, fill, h, throttle, tile } from "../dom.js";
-import { bytes, count, ON_POLICY, percent, plural, short } from "../format.js";
+import { bytes, count, isScript, ON_POLICY, percent, plural, short, sourceName } from "../format.js";
 
 const KINDS = { demonstration: "var(--script)", practice: "var(--policy)", correction: "var(--human)" };
 const STEPS = "environment steps";
@@ -28,7 +28,7 @@ export async function open(page, { target, info }) {
     const { totals, groups } = data;
     fill(unit, ON_POLICY.has(data.config?.kind) ? "blocks of actions of all episodes, with those of dropped groups" : "steps");
     fill(tiles, tile("episodes", count(totals.episodes), totals.deleted.episodes ? `and ${count(totals.deleted.episodes)} deleted` : ""),
-      ON_POLICY.has(data.config?.kind) ? tile("blocks of actions", count(totals.steps), "one row each") : tile("steps", count(totals.steps), `${count(totals.human_steps)} by a human`), tile("commits", count(totals.commit), totals.being_written ? "being written" : "not being written"),
+      ON_POLICY.has(data.config?.kind) ? tile("blocks of actions", count(totals.steps), "one row each") : tile("steps", count(totals.steps), totals.human_steps ? `${count(totals.human_steps)} ${scripted(groups) ? "by the script, in takeovers" : "by a human"}` : ""), tile("commits", count(totals.commit), totals.being_written ? "being written" : "not being written"),
       tile("on disk", bytes(totals.disk_bytes), totals.deleted.bytes ? `${bytes(totals.deleted.bytes)} of deleted episodes` : ""),
       tile("disk free", bytes(data.disk.free), `of ${bytes(data.disk.size)}`, data.disk.free < Math.min(0.05 * data.disk.size, 1e10) ? "bad" : ""));
     fill(inside, ["kind", "source", "task", "operator", "actor"].map((name) => group(name, groups)));
@@ -60,9 +60,12 @@ export async function open(page, { target, info }) {
   return { update: throttle(2000, draw) };
 }
 
+// Whether only the world's script took over.
+const scripted = (groups) => isScript(groups.operator.filter((one) => one.human_steps > 0).map((one) => one.name));
+
 function group(name, groups) {
   const parts = name === "source"
-    ? Object.entries(groups.source).map(([who, steps]) => [who, steps, `var(--${who})`])
+    ? Object.entries(groups.source).map(([who, steps]) => [sourceName(who, scripted(groups) ? "script" : null), steps, `var(--${who})`])
     : groups[name].map((one, at) => [one.name ?? `no ${name}`, one.steps, name === "kind" ? KINDS[one.name] : COLORS[at % COLORS.length]]);
   const detail = name === "source" ? "of the action" : `${plural(groups[name].length, name)}`;
   return h("div", { class: "group" }, h("div", { class: "name" }, h("b", {}, name), h("small", {}, detail)), stack(parts.slice(0, 12), { legend: true, format: short }));

@@ -3,6 +3,8 @@
 
 const $ = (id) => document.getElementById(id);
 const LETTERS = ["QWERTYUIOP", "ASDFGHJKL"];
+const TOUCH = matchMedia("(pointer: coarse)"); // buttons for fingers are shown instead of keys
+const MAX_SPARE = 180; // pixels by which those buttons grow, where the cameras leave room
 const NO_PAD = { sticks: [0, 0, 0, 0], buttons: new Array(17).fill(0) };
 
 const name = Array.from(crypto.getRandomValues(new Uint8Array(12)), (x) => x.toString(16).padStart(2, "0")).join("");
@@ -168,26 +170,31 @@ function layOut(cameras) {
   fit();
 }
 
+let spare = 0; // pixels of height that the cameras have left to the buttons
+
 // The largest size at which all images fit, side by side or in rows.
 function fit() {
   const box = $("cameras");
   const figures = [...box.children];
   if (!figures.length) return;
   const gap = 14;
-  const room = box.parentElement.clientHeight - $("timeline").offsetHeight - gap;
+  const room = box.parentElement.clientHeight - $("timeline").offsetHeight - gap + spare;
   const canvases = figures.map((figure) => figure.firstChild);
   const ratio = Math.max(...canvases.map((canvas) => canvas.width / canvas.height));
-  let best = 0;
+  let best = 0, used = 0;
   for (let columns = 1; columns <= figures.length; columns++) {
     const rows = Math.ceil(figures.length / columns);
     const height = (room - gap * (rows - 1)) / rows;
     const width = (box.clientWidth - gap * (columns - 1)) / columns;
-    best = Math.max(best, Math.floor(Math.min(height, width / ratio)));
+    const size = Math.floor(Math.min(height, width / ratio));
+    if (size > best) [best, used] = [size, size * rows + gap * (rows - 1)];
   }
   for (const canvas of canvases) {
     canvas.style.height = `${best}px`;
     canvas.style.width = `${Math.floor((best * canvas.width) / canvas.height)}px`;
   }
+  spare = TOUCH.matches ? Math.min(Math.max(room - used, 0), MAX_SPARE) : 0; // of the height; what is wider does not fit
+  $("touch").style.setProperty("--spare", `${spare}px`);
 }
 new ResizeObserver(() => { fit(); drawTimeline(); }).observe(document.querySelector(".stage"));
 
@@ -218,15 +225,16 @@ function inControl() {
   if (refusal) return ["lost", "Refused", refusal];
   if (!controls && ended) return ["done", ended, "You can close this page. If you record again, it connects by itself."];
   if (!controls) return ["lost", "Not connected", "Nothing you press arrives. Trying again."];
-  if (state.driving && state.you_drive) return ["human", "You are driving", controls.discard ? "⏎ ends it as a success, ⌫ as a failure; 0 discards it and starts again." : "Let go to give control back."];
+  if (state.driving && state.you_drive) return ["human", "You are driving", controls.discard ? (TOUCH.matches ? "Success or failure ends it." : "⏎ ends it as a success, ⌫ as a failure; 0 discards it and starts again.") : "Let go to give control back."];
   if (state.driving) return ["human", "A person is driving", "You are watching."];
   const acts = { policy: "The policy acts", script: "The script acts", random: "Chance acts", human: "Holding still" };
-  const title = acts[info.source] || "Nobody acts yet";
+  const title = acts[info.source] || (controls.discard && state.you_drive ? "Waiting for you" : "Nobody acts yet"); // a demonstration begins with its operator
   const who = info.source in acts ? info.source : "nobody";
   if (!controls.axes.length) return [who, title, "You are watching."];
   if (!state.you_drive) return [who, title, state.free ? "Nobody is at the controls." : "You are watching; somebody else has the controls."];
-  if (!document.hasFocus()) return [who, title, "Click on this page to drive."];
-  return [who, title, who === "nobody" || who === "human" ? "Press a key to move." : "Hold a key to take over."];
+  if (!document.hasFocus()) return [who, title, `${TOUCH.matches ? "Tap" : "Click on"} this page to drive.`];
+  const hold = TOUCH.matches ? "Hold a button" : who === "nobody" || who === "human" ? "Press a key" : "Hold a key";
+  return [who, title, `${hold} ${who === "nobody" || who === "human" ? "to move" : "to take over"}.`];
 }
 
 const COUNTERS = { successes: "recorded" };

@@ -1,0 +1,405 @@
+"""Where is reinforcement learning worth it, when there are two demonstrations a task and imitation no longer improves?
+
+    understudy env setup metaworld
+    python -m benchmarks.metaworld_study DIR --seeds 0 1 2               # everything; or only some parts, as below
+    python -m benchmarks.metaworld_study DIR imitate choose --seeds 0    # how long to imitate, by training starts
+    python -m benchmarks.metaworld_study DIR collect picture             # the results as JSON, and the figure
+
+What is there already is not run again, and a run that was stopped is continued. Every figure is the success on 256
+held-out starts, 64 of each task, with sampled actions.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+from benchmarks.improve import run
+
+from understudy.replay import Reader
+from understudy.training.runs.metrics import read_metrics
+from understudy.training.runs.run import Run
+from understudy.training.runs.wilson_interval import SuccessRate
+
+TASKS = ("handle-press-v3", "door-unlock-v3", "faucet-open-v3", "faucet-close-v3")
+ENV = (
+    f'metaworld?tasks={json.dumps(TASKS).replace(" ", "")}&cameras=["topview"]&size=64&action_repeat=2&max_steps=50'
+    "&hide_goal=true&state=hand"
+)
+DEMOS = 2  # of each task
+HELD_OUT = ("--evaluation.episodes", "256")
+NETWORKS = {
+    "vla": ("--network", "vla", "--vla.use-proprio", "state", "--batch-size", "32"),
+    "flow": ("--network", "flow", "--batch-size", "64"),
+}
+LENGTHS = {"vla": (200, 400, 800, 1600), "flow": (500, 1000, 2000, 4000)}  # updates of imitation
+IMITATION = {f"{network}-{updates}": (network, updates) for network in LENGTHS for updates in LENGTHS[network]}
+START = {"vla": 200, "flow": 500}  # from which longer imitation does not help: everything else starts there
+GROUPS = ("--plan.max-waves", "1", "--algorithm.loss-aggregation", "episode-mean", "--max-empty", "40")
+PRACTICE: dict[str, tuple[str, str, tuple[str, ...]]] = {  # network, algorithm, options
+    "flow-grpo": ("flow", "grpo", (*GROUPS, "--noise-level", "0.5", "--engine.learning-rate", "2e-4")),
+    "vla-grpo": ("vla", "grpo", (*GROUPS, "--engine.learning-rate", "2e-4")),
+    "vla-rloo": ("vla", "rloo", (*GROUPS, "--engine.learning-rate", "2e-4")),
+}
+METHODS = ("hg-dagger", "filtered-cloning", "recap", "cloning")
+EPISODES = 30  # of the flow policy in each task, with a script that may take over in every second
+IMPROVE_UPDATES = 500
+RESIDUAL_STEPS = 1500  # of each task
+BASE = ("--sac.actor.residual-scale", "0.5", "--sac.bc-weight", "1", "--intervention.source", "script")
+RESULTS = Path("docs/benchmarks/metaworld_study.json")
+PICTURE = Path("docs/images/metaworld_study.svg")
+MARKERS = "os^Dv"  # by seed
+Part = Literal["demos", "imitate", "choose", "practice", "correct", "residual", "collect", "picture"]
+
+
+def study(
+    root: tyro.conf.Positional[Path],
+    parts: tyro.conf.Positional[tuple[Part, ...]] = (
+        "demos",
+        "imitate",
+        "practice",
+        "correct",
+        "residual",
+        "collect",
+        "picture",
+    ),
+    *,
+    seeds: tuple[int, ...] = (0, 1, 2),
+    only: tuple[str, ...] = (),
+    iterations: int = 24,
+) -> int:
+    """Run parts of the study, for one seed after the other.
+
+    Args:
+        root: Directory for the runs; what is there already is not run again.
+        parts: Parts to run.
+        seeds: Seeds of demonstrations, training and episodes.
+        only: Names of lengths (flow-500), runs (flow-grpo), methods (recap) or tasks; by default all.
+        iterations: Number of iterations of practice, of 64 episodes each.
+    """
+    for seed in seeds:
+        for part in parts:
+            if part == "demos":
+                demos(root, seed)
+            elif part == "imitate":
+                imitate(root, seed, _chosen(IMITATION, only))
+            elif part == "choose":
+                choose(root, seed, _chosen(IMITATION, only))
+            elif part == "practice":
+                practice(root, seed, _chosen(PRACTICE, only), iterations)
+            elif part == "correct":
+                correct(root, seed, _chosen(METHODS, only))
+            elif part == "residual":
+                residual(root, seed, _chosen(TASKS, only))
+    if "collect" in parts:
+        RESULTS.write_text(json.dumps({"env": ENV, "rows": list(collect(root, seeds))}, indent=1) + "\n")
+        print(table(json.loads(RESULTS.read_text())["rows"]))
+    if "picture" in parts:
+        picture(json.loads(RESULTS.read_text())["rows"], PICTURE)
+    return 0
+
+
+def demos(root: Path, seed: int) -> None:
+    """Record them, unless they are there."""
+    path = root / f"demos-{seed}"
+    if not _is_done(path):
+        words = ("record", str(path), "--successes", str(DEMOS), "--seed", str(seed))
+        seconds = sum(run(*words, "--env", f"{ENV}&task={task}") for task in TASKS)
+        _done(path).write_text(json.dumps({"cpu_s": round(seconds)}))
+
+
+def imitate(root: Path, seed: int, names: Iterable[str]) -> None:
+    """Imitate them for several lengths; the learning rate falls over each."""
+    for name in names:
+        network, updates = IMITATION[name]
+        given = ("--env", ENV, "--demos", str(root / f"demos-{seed}"), *NETWORKS[network], "--seed", str(seed))
+        once(root / f"{name}-{seed}", "sft", *given, "--updates", str(updates), *HELD_OUT)
+
+
+def choose(root: Path, seed: int, names: Iterable[str]) -> None:
+    """Evaluate each length on 128 starts of the training, to judge from which one on longer imitation does not help."""
+    for name in names:
+        path = root / f"{name}-{seed}"
+        if not (out := path / "training-starts").exists():
+            sample = ("--split", "train", "--episodes", "128", "--sampled")
+            run("evaluate", str(path), "--env", ENV, *sample, "--out", str(out))
+
+
+def practice(root: Path, seed: int, names: Iterable[str], iterations: int) -> None:
+    """Learn from the success of 64 episodes an iteration, 8 from each of 8 starts."""
+    for name in names:
+        network, algorithm, options = PRACTICE[name]
+        given = ("--policy", str(start(root, network, seed)), "--env", ENV, "--seed", str(seed))
+        often = ("--iterations", str(iterations), "--eval-every", "12", "--workers.num-parallel-envs", "4", *HELD_OUT)
+        once(path := root / f"{name}-{seed}", "train", algorithm, *given, *often, *options)
+        if Run(path).metadata["config"]["iterations"] < iterations:
+            before = json.loads(_done(path).read_text())["cpu_s"]
+            seconds = run("resume", str(path), "--iterations", str(iterations))
+            _done(path).write_text(json.dumps({"cpu_s": None if before is None else before + round(seconds)}))
+
+
+def correct(root: Path, seed: int, methods: Iterable[str]) -> None:
+    """Learn from episodes of the flow policy in which a script corrects it."""
+    policy, number = start(root, "flow", seed), ("--seed", str(seed))
+    script = ("--human", "script", "--takeover-every", "2", "--noise", "0.1", "--episodes", str(EPISODES))
+    stores = [root / f"mixed-{task}-{seed}" for task in TASKS]
+    for task, store in zip(TASKS, stores, strict=True):
+        once(store, "rollout", "--policy", str(policy), "--env", f"{ENV}&task={task}", *script, *number)
+    given = ("--policy", str(policy), "--experience", *map(str, stores), "--updates", str(IMPROVE_UPDATES), *number)
+    for method in methods:
+        once(root / f"{method}-{seed}", "improve", *given, "--by", method, "--env", ENV, *HELD_OUT)
+
+
+def residual(root: Path, seed: int, tasks: Iterable[str]) -> None:
+    """Change the actions of the flow policy, with takeovers: a run for each task, as its actor gets no instruction."""
+    base = ("--base-policy", str(start(root, "flow", seed)), *BASE)
+    for task in tasks:
+        store, number = root / f"demos-{task}-{seed}", ("--env", f"{ENV}&task={task}", "--seed", str(seed))
+        once(store, "record", "--successes", str(DEMOS), *number)  # the same as of all tasks, in a store of their own
+        given = ("--demos", str(store), *number)
+        steps = ("--steps", str(RESIDUAL_STEPS), "--eval-every", str(RESIDUAL_STEPS), "--evaluation.episodes", "64")
+        once(root / f"residual-{task}-{seed}", "train", "rlpd", *given, *steps, *base)
+
+
+def start(root: Path, network: str, seed: int) -> Path:
+    return root / f"{network}-{START[network]}-{seed}"
+
+
+def once(path: Path, *words: str) -> None:
+    """Run a command for a directory unless it has finished; its CPU seconds are kept if it was not interrupted."""
+    if _is_done(path):
+        return
+    verb = 2 if words[0] == "train" else 1
+    if begun := path.exists():
+        words = ("resume", str(path)) if Run.is_at(path) else (*words[:verb], str(path), *words[verb:])
+        run(*words)
+    else:
+        seconds = run(*words[:verb], str(path), *words[verb:])
+    _done(path).write_text(json.dumps({"cpu_s": None if begun else round(seconds)}))
+
+
+# ---- results
+
+
+def collect(root: Path, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
+    """A row for each run that has finished; the seconds include those of all that it needs."""
+    for seed in seeds:
+        if not _is_done(root / f"demos-{seed}"):
+            continue
+        shown = _steps(root / f"demos-{seed}")
+        mixed = [root / f"mixed-{task}-{seed}" for task in TASKS]
+        mixed = mixed if all(_is_done(store) for store in mixed) else []
+        for network in NETWORKS:
+            for updates in LENGTHS[network]:
+                if _is_done(path := root / f"{network}-{updates}-{seed}"):
+                    yield _row(path, seed, network, "imitation", shown, updates=updates)
+        for name, (network, algorithm, _) in PRACTICE.items():
+            curve = _curve(path := root / f"{name}-{seed}")
+            if len(curve) > 1:  # also of a run that was stopped: up to its last evaluation
+                yield _row(path, seed, network, algorithm, shown, base=start(root, network, seed), curve=curve)
+        for method in METHODS:
+            if _is_done(path := root / f"{method}-{seed}"):
+                base = start(root, "flow", seed)
+                yield _row(path, seed, "flow", method, shown, base=base, experience=mixed, updates=IMPROVE_UPDATES)
+        runs = [root / f"residual-{task}-{seed}" for task in TASKS]
+        if all(map(_is_done, runs)):
+            yield _residual(runs, seed, shown, start(root, "flow", seed))
+
+
+def table(rows: Iterable[dict[str, Any]]) -> str:
+    """Markdown: success of each run against what it needed."""
+    lines = [
+        "| policy | method | seed | success | demonstrated steps | practised steps | human steps | CPU s |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        method = _method(row)
+        success, low, high = (100 * row[name] for name in ("success", "low", "high"))
+        seconds = "" if row["cpu_s"] is None else f"{row['cpu_s']:,}"
+        lines.append(
+            f"| {row['network']} | {method} | {row['seed']} | {success:.0f} % ({low:.0f} to {high:.0f}) | "
+            f"{row['demo_steps']:,} | {row['env_steps']:,} | {row['human_steps']:,} | {seconds} |"
+        )
+    return "\n".join(lines)
+
+
+def task_table(rows: Iterable[dict[str, Any]]) -> str:
+    """Markdown: success of each run in each task, in percent."""
+    lines = [f"| policy | method | seed | {' | '.join(TASKS)} |", "|---|---|---|" + "---|" * len(TASKS)]
+    for row in rows:
+        method = _method(row)
+        shares = " | ".join(f"{100 * row['tasks'][task]:.0f}" for task in TASKS)
+        lines.append(f"| {row['network']} | {method} | {row['seed']} | {shares} |")
+    return "\n".join(lines)
+
+
+def _method(row: dict[str, Any]) -> str:
+    lengths = [f"{row[name]:,} {name}" for name in ("updates", "iterations") if row[name] is not None]
+    return ", ".join([row["method"], *lengths])
+
+
+def picture(rows: list[dict[str, Any]], out: Path) -> None:
+    """Draw success over updates of imitation, over practised steps, and of the methods with corrections."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), sharey=True)
+    kinds = sorted({(row["network"], row["method"]) for row in rows})
+    colours = {kind: f"C{number}" for number, kind in enumerate(kinds)}
+    for kind in kinds:
+        for seed in sorted({row["seed"] for row in rows}):
+            of_kind = [row for row in rows if row["seed"] == seed and (row["network"], row["method"]) == kind]
+            if not of_kind:
+                continue
+            imitated, label = kind[1] == "imitation", f"{' '.join(kind)}, seed {seed}"
+            points: list[tuple[Any, ...]]
+            if imitated:
+                points = [(row["updates"], row["success"], row["low"], row["high"]) for row in of_kind]
+            else:
+                points = [tuple(point) for row in of_kind for point in row["curve"]]
+            at, success, low, high = zip(*points, strict=True)
+            errors = [
+                [100 * (middle - least) for middle, least in zip(success, low, strict=True)],
+                [100 * (most - middle) for middle, most in zip(success, high, strict=True)],
+            ]
+            (left if imitated else right).errorbar(
+                at,
+                [100 * share for share in success],
+                errors,
+                marker=MARKERS[seed % len(MARKERS)],
+                markersize=4,
+                linewidth=1,
+                capsize=2,
+                color=colours[kind],
+                label=label,
+            )
+    left.set(xlabel="updates of imitation", ylabel="success on 256 held-out starts, sampled [%]", ylim=(0, 100))
+    right.set(xlabel="environment steps of practice")
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=6)
+    figure.tight_layout()
+    figure.savefig(out, metadata={"Date": None})
+
+
+def _row(
+    path: Path,
+    seed: int,
+    network: str,
+    method: str,
+    shown: tuple[int, int],
+    *,
+    base: Path | None = None,
+    experience: Iterable[Path] = (),
+    updates: int | None = None,
+    curve: list[list[float]] | None = None,
+) -> dict[str, Any]:
+    *_, last = read_metrics(path / "metrics.jsonl", "evaluation")
+    stores = list(experience)
+    counted = [_steps(store) for store in stores]
+    env_steps = round(curve[-1][0]) if curve else sum(steps for steps, _ in counted)
+    needed = [path, *([] if base is None else [base]), *stores]
+    found = rate(last["episode_results"])
+    return {
+        "network": network,
+        "method": method,
+        "seed": seed,
+        "updates": updates,
+        "iterations": last.get("iteration") if curve else None,
+        **found,
+        "tasks": {name: numbers["success"] for name, numbers in last["tasks"].items()},
+        "demo_steps": shown[0],
+        "env_steps": env_steps,
+        "human_steps": sum(human for _, human in counted),
+        "cpu_s": _seconds(needed),
+        "curve": curve or [[env_steps, found["success"], found["low"], found["high"]]],
+    }
+
+
+def _residual(runs: list[Path], seed: int, shown: tuple[int, int], base: Path) -> dict[str, Any]:
+    """One row for the runs of all tasks together."""
+    last = [list(read_metrics(path / "metrics.jsonl", "evaluation"))[-1] for path in runs]
+    episodes = [episode for path in runs for episode in read_metrics(path / "metrics.jsonl", "episode")]
+    env_steps, found = sum(episode["length"] for episode in episodes), rate(_results(last))
+    return {
+        "network": "flow",
+        "method": "residual",
+        "seed": seed,
+        "updates": None,
+        "iterations": None,
+        **found,
+        "tasks": {task: line["success"] for task, line in zip(TASKS, last, strict=True)},
+        "demo_steps": shown[0],
+        "env_steps": env_steps,
+        "human_steps": sum(episode["intervention_steps"] for episode in episodes),
+        "cpu_s": _seconds([*runs, base]),
+        "curve": [[env_steps, found["success"], found["low"], found["high"]]],
+    }
+
+
+def _curve(path: Path) -> list[list[float]]:
+    """Practised steps, success and its interval, at each evaluation of a run of practice; none if it is not there."""
+    points: list[list[float]] = []
+    steps = 0
+    if not (path / "metrics.jsonl").exists():
+        return points
+    for line in read_metrics(path / "metrics.jsonl"):
+        if line["kind"] == "episode":
+            steps += line["length"]
+        elif line["kind"] == "evaluation":
+            found = rate(line["episode_results"])
+            points.append([steps, found["success"], found["low"], found["high"]])
+    return points
+
+
+def rate(episodes: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The success of these episodes with its 95 % Wilson interval."""
+    outcomes = [bool(episode["success"]) for episode in episodes]
+    success = SuccessRate(num_successes=sum(outcomes), num_episodes=len(outcomes))
+    low, high = success.interval
+    return {
+        "successes": success.num_successes,
+        "episodes": success.num_episodes,
+        "success": success.rate,
+        "low": low,
+        "high": high,
+    }
+
+
+def _results(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [episode for line in lines for episode in line["episode_results"]]
+
+
+def _steps(store: Path) -> tuple[int, int]:
+    """The number of steps of a store, and of a human's among them."""
+    with Reader(store) as reader:
+        episodes = list(reader.episodes())
+    return sum(one.num_steps for one in episodes), sum(one.num_human for one in episodes)
+
+
+def _seconds(paths: Iterable[Path]) -> int | None:
+    """CPU seconds of all these; None if one of them was interrupted."""
+    found = [json.loads(_done(path).read_text())["cpu_s"] if _is_done(path) else None for path in paths]
+    return None if None in found else sum(found)
+
+
+def _done(path: Path) -> Path:
+    return path.with_name(f"{path.name}.done.json")
+
+
+def _is_done(path: Path) -> bool:
+    return _done(path).exists()
+
+
+def _chosen(names: Iterable[str], only: tuple[str, ...]) -> list[str]:
+    return [name for name in names if not only or name in only]
+
+
+if __name__ == "__main__":
+    raise SystemExit(tyro.cli(study))

@@ -1,0 +1,35 @@
+"""The study on Metaworld: the page has the tables that the results give, and unfinished runs give no row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.metaworld_study import collect, rate, table, task_table
+from tests.docs.pages import DOCS
+
+from understudy.training.runs.wilson_interval import wilson_interval
+
+ROWS = json.loads((DOCS / "benchmarks/metaworld_study.json").read_text())["rows"]
+
+
+def test_the_page_has_the_tables_of_the_results() -> None:
+    page = (DOCS / "study.md").read_text()
+    assert table(ROWS) in page
+    assert task_table(ROWS) in page
+
+
+def test_intervals_are_those_of_the_successes() -> None:
+    for row in ROWS:
+        assert row["success"] == row["successes"] / row["episodes"]
+        assert (row["low"], row["high"]) == wilson_interval(row["successes"], row["episodes"])
+
+
+def test_a_rate_counts_successes() -> None:
+    found = rate([{"success": True}, {"success": False}])
+    assert (found["successes"], found["episodes"], found["success"]) == (1, 2, 0.5)
+
+
+def test_what_has_not_finished_gives_no_row(tmp_path: Path) -> None:
+    (tmp_path / "demos-0").mkdir()
+    assert list(collect(tmp_path, [0])) == []
