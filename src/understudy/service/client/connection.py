@@ -18,11 +18,13 @@ import grpc
 from understudy.core import RefusedError, StoreClosedError, UnavailableError
 from understudy.processes import forks
 from understudy.service.wire import grpc_forks
-from understudy.service.wire.protocol import STATUS, TOKEN_KEY, error_of, from_json, method, to_json
+from understudy.service.wire.message import from_json, to_json
+from understudy.service.wire.protocol import STATUS, TOKEN_KEY, error_of, method
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
+CUT_OFF = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}  # cancelled: it began while the server was ending
 PROBE_TIMEOUT_S = 1.0  # for the status of a server that may be unreachable
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0  # before another attempt; each pause is twice the one before
 
@@ -128,7 +130,7 @@ class Connection:
                 )
             except grpc.RpcError as error:
                 moved = channel is not self._channel
-                cut_off = wait and name == STATUS and error.code() is grpc.StatusCode.UNAVAILABLE
+                cut_off = wait and name == STATUS and error.code() in CUT_OFF
                 if not (moved or cut_off) or time.monotonic() > deadline:
                     raise error_of(error, self.address) from None
                 if cut_off:

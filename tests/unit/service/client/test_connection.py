@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from understudy.core import RefusedError, StoreClosedError, UnavailableError
+from understudy.selftest.faulty_proxy import free_port
 from understudy.service import Server
 from understudy.service.client.connection import Connection, Credentials
-from understudy.service.wire.protocol import STATUS
+from understudy.service.wire.protocol import PUBLISH, STATUS
 
 NOBODY = "127.0.0.1:1"
 
@@ -31,6 +34,38 @@ def test_a_server_that_is_not_there_is_a_problem_and_not_an_error(serve: Callabl
     connection.update_address(serve().address)
     assert connection.problem(timeout_s=30.0) is None
     assert connection.name == "shard-0"
+    connection.close()
+
+
+def test_a_call_that_begins_while_the_server_ends_waits_for_the_next_one(serve: Callable[..., Server]) -> None:
+    """GRPC cancels it, which is not the same code as that of a server that is not there."""
+    port, over = free_port(), threading.Event()
+
+    def ask(connection: Connection) -> int:
+        asked = 0
+        while not over.is_set():
+            assert connection.call(STATUS, {"views": []}, timeout_s=30.0)["version"] == 1
+            asked += 1
+        return asked
+
+    server = serve(port=port)
+    connection = Connection(server.address, Credentials())
+    with ThreadPoolExecutor(16) as pool:
+        asking = [pool.submit(ask, connection) for _ in range(16)]
+        for number in range(5):
+            server.stop(0.0)
+            server = serve(f"store-{number}", port=port)
+            connection.call(STATUS, {"views": []}, timeout_s=30.0)
+        over.set()
+        assert sum(calls.result() for calls in asking) > 0
+    connection.close()
+
+
+def test_a_server_that_does_not_answer_in_time_is_said_once() -> None:
+    connection = Connection(NOBODY, Credentials())
+    with pytest.raises(UnavailableError) as caught:
+        connection.upload(PUBLISH, [b"{}"], timeout_s=0.3)
+    assert str(caught.value) == f"{NOBODY}: no answer in time; is `understudy serve` running there?"
     connection.close()
 
 
