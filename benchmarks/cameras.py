@@ -4,7 +4,7 @@
     python -m benchmarks.cameras record --seconds 60 --codec h264 --kills 2   # over the network, with a spool
     python -m benchmarks.cameras record --seconds 60 --lerobot-python PY   # and lerobot, which PY has
     python -m benchmarks.cameras sample
-    python -m benchmarks.cameras resized      # batches of 128x128 out of 480x640
+    python -m benchmarks.cameras resized      # batches of 128x128 out of 480x640; --lerobot-python PY reads too
     python -m benchmarks.cameras codecs
     python -m benchmarks.cameras hour runs/hour   # a store of an hour, to look at with info, watch, film and export
 
@@ -138,7 +138,7 @@ def record(
         if took.server_cpu_s is not None:
             report["CPU ms a step, server"] = round(took.server_cpu_s / num_steps * 1e3, 1)
         if lerobot_python is not None:
-            report["lerobot"] = _lerobot(lerobot_python, Path(place), pictures, lerobot_seconds or seconds)
+            report["lerobot"] = _lerobot(lerobot_python, Path(place), pictures, "record", lerobot_seconds or seconds)
     print(json.dumps(report, indent=1))
 
 
@@ -168,8 +168,8 @@ def _found(path: Path, pictures: dict[str, Array], num_steps: int) -> dict[str, 
     }
 
 
-def _lerobot(python: Path, place: Path, pictures: dict[str, Array], seconds: float) -> dict[str, Any]:
-    """What lerobot says of the same frames, by the program that runs in its environment."""
+def _lerobot(python: Path, place: Path, pictures: dict[str, Array], what: str, amount: float) -> dict[str, Any]:
+    """What lerobot takes to record or to read the same frames, by the program that runs in its environment."""
     for name, found in pictures.items():
         np.save(place / f"{name}.npy", found)
     out = place / "lerobot"
@@ -178,7 +178,7 @@ def _lerobot(python: Path, place: Path, pictures: dict[str, Array], seconds: flo
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "hf")}
     environment["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     environment.pop("PYTHONPATH", None)
-    subprocess.run([python, program, place, out, str(seconds)], env=environment, check=True)
+    subprocess.run([python, program, what, place, out, str(amount)], env=environment, check=True)
     answers: dict[str, Any] = json.loads((out / "answers.json").read_text())
     return answers
 
@@ -352,9 +352,17 @@ def sample(*, steps: int = 600, batch: int = 64, batches: int = 20, frames: Path
 
 
 def resized(
-    *, steps: int = 1500, batch: int = 256, batches: int = 60, size: int = 128, frames: Path | None = None
+    *,
+    steps: int = 1500,
+    batch: int = 256,
+    batches: int = 60,
+    size: int = 128,
+    frames: Path | None = None,
+    lerobot_python: Path | None = None,
 ) -> None:
     """CPU time of a batch of two small cameras: of a raw store of that size, and of encoded 480x640 with `resize`.
+
+    Cold is the first transition of each step: its frames are decoded, resized and kept, then it is drawn.
 
     Args:
         steps: Length of the stores, in steps.
@@ -362,6 +370,7 @@ def resized(
         batches: Batches to draw of each store, in turns.
         size: Height and width of the frames of a batch.
         frames: Directory with frames to use instead of the made-up scene.
+        lerobot_python: Python of an environment with lerobot, which then records the same frames and reads transitions.
     """
     cameras, small = CAMERAS[::2], Resize((size, size))
     pictures = {name: found for name, found in frames_of(frames).items() if name in cameras}
@@ -373,10 +382,12 @@ def resized(
             _write_steps(path / codec, spec_of(codec, cameras), pictures, steps)
         options: dict[str, Any] = {"batch_size": batch, "seed": 0}
         asked: dict[str, Any] = {**options, "resize": small, "frame_cache": FrameCache(num_threads=0)}
+        filled_s: dict[str, float] = {}
         with ExitStack() as undo:
             for codec in ("jpeg", "h264"):
-                spent_s, made = _fill(path / codec, cameras, small, steps)
-                print(f"{codec}, cold: {made / spent_s:.0f} frames a CPU second, {spent_s / made * 1e3:.2f} ms each")
+                filled_s[codec], made = _fill(path / codec, cameras, small, steps)
+                each_s = filled_s[codec] / made
+                print(f"{codec}, cold: {1 / each_s:.0f} frames a CPU second, {each_s * 1e3:.2f} ms each")
             samplers: dict[str, Sampler[Any]] = {
                 "raw": undo.enter_context(Sampler(path / "raw", EVERYTHING, **options)),
                 "h264": undo.enter_context(Sampler(path / "h264", EVERYTHING, **asked)),
@@ -393,6 +404,7 @@ def resized(
                     sampler.sample(memory[name])
                     if number >= 10:  # each frame was drawn before
                         spent[name].append(time.process_time() - before_s)
+        theirs = {} if lerobot_python is None else _lerobot(lerobot_python, path, pictures, "read", steps)
     raw_s = float(np.median(spent["raw"]))
     for name, times in spent.items():
         median_s, lowest_s = float(np.median(times)), min(times)
@@ -400,6 +412,10 @@ def resized(
             f"{name:5} warm: {median_s * 1e3:6.1f} CPU ms a batch of {batch}, lowest {lowest_s * 1e3:.1f}; "
             f"{median_s / raw_s:.2f}x raw, lowest {lowest_s / min(spent['raw']):.2f}x"
         )
+    for name, fill_s in filled_s.items():
+        cold_ms = (fill_s / steps + float(np.median(spent[name])) / batch) * 1e3
+        beside = "".join(f"; lerobot's {what} {ms}, {ms / cold_ms:.1f}x" for what, ms in theirs.items())
+        print(f"{name:5} cold: {cold_ms:6.2f} CPU ms a transition{beside}")
 
 
 def _write_steps(path: Path, spec: StepSpec, pictures: dict[str, Array], steps: int) -> None:

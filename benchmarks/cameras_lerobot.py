@@ -1,10 +1,12 @@
-"""The real lerobot records frames at 30 Hz. Started by `benchmarks.cameras record` with the Python of lerobot.
+"""The real lerobot records or reads frames. Started by `benchmarks.cameras` with the Python of lerobot.
 
-    python cameras_lerobot.py FRAMES OUT SECONDS
+    python cameras_lerobot.py record FRAMES OUT SECONDS    # at 30 Hz, what `benchmarks.cameras record` records
+    python cameras_lerobot.py read FRAMES OUT STEPS        # items in random order, beside `benchmarks.cameras resized`
 
 FRAMES has `front.npy`, `side.npy` and `wrist.npy`, which are taken back and forth as in cameras.py. Both ways in which
 lerobot records are taken, each with its defaults, as one episode: `streaming` encodes while it records, `images` writes
-PNG files with four threads a camera and encodes them at the end. The answers are in OUT/answers.json.
+PNG files with four threads a camera and encodes them at the end. What is read was recorded in the second way, with the
+cameras of which FRAMES has a file. The answers are in OUT/answers.json.
 
 Each frame shows its number in black and white squares, so that it is known which one a decoded frame is.
 """
@@ -25,6 +27,7 @@ import numpy as np
 
 CAMERAS = ("front", "side", "wrist")
 HZ = 30
+MOST_ITEMS = 400  # that are read
 SQUARE, BITS = 16, 8  # pixels of a square; a frame has one for each bit of its number, in its upper left corner
 Array = np.ndarray[Any, Any]
 
@@ -34,22 +37,60 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-def main(frames: Path, out: Path, seconds: float) -> None:
+def main(what: str, frames: Path, out: Path, amount: float) -> None:
     logging.disable(logging.CRITICAL)  # one line for each slow step would be part of what is measured
     os.environ["SVT_LOG"] = "1"  # errors only
-    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+    pictures = {name: np.load(frames / f"{name}.npy") for name in CAMERAS if (frames / f"{name}.npy").exists()}
+    answers = read_all(out / "data", pictures, int(amount)) if what == "read" else record_all(out, pictures, amount)
+    (out / "answers.json").write_text(json.dumps(answers))
 
-    pictures = {name: np.load(frames / f"{name}.npy") for name in CAMERAS}
-    joints = {"dtype": "float32", "shape": (14,), "names": None}
-    image = {"dtype": "video", "shape": (480, 640, 3), "names": ["height", "width", "channels"]}
-    features = {f"observation.images.{name}": image for name in CAMERAS}
-    features |= {"observation.state": joints, "action": joints}
+
+def record_all(out: Path, pictures: dict[str, Array], seconds: float) -> dict[str, Any]:
     answers = {}
     for way, options in WAYS.items():
-        data = LeRobotDataset.create("someone/arm", HZ, features, root=out / way, **options)
-        answers[way] = record(data, out / way, pictures, int(seconds * HZ))
+        answers[way] = record(create(out / way, pictures, **options), out / way, pictures, int(seconds * HZ))
         shutil.rmtree(out / way)
-    (out / "answers.json").write_text(json.dumps(answers))
+    return answers
+
+
+def create(root: Path, pictures: dict[str, Array], **options: Any) -> Any:
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    joints = {"dtype": "float32", "shape": (14,), "names": None}
+    image = {"dtype": "video", "shape": (480, 640, 3), "names": ["height", "width", "channels"]}
+    features = {f"observation.images.{name}": image for name in pictures}
+    features |= {"observation.state": joints, "action": joints}
+    return LeRobotDataset.create("someone/arm", HZ, features, root=root, **options)
+
+
+def step_of(pictures: dict[str, Array], number: int) -> dict[str, Any]:
+    joints = np.sin(number / HZ + np.arange(14)).astype(np.float32)
+    seen = {f"observation.images.{name}": found[place_of(number, len(found))] for name, found in pictures.items()}
+    return {**seen, "observation.state": joints, "action": np.zeros(14, np.float32), "task": "record"}
+
+
+def read_all(root: Path, pictures: dict[str, Array], num_steps: int) -> dict[str, Any]:
+    """CPU time of random items with one observation, and with that of the next step too; they are not resized."""
+    import torch
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    torch.set_num_threads(1)
+    data = create(root, pictures, **WAYS["images"])
+    for number in range(num_steps):
+        data.add_frame(step_of(pictures, number))
+    data.save_episode()
+    data.finalize()
+    answers = {}
+    for name, deltas in {"observation": [0.0], "transition": [0.0, 1 / HZ]}.items():
+        times = {f"observation.images.{camera}": deltas for camera in pictures}
+        data = LeRobotDataset("someone/arm", root=root, delta_timestamps=times)
+        order = np.random.default_rng(0).permutation(num_steps)[:MOST_ITEMS]
+        data[0]  # opens the files
+        before_s = time.process_time()
+        for number in order:
+            data[int(number)]
+        answers[f"CPU ms, {name}"] = round((time.process_time() - before_s) / len(order) * 1e3, 2)
+    return answers
 
 
 def record(data: Any, place: Path, pictures: dict[str, Array], num_steps: int) -> dict[str, Any]:
@@ -61,10 +102,9 @@ def record(data: Any, place: Path, pictures: dict[str, Array], num_steps: int) -
         if left_s > 0:
             time.sleep(left_s)
         late += left_s < -1 / HZ
-        joints = np.sin(number / HZ + np.arange(14)).astype(np.float32)
-        seen = {f"observation.images.{name}": found[place_of(number, len(found))] for name, found in pictures.items()}
+        step = step_of(pictures, number)
         before_s = time.monotonic()
-        data.add_frame({**seen, "observation.state": joints, "action": np.zeros(14, np.float32), "task": "record"})
+        data.add_frame(step)
         took_s.append(time.monotonic() - before_s)
     ended_s = time.monotonic()
     data.save_episode()
@@ -140,4 +180,4 @@ def compare(place: Path, name: str, pictures: Array) -> tuple[int, float, float]
 
 if __name__ == "__main__":
     sys.path.pop(0)  # this folder has a file called lerobot.py
-    main(Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), float(sys.argv[4]))

@@ -67,8 +67,15 @@ class Inputs:
         return {_named(path): self.resize for path in self.cameras if is_frame(self.leaves[path])}
 
     @cached_property
+    def state_columns(self) -> dict[str, slice]:
+        """Where each field of the state is when they are joined in their order."""
+        sizes = [int(np.prod(self.leaves[path].fixed_shape)) for path in self.states]
+        ends = np.cumsum(sizes, dtype=int).tolist()
+        return {path: slice(end - size, end) for path, size, end in zip(self.states, sizes, ends, strict=True)}
+
+    @cached_property
     def state_size(self) -> int:
-        return sum(int(np.prod(self.leaves[path].fixed_shape)) for path in self.states)
+        return max((columns.stop for columns in self.state_columns.values()), default=0)
 
     def is_single(self, observation: Tree) -> bool:
         """Whether it is one observation and not a batch. Fields that are not inputs are not looked at."""

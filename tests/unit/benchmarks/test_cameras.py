@@ -71,16 +71,16 @@ def test_lerobot_is_given_the_same_frames_and_its_own_time(frames: Path, capsys:
     python.write_text(f"""#!{sys.executable}
 import json, pathlib, sys
 import numpy as np
-program, frames, out, seconds = sys.argv[1:]
+program, what, frames, out, seconds = sys.argv[1:]
 kept = [str(np.load(frames + "/" + name + ".npy").shape) for name in {CAMERAS}]
-pathlib.Path(out, "answers.json").write_text(json.dumps([pathlib.Path(program).name, kept, seconds]))
+pathlib.Path(out, "answers.json").write_text(json.dumps([pathlib.Path(program).name, what, kept, seconds]))
 """)
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     record(seconds=0.5, frames=frames, lerobot_python=python, lerobot_seconds=7)
     told = read_report(capsys)["lerobot"]
-    assert told == ["cameras_lerobot.py", ["(8, 480, 640, 3)"] * 3, "7"]
+    assert told == ["cameras_lerobot.py", "record", ["(8, 480, 640, 3)"] * 3, "7"]
     record(seconds=0.5, frames=frames, lerobot_python=python)
-    assert read_report(capsys)["lerobot"][2] == "0.5"
+    assert read_report(capsys)["lerobot"][3] == "0.5"
 
 
 @pytest.mark.skipif(LEROBOT_PYTHON is None, reason="UNDERSTUDY_LEROBOT_PYTHON is not set")

@@ -46,6 +46,9 @@ class SACConfig:
     bc_weight: float = 0.0
     """Weight of the behaviour-cloning loss on human and scripted steps in the actor's loss; with a base policy also on
     the other steps, towards the base action. 0 turns it off."""
+    base_action_dropout: float = 0.0
+    """Share of the rows in the actor's loss whose base action is hidden from the actor's network, from 0 to less than
+    1. It keeps an actor over a base policy from repeating the base action; RLT hides it in half of the rows."""
     shift_pixels: int = 4
     """Largest random shift of the camera images, in pixels. 0 turns augmentation off."""
     gripper_penalty: str | None = None
@@ -74,14 +77,22 @@ class SACConfig:
             raise AlgorithmError(f"initial_temperature: expected more than 0, got {self.initial_temperature}")
         if self.gripper_penalty is not None and self.actor.gripper is None:
             raise AlgorithmError("gripper_penalty: expected None for an actor without a gripper; give it a Gripper")
+        if not 0.0 <= self.base_action_dropout < 1.0:
+            raise AlgorithmError(f"base_action_dropout: expected from 0 to less than 1, got {self.base_action_dropout}")
         if self.noise_bound is not None:
             self._check_noise_bound(self.noise_bound)
+        elif self.base_action_dropout and self.actor.residual_scale is None:
+            raise AlgorithmError(
+                f"base_action_dropout: has no effect without a base action, got {self.base_action_dropout}; set the "
+                f"actor's residual_scale, or leave it at 0"
+            )
 
     def _check_noise_bound(self, bound: float) -> None:
         if not 0.0 < bound < math.inf:
             raise AlgorithmError(f"noise_bound: expected more than 0, got {bound}; 1 to 2.5 are usual")
         for name, given in (
             ("bc_weight", self.bc_weight),
+            ("base_action_dropout", self.base_action_dropout),
             ("actor/gripper", self.actor.gripper),
             ("actor/residual_scale", self.actor.residual_scale),
         ):

@@ -25,7 +25,7 @@ from understudy.algorithms.optimizers import FlatAdam, flatten_parameters
 from understudy.algorithms.state_dict import Resumable, StateParts
 from understudy.core import NO_VERSION, StepSpec, TransitionBatch, Tree
 from understudy.policies.rlpd import tanh_normal
-from understudy.policies.rlpd.actor import Actor, ActorPolicy, copy_of
+from understudy.policies.rlpd.actor import BASE_ACTION, Actor, ActorPolicy, copy_of
 from understudy.policies.stats import Stats
 
 KIND = "sac"
@@ -166,7 +166,7 @@ class SAC(Resumable):
 
     def _actor_step(self, part: TransitionTensors, features: Tensor, metrics: dict[str, Tensor] | None) -> None:
         temperature = self.log_temperature.detach().exp()
-        mean, log_std = self.actor.distribution(features)
+        mean, log_std = self.actor.distribution(self._with_hidden_base_actions(features))
         drawn, log_prob = tanh_normal.draw(mean, log_std, self._generator)
         arm = self.actor.executed(part.observation, drawn)
         q = self.critic(torch.cat([features, arm], dim=1))
@@ -191,6 +191,17 @@ class SAC(Resumable):
                 "saturation": (drawn.abs() > 0.99).float().mean(),
                 "temperature": temperature,
             }
+
+    def _with_hidden_base_actions(self, features: Tensor) -> Tensor:
+        """What the actor sees in its own loss: in some rows the base action is at its mean, where it tells nothing."""
+        share = self.config.base_action_dropout
+        if not share:
+            return features
+        hidden = torch.rand((len(features), 1), generator=self._generator, device=features.device) < share
+        columns = self.actor.encoder.columns_of(BASE_ACTION)
+        seen = features.clone()
+        seen[:, columns] = seen[:, columns].masked_fill(hidden, 0.0)
+        return seen
 
     def _imitated(self, part: TransitionTensors) -> tuple[Tensor, Tensor]:
         """The arm's numbers [B, arm] that the actor is kept close to, and in which rows [B]: those of humans and

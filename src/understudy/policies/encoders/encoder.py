@@ -64,5 +64,10 @@ class Encoder(nn.Module):
             parts.append(((state - self._mean) * self._scale).clamp_(-LARGEST_STATE, LARGEST_STATE))
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
+    def columns_of(self, state: str) -> slice:
+        """Where a field of the state is in the features; its mean is 0 there."""
+        columns, first = self.inputs.state_columns[state], self.size - self.inputs.state_size
+        return slice(first + columns.start, first + columns.stop)
+
     _mean: Tensor
     _scale: Tensor

@@ -214,6 +214,7 @@ def test_every_option_changes_what_is_learned(option: str) -> None:
     ("options", "said"),
     [
         ({"noise_bound": 0.0}, "noise_bound: expected more than 0, got 0.0"),
+        ({"base_action_dropout": 0.5}, "base_action_dropout: has no effect with noise_bound"),
         ({"bc_weight": 0.5}, "bc_weight: has no effect with noise_bound, because the actor chooses noise"),
         ({"actor": ActorConfig(gripper=GRIPPER)}, "actor/gripper: has no effect with noise_bound"),
         ({"actor": ActorConfig(residual_scale=0.5)}, "actor/residual_scale: has no effect with noise_bound"),

@@ -9,12 +9,25 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.unit.algorithms.batches import CAMERAS, GRIPPER, STATE, random_batch, same_tree, small_actor, small_sac
+from tests.unit.algorithms.batches import (
+    ACTION,
+    CAMERAS,
+    GRIPPER,
+    STATE,
+    random_batch,
+    same_tree,
+    small_actor,
+    small_sac,
+)
 
 from understudy.algorithms import SAC, AlgorithmError, Cloning, CloningConfig, SACConfig
-from understudy.core import Source, TransitionBatch
+from understudy.core import ArraySpec, Source, Spec, StepSpec, TransitionBatch
 from understudy.policies import ActorConfig, Inputs, Stats
+from understudy.policies.rlpd.actor import BASE_ACTION
 
+OVER_BASE = StepSpec(
+    observation=Spec({BASE_ACTION: ACTION.tree, "state": ArraySpec(shape=(5,), dtype="float32")}), action=ACTION
+)
 PENALTY = {"grasp_penalty": np.linspace(-1, 0, 32).astype(np.float32)}
 
 
@@ -122,7 +135,8 @@ ANOTHER: dict[str, Any] = {
 
 
 def test_every_option_has_a_test() -> None:
-    assert {*ANOTHER, "noise_bound"} == {field.name for field in fields(SACConfig)}  # that one is for DSRL
+    others = {"noise_bound", "base_action_dropout"}  # for DSRL, and for actors over a base policy (below)
+    assert {*ANOTHER, *others} == {field.name for field in fields(SACConfig)}
 
 
 @pytest.mark.parametrize("option", ANOTHER)
@@ -153,6 +167,11 @@ def test_every_option_changes_what_is_learned(option: str) -> None:
         ({"shift_pixels": -1}, "shift_pixels: expected 0 or more, got -1"),
         ({"bc_weight": -0.1}, "bc_weight: expected 0 or more, got -0.1"),
         ({"gripper_penalty": "x"}, "gripper_penalty: expected None for an actor without a gripper"),
+        ({"base_action_dropout": 0.5}, "base_action_dropout: has no effect without a base action, got 0.5; set"),
+        (
+            {"base_action_dropout": 1.0, "actor": small_actor(residual_scale=0.5)},
+            "base_action_dropout: expected from 0 to less than 1, got 1.0",
+        ),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
@@ -295,6 +314,38 @@ def test_the_bc_loss_follows_humans_and_scripts_and_nobody_else() -> None:
             mode = cloning.policy().act(observation, rng=np.random.default_rng(0), deterministic=True).action
             assert np.abs(mode - batch.action).mean() < 0.1
             assert metrics["bc_mse"] < 0.03
+
+
+# ---- base policies
+
+
+def test_a_hidden_base_action_teaches_the_actor_nothing_and_the_critics_everything() -> None:
+    """With next to all rows hidden, the actor's weights on the base action stay as they were made."""
+    changed = {}
+    for share in (0.0, 0.5, 0.999):
+        sac = small_sac(OVER_BASE, actor=small_actor(residual_scale=0.5), bc_weight=1.0, base_action_dropout=share)
+        columns = sac.actor.encoder.columns_of(BASE_ACTION)
+        weights = [next(sac.actor.actor.parameters()), next(sac.critic.parameters()).mT]  # of the first layers
+        before = [weight.detach()[..., columns].clone() for weight in weights]
+        for seed in range(3):
+            metrics = sac.update(random_batch(OVER_BASE, seed=seed))
+            assert all(np.isfinite(value) for value in metrics.values())
+        changed[share] = [
+            not torch.equal(weight[..., columns], was) for weight, was in zip(weights, before, strict=True)
+        ]
+    assert changed == {0.0: [True, True], 0.5: [True, True], 0.999: [False, True]}
+
+
+def test_the_first_of_several_fields_is_hidden() -> None:
+    sac = small_sac(OVER_BASE, actor=small_actor(residual_scale=0.5), base_action_dropout=0.5)
+    features = torch.ones(1000, sac.actor.encoder.size)
+    seen = sac._with_hidden_base_actions(features)
+    columns = sac.actor.encoder.columns_of(BASE_ACTION)
+    hidden = seen[:, columns] == 0
+    assert 0.4 < hidden.float().mean() < 0.6
+    assert torch.equal(hidden.all(dim=1), hidden.any(dim=1))  # the whole action of a row
+    seen[:, columns] = 1
+    assert torch.equal(seen, features)
 
 
 # ---- grippers
