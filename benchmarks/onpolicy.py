@@ -3,7 +3,7 @@
     python benchmarks/onpolicy.py rollout    # the Collector, beside the same workers and policy without it
     python benchmarks/onpolicy.py update     # PolicyGradientLearner.learn, beside torch on tensors that are ready
     python benchmarks/onpolicy.py bytes      # of pictures, in an iteration: by formula, and counted with two ranks
-    python -m benchmarks.onpolicy overlap    # iterations an hour with max_lag 1, beside 0
+    python -m benchmarks.onpolicy overlap    # iterations an hour with max_lag 1, beside 0; also with --batch-wait-ms 5
 
 Both sides of a ratio take turns, with the first changing from round to round; a ratio is the median over rounds of CPU
 time of all processes, bare / ours: 1 is no cost. `rollout --env NAME` measures another world.
@@ -433,6 +433,7 @@ def overlap(
     threads: int | None = None,
     ray: int = 0,
     inference: int = 0,
+    batch_wait_ms: float = 0.0,
 ) -> int:
     """Measure iterations an hour of GRPO with max_lag 1 and 0, of the same small VLA, in turns.
 
@@ -447,15 +448,17 @@ def overlap(
         threads: Of torch; by default one per core, and on Ray one.
         ray: Rollout workers of a Ray of one node, among which the processes with a world are divided; 0 uses no Ray.
         inference: Inference workers of that Ray, which run the policy for all rollout workers.
+        batch_wait_ms: Measure both also with this `batch_wait_ms`; 0 leaves it out.
     """
+    sides = [(lag, wait_ms) for lag in (0, 1) for wait_ms in dict.fromkeys((0.0, batch_wait_ms))]
     options = []
     if ray:
         options = ["--cluster", "local", "--cluster.rollout.num", str(ray)]
         options += ["--cluster.rollout.envs", str(workers // ray), "--cluster.inference.num", str(inference)]
     for name in env:
-        spent: dict[int, list[Spent]] = {0: [], 1: []}
+        spent: dict[tuple[int, float], list[Spent]] = {side: [] for side in sides}
         for number in range(rounds):
-            for lag in (0, 1) if number % 2 else (1, 0):
+            for lag, wait_ms in sides if number % 2 else reversed(sides):
                 with tempfile.TemporaryDirectory() as place:
                     config = _overlap_config(Path(place), name, lag, iterations)
                     config = replace(
@@ -463,24 +466,25 @@ def overlap(
                         max_steps=max_steps,
                         threads=threads,
                         plan=PlanConfig(n_samples=4, data_batch_size=episodes),
-                        workers=WorkersConfig(num_parallel_envs=workers),
+                        workers=WorkersConfig(num_parallel_envs=workers, batch_wait_ms=wait_ms),
                     )
                     took = _spend(Run.create(Path(place) / "run", "grpo", config), options)
-                    spent[lag] += took
-                    print(f"  round {number}, max_lag {lag}: {_median(took)}", flush=True)
-        for lag, found in spent.items():
-            print(f"  max_lag {lag}: {_median(found)}")
-        plain = _median(spent[0])
+                    spent[lag, wait_ms] += took
+                    print(f"  round {number}, {_side(lag, wait_ms)}: {_median(took)}", flush=True)
+        medians = {side: _median(found) for side, found in spent.items()}
+        plain = medians[0, 0.0]
         phases = (plain.collect_s + plain.learn_s) / max(plain.collect_s, plain.learn_s)
-        cores = plain.whole_s / (_median(spent[1]).cpu_s / (os.cpu_count() or 1))
+        cores = plain.whole_s / (min(found.cpu_s for found in medians.values()) / (os.cpu_count() or 1))
         print(f"  at most {phases:.2f}x if the shorter phase took no time, {cores:.2f}x if no core had ever waited")
-        per_hour = {lag: 3600 / float(np.median([one.whole_s for one in found])) for lag, found in spent.items()}
-        print(
-            f"{name}: {per_hour[1]:.0f} iterations an hour with max_lag 1, {per_hour[0]:.0f} with 0: "
-            f"{per_hour[1] / per_hour[0]:.2f}x (medians of {len(spent[0])} iterations of each)",
-            flush=True,
-        )
+        for side, found in medians.items():
+            gain = plain.whole_s / found.whole_s
+            print(f"{name}, {_side(*side)}: {3600 / found.whole_s:.0f} an hour, {gain:.2f}x; {found}")
+        print(f"(medians of {len(spent[0, 0.0])} iterations of each)", flush=True)
     return 0
+
+
+def _side(lag: int, wait_ms: float) -> str:
+    return f"max_lag {lag}" + (f", batch_wait_ms {wait_ms:g}" if wait_ms else "")
 
 
 @dataclass(frozen=True, kw_only=True)

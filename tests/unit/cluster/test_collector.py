@@ -237,22 +237,8 @@ def test_inference_takes_so_many_rows_at_once(stand: Stand, tmp_path: Path) -> N
     policy = save_policy(tmp_path / "start.safetensors")
     spec = stand.collector.step_spec
     worker = InferenceWorker(make_config(policy), policy, spec, device="cpu", threads=1, max_rows=2)
-    sizes: list[int] = []
-    policy = worker._loaded()._policy
-    act = policy.act  # type: ignore[attr-defined]
-
-    def counted(observation: Any, instructions: Any, **options: Any) -> Any:
-        sizes.append(len(instructions))
-        return act(observation, instructions, **options)
-
-    policy.act = counted  # type: ignore[attr-defined]
-    weights = [ray.put(stand.weights())]
-    picture = {"camera": np.zeros((1, 16, 16, 3), np.uint8)}
-
-    def ask() -> None:
-        worker.act(3, weights, picture, ["go left"], [np.random.default_rng(0)], Sampling())
-
-    threads = [threading.Thread(target=ask) for _ in range(5)]
+    sizes = count_rows(worker)
+    threads = [threading.Thread(target=ask, args=(worker, [ray.put(stand.weights())])) for _ in range(5)]
     with worker._turn:  # until all of them wait
         for thread in threads:
             thread.start()
@@ -261,6 +247,42 @@ def test_inference_takes_so_many_rows_at_once(stand: Stand, tmp_path: Path) -> N
     for thread in threads:
         thread.join()
     assert sorted(sizes) == [1, 2, 2]
+
+
+@pytest.mark.parametrize(("wait_ms", "max_rows", "expected"), [(600_000.0, 3, [3]), (1.0, 4, None)])
+def test_inference_waits_for_requests_until_the_batch_is_full_or_late(
+    wait_ms: float, max_rows: int, expected: list[int] | None, stand: Stand, tmp_path: Path
+) -> None:
+    start = save_policy(tmp_path / "start.safetensors")
+    config = make_config(start, workers={"batch_wait_ms": wait_ms})
+    worker = InferenceWorker(config, start, stand.collector.step_spec, device="cpu", threads=1, max_rows=max_rows)
+    sizes = count_rows(worker)
+    threads = [threading.Thread(target=ask, args=(worker, [ray.put(stand.weights())])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(sizes) == 3
+    assert expected is None or sizes == expected
+
+
+def count_rows(worker: InferenceWorker) -> list[int]:
+    """The number of rows of each forward pass from now on."""
+    sizes: list[int] = []
+    policy: Any = worker._loaded()._policy
+    act = policy.act
+
+    def counted(observation: Any, instructions: Any, **options: Any) -> Any:
+        sizes.append(len(instructions))
+        return act(observation, instructions, **options)
+
+    policy.act = counted
+    return sizes
+
+
+def ask(worker: InferenceWorker, weights: list[Any]) -> None:
+    picture = {"camera": np.zeros((1, 16, 16, 3), np.uint8)}
+    worker.act(3, weights, picture, ["go left"], [np.random.default_rng(0)], Sampling())
 
 
 def test_a_missing_ray_is_named() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -77,11 +77,12 @@ class InferenceWorker:
 
     def __init__(self, config: OnPolicyConfig, path: Path, spec: StepSpec, *, device: str, threads: int, max_rows: int):
         self._load = partial(PublishedPolicy, config, path, spec, device=device)
+        self._batch_wait_s = config.workers.batch_wait_ms / 1e3
         self._threads, self._max_rows = threads, max_rows
         self._copy: PublishedPolicy | None = None
         self._turn = threading.Lock()  # held while the policy is loaded or runs
         self._busy_since: float | None = None
-        self._guard = threading.Lock()  # guards what follows
+        self._guard = threading.Condition()  # guards what follows; notified of each request
         self._waiting: list[_Request] = []
 
     def location(self) -> tuple[str, int]:
@@ -119,6 +120,7 @@ class InferenceWorker:
         )
         with self._guard:
             self._waiting.append(mine)
+            self._guard.notify()
         with self._turn:
             if mine.reply is None:
                 policy = self._loaded()
@@ -131,8 +133,11 @@ class InferenceWorker:
         return mine.reply, [rng.bit_generator.state for rng in mine.rngs]
 
     def _run(self, policy: PublishedPolicy, first: _Request) -> None:
-        """One forward pass for all requests of the same version and sampling, as many as fit."""
+        """One forward pass for all requests of the same version and sampling, as many as fit and come in time."""
         with self._guard:
+            due_s = first.arrived_s + self._batch_wait_s
+            while self._num_rows() < self._max_rows and (left_s := due_s - time.monotonic()) > 0:
+                self._guard.wait(left_s)
             same = [one for one in self._waiting if (one.version, one.sampling) == (first.version, first.sampling)]
             chosen, rows = [first], len(first.rngs)
             for one in same:
@@ -152,6 +157,9 @@ class InferenceWorker:
             one.reply = _rows(acted, slice(start, start + len(one.rngs)))
             start += len(one.rngs)
 
+    def _num_rows(self) -> int:
+        return sum(len(one.rngs) for one in self._waiting)
+
     def _loaded(self) -> PublishedPolicy:
         if self._copy is None:
             torch.set_num_threads(self._threads)
@@ -167,6 +175,7 @@ class _Request:
     instructions: tuple[str, ...]
     rngs: tuple[np.random.Generator, ...]
     sampling: Sampling
+    arrived_s: float = field(default_factory=time.monotonic)
     reply: Acted | None = None
 
 

@@ -204,6 +204,8 @@ class RolloutWorker:
             max_attempts=config.workers.max_attempts,
             max_steps=config.max_steps,
             task_affinity=config.workers.task_affinity,
+            # An inference worker waits for the observations of all rollout workers itself.
+            batch_wait_s=0.0 if self._job.remote_policy else config.workers.batch_wait_ms / 1e3,
             clip_actions=config.clip_actions,
         )
 

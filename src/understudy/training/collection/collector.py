@@ -115,6 +115,7 @@ class Collector(Closeable):
         max_attempts: int = 3,
         max_steps: int | None = None,
         max_act_rows: int = 64,
+        batch_wait_s: float = 0.0,
         task_affinity: int = 10,
         clip_actions: bool = False,
         rtc: RTCConfig | None = None,
@@ -122,22 +123,25 @@ class Collector(Closeable):
     ):
         """`env` is a world's name, or how to build it. A ticket whose worker fails is run again, up to `max_attempts`
         times in all. `max_steps` ends episodes before the task's own limit. The policy acts for at most `max_act_rows`
-        workers in one call. A worker keeps `task_affinity` tasks loaded and gets tickets of these first; with 0 it
-        takes tickets in order. `clip_actions` clips actions to their bounds instead of raising. With `rtc` the policy
-        acts as if it computed while the block before is executed, with a delay of `rtc.inference_delay` steps: for
-        evaluation, since log-probs are of the policy's own blocks and not of the executed ones. After a `stop` request
-        no further episode begins, those that are running have their time to end, and `stream` raises Stopped.
+        workers in one call, and waits up to `batch_wait_s` for more of them. A worker keeps `task_affinity` tasks
+        loaded and gets tickets of these first; with 0 it takes tickets in order. `clip_actions` clips actions to their
+        bounds instead of raising. With `rtc` the policy acts as if it computed while the block before is executed, with
+        a delay of `rtc.inference_delay` steps: for evaluation, since log-probs are of the policy's own blocks and not
+        of the executed ones. After a `stop` request no further episode begins, those that are running have their time
+        to end, and `stream` raises Stopped.
         """
         for name, value, minimum in (
             ("num_parallel_envs", num_parallel_envs, 1),
             ("max_attempts", max_attempts, 1),
             ("max_steps", max_steps, 1),
             ("max_act_rows", max_act_rows, 1),
+            ("batch_wait_s", batch_wait_s, 0),
             ("task_affinity", task_affinity, 0),
         ):
             if value is not None and value < minimum:
                 raise ConfigError(f"{name}: expected {minimum} or more, got {value}")
-        self.max_attempts, self.max_steps, self.max_act_rows = max_attempts, max_steps, max_act_rows
+        self.max_attempts, self.max_steps = max_attempts, max_steps
+        self.max_act_rows, self.batch_wait_s = max_act_rows, batch_wait_s
         self.task_affinity, self.clip_actions = task_affinity, clip_actions
         if rtc is not None and rtc.inference_delay is None:
             raise ConfigError(
@@ -230,6 +234,7 @@ class Collector(Closeable):
         shared = _Shared(sharing)
         running: dict[int, _Attempt] = {}
         undecided: list[int] = []  # slots whose observation waits for the policy, oldest first
+        oldest_s = 0.0  # since when the oldest of them waits
         truncated: list[_Attempt] = []  # finished, but their last value must be bootstrapped
         num_left = 0  # tickets that were not begun because of a stop request
         noted_s = time.monotonic()
@@ -253,13 +258,15 @@ class Collector(Closeable):
             self._fill(waiting, shared, running)
             if not running and not truncated:
                 continue  # others have claimed what was left
-            for slot, outcome in self._vector.ready(0.0 if undecided or truncated else READY_S):
+            wait_s = 0.0 if truncated else self._wait_s(len(undecided), len(running), oldest_s)
+            for slot, outcome in self._vector.ready(wait_s):
                 run = running[slot]
                 if isinstance(outcome, WorkerFailure):
                     del running[slot]
                     self._loaded[slot].clear()
                     yield from self._failed(run, outcome, waiting)
                 elif self._advance(run, outcome):
+                    oldest_s = oldest_s if undecided else time.monotonic()
                     undecided.append(slot)
                 else:
                     del running[slot]
@@ -267,7 +274,7 @@ class Collector(Closeable):
                         truncated.append(run)
                     else:
                         yield _rollout(run, spec)
-            if undecided:
+            if undecided and not self._wait_s(len(undecided), len(running), oldest_s):
                 slots, undecided = undecided[: self.max_act_rows], undecided[self.max_act_rows :]
                 self._decide({slot: running[slot] for slot in slots}, policy, sampling, spec)
             elif truncated:
@@ -303,6 +310,14 @@ class Collector(Closeable):
             self._note_task(slot, run.ticket.task)
             options = {"task": run.ticket.task, "start": run.ticket.start}
             self._vector.send(slot, Reset(seed=run.ticket.world_seed, options=options))
+
+    def _wait_s(self, num_undecided: int, num_running: int, oldest_s: float) -> float:
+        """How long to wait for the next outcome; 0 if the policy is to act now."""
+        if not num_undecided:
+            return READY_S
+        if num_undecided >= min(self.max_act_rows, num_running):
+            return 0.0
+        return max(0.0, oldest_s + self.batch_wait_s - time.monotonic())
 
     def _take(self, slot: int, waiting: list[_Attempt], shared: _Shared) -> _Attempt | None:
         """The next ticket for a worker: of this process's own, or else one that another process has not begun."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass, field
 from typing import Literal
@@ -101,10 +102,15 @@ class WorkersConfig:
     """Number of attempts at an episode whose worker died, hung or answered nonsense."""
     task_affinity: int = 10
     """Number of tasks that a worker keeps loaded; it gets episodes of these tasks first."""
+    batch_wait_ms: float = 0.0
+    """Milliseconds for which an observation may wait for those of other simulators before the policy acts on all of
+    them at once; 0 acts on those that are there."""
 
     def __post_init__(self) -> None:
         if self.num_parallel_envs < 1:
             raise ConfigError(f"num_parallel_envs: expected a number from 1, got {self.num_parallel_envs}")
+        if not 0 <= self.batch_wait_ms < math.inf:
+            raise ConfigError(f"batch_wait_ms: expected a number of milliseconds from 0, got {self.batch_wait_ms}")
 
 
 @dataclass(frozen=True, kw_only=True)

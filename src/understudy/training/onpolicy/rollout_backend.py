@@ -107,6 +107,7 @@ class LocalRolloutBackend:
                 max_attempts=config.workers.max_attempts,
                 max_steps=config.max_steps,
                 task_affinity=config.workers.task_affinity,
+                batch_wait_s=config.workers.batch_wait_ms / 1e3,
                 clip_actions=config.clip_actions,
                 stop=stop,
             )

@@ -178,7 +178,8 @@ def test_one_more_attempt_would_have_saved_it(tmp_path: Path, wanted: list[Rollo
     assert {rollout.attempts for rollout in found} == {1, 3}
 
 
-def test_nobody_waits_for_the_slowest(tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch_wait_s", [0.0, 0.02])
+def test_nobody_waits_for_the_slowest(batch_wait_s: float, tmp_path: Path) -> None:
     """One episode goes on only when all others are over."""
     over: list[int] = []
 
@@ -187,11 +188,23 @@ def test_nobody_waits_for_the_slowest(tmp_path: Path) -> None:
         if len(over) == 7:
             (tmp_path / "go").touch()
 
-    with Collector(faulty(place=str(tmp_path), share=1.0, faults="wait"), num_parallel_envs=2) as other:
+    world = faulty(place=str(tmp_path), share=1.0, faults="wait")
+    with Collector(world, num_parallel_envs=2, batch_wait_s=batch_wait_s) as other:
         found = other.collect(make_tickets(2, "press_button", group_by="task"), Scripted(), Sampling(), on_result=go_on)
     assert over[-1] == 0
     assert sorted(over) == list(range(8))
     assert all(rollout.success for rollout in found)
+
+
+def test_the_policy_waits_for_all_observations_that_may_come_in_time(wanted: list[Rollout]) -> None:
+    """Three workers that take different times step together: a call for each block of the longest episode."""
+    world = faulty(slow_s=0.01)
+    with Collector(world, num_parallel_envs=3, batch_wait_s=60.0) as other:
+        asked = policy()
+        found = other.collect(tickets()[:3], asked, Sampling())
+    assert same(found, wanted[:3])
+    lengths = [len(rollout.episode) for rollout in found if rollout.episode is not None]
+    assert asked.num_rows == [sum(length > block for length in lengths) for block in range(max(lengths))]
 
 
 def test_a_world_that_cannot_be_built_is_said_at_once() -> None:
@@ -360,6 +373,7 @@ def test_the_tasks_are_those_of_the_name() -> None:
         {"max_steps": 0},
         {"max_act_rows": 0},
         {"task_affinity": -1},
+        {"batch_wait_s": -1},
     ],
 )
 def test_nonsense_is_refused(options: dict[str, int]) -> None:

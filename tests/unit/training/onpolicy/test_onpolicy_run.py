@@ -292,6 +292,7 @@ def test_it_acts_in_the_precision_that_it_is_trained_in(tmp_path: Path, policy: 
         ({"seed": -1}, "seed: expected 0 or more"),
         ({"save_policy_every": 0}, "save_policy_every: expected a number from 1, or None, got 0"),
         ({"workers": {"num_parallel_envs": 0}}, "num_parallel_envs: expected a number from 1"),
+        ({"workers": {"batch_wait_ms": -1.0}}, "batch_wait_ms: expected a number of milliseconds from 0, got -1.0"),
     ],
 )
 def test_nonsense_is_refused(change: dict[str, Any], said: str, policy: Path) -> None:
@@ -301,12 +302,13 @@ def test_nonsense_is_refused(change: dict[str, Any], said: str, policy: Path) ->
 
 def test_workers_are_those_that_were_asked_for(tmp_path: Path, policy: Path) -> None:
     """What they do with it, the collector's own tests say."""
-    workers = {"num_parallel_envs": 3, "max_attempts": 7, "task_affinity": 0}
+    workers = {"num_parallel_envs": 3, "max_attempts": 7, "task_affinity": 0, "batch_wait_ms": 5.0}
     config = make_config(policy, workers=workers, clip_actions=True)
     with OnPolicyRun(Run.create(tmp_path / "run", "grpo", config)) as run:
         collector = run.backend.runner
         assert (len(collector.pids), collector.max_attempts, collector.task_affinity) == (3, 7, 0)  # type: ignore[attr-defined]
         assert collector.clip_actions  # type: ignore[attr-defined]
+        assert collector.batch_wait_s == 0.005  # type: ignore[attr-defined]
 
 
 def test_a_device_that_is_not_there(tmp_path: Path, policy: Path) -> None:
