@@ -220,10 +220,11 @@ class ArraySpec:
         good = (array >= low) & (array <= high)
         index = np.unravel_index(int(np.argmin(good)), array.shape) if array.shape else ()
         where = f"{path}[{', '.join(map(str, index))}]" if index else path
+        advice = "fix what computed it" if np.isnan(array[index]) else "clip it, or widen the bounds of the spec"
         lowest, highest = (np.broadcast_to(b, array.shape)[index] for b in (low, high))
         raise SpecError(
             f"{where}: expected a value from {_exact(lowest)} to {_exact(highest)}, got {_exact(array[index])}; "
-            f"clip it, or widen the bounds of the spec"
+            f"{advice}"
         )
 
     def zero(self) -> Any:

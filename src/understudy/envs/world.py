@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from understudy.core import ArraySpec, Nested, Spec, Split, StepSpec, Tree, UnderstudyError
+from understudy.core import ArraySpec, Nested, Spec, SpecError, Split, StepSpec, Tree, UnderstudyError
 from understudy.core import tree as trees
 from understudy.core.closeable import Closeable
 from understudy.core.spec import describe
@@ -181,6 +181,12 @@ class World(Closeable):
 
     def _checked(self, action: Tree) -> Tree:
         flat = self.step_spec.action.check(action, "action")
+        for path, value in flat.items():
+            if isinstance(value, np.ndarray) and value.dtype.kind == "f" and not np.isfinite(value).all():
+                raise SpecError(
+                    f"{path}: expected finite numbers, got {value[~np.isfinite(value)].flat[0]}; the step was not "
+                    f"executed: fix the policy, or whatever gave this action"
+                )
         return trees.unflatten(trees.below(flat, "action"))
 
     def _refuse_step(self) -> None:

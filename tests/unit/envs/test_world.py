@@ -147,6 +147,20 @@ def test_wrong_actions_are_named() -> None:
         world.step(np.zeros(1, np.float32))
 
 
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_action_that_is_not_finite_is_not_executed(bad: float) -> None:
+    world = Line()
+    world.reset(seed=0)
+    with pytest.raises(SpecError, match=r"action/move\[0\]: expected a value from -1 to 1, got (nan; fix|inf; clip)"):
+        world.step({"move": np.full(1, bad, np.float32)})
+    free = Spec({"move": ArraySpec(shape=(1,), dtype="float32")})
+    world.step_spec = StepSpec(observation=world.step_spec.observation, action=free)
+    before = world.at
+    with pytest.raises(SpecError, match=f"action/move: expected finite numbers, got {bad}; .* fix the policy"):
+        world.step({"move": np.full(1, bad, np.float32)})
+    assert world.at == before
+
+
 def test_steps_out_of_order() -> None:
     world = Line()
     with pytest.raises(WorldError, match="Line: step was called before reset; call reset first"):

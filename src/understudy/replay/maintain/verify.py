@@ -21,6 +21,7 @@ from understudy.replay.format.seal import check_seal
 from understudy.replay.format.segment import Segment, digest_of_checksums
 from understudy.replay.maintain.progress import ProgressCallback
 from understudy.replay.maintain.segment_scan import num_unrecorded
+from understudy.replay.write.not_finite import not_finite_rows
 
 
 @dataclass(kw_only=True)
@@ -32,7 +33,7 @@ class VerifyReport:
     num_episodes: int = 0
     num_rows: int = 0
     problems: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)  # harmless leftovers of a crash
+    notes: list[str] = field(default_factory=list)  # no damage: leftovers of a crash, numbers that are not finite
 
     @property
     def ok(self) -> bool:
@@ -73,6 +74,7 @@ class _Verification:
         self._report = report
         self._being_written = being_written
         self._clean = clean
+        self._not_finite: dict[str, tuple[int, str]] = {}  # by field: how many rows, and where the first is
 
     def run(self, progress: ProgressCallback | None) -> None:
         report, catalog = self._report, self._catalog
@@ -101,6 +103,11 @@ class _Verification:
             report.num_segments += 1
         if progress:
             progress(len(segments), len(segments))
+        report.notes += [
+            f"{path}: {num_rows} rows have NaN or infinity, the first at {where}; they are as they were written, and "
+            f"training on them makes a network NaN"
+            for path, (num_rows, where) in self._not_finite.items()
+        ]
         known = {segment.id for segment in catalog.segments()}
         report.notes += [
             f"{file}: the catalog does not list it (a crash left it); `understudy compact` removes it"
@@ -168,6 +175,11 @@ class _Verification:
         for row in np.flatnonzero(~good):
             at = f"index {span['first_index'] + row} (row {first_row + int(row)})"
             yield f"{where}: {at} is not what was written, or cannot be read"
+        for path, rows in not_finite_rows(segment.layout.spec, fields):
+            if (sound := rows[good[rows]]).size:
+                where = f"episode {span['episode']}, step {span['first_index'] + sound[0]}"
+                num_before, first = self._not_finite.get(path, (0, where))
+                self._not_finite[path] = num_before + len(sound), first
         if good.all():
             checksums = segment.read_column("row/checksum", first_row, num_rows)
             if digest_of_checksums(checksums) != span["row_check"]:

@@ -62,6 +62,7 @@ from understudy.replay.write.background import BackgroundCommits, Overflow
 from understudy.replay.write.commit import Commit, StoreState
 from understudy.replay.write.edit_requests import EditInbox
 from understudy.replay.write.local_writer import LocalWriter, check_overflow
+from understudy.replay.write.not_finite import NotFiniteWarnings
 from understudy.replay.write.retention import Retention, expired
 from understudy.replay.write.writer import Writer, check_commit_steps
 
@@ -99,6 +100,7 @@ class Store(Closeable):
         self.clock = clock
         self._segments: dict[int, Segment] = {}
         self._background: WeakSet[BackgroundCommits] = WeakSet()  # of its writers
+        self._not_finite = NotFiniteWarnings()
         self._failure: StoreFailedError | None = None
         self._make_locks()
         self._queue: list[_QueuedChunk] = []
@@ -283,6 +285,7 @@ class Store(Closeable):
                 self._lead()
         if mine.error is not None:
             raise mine.error
+        self._not_finite.look(chunk)
         self._inbox.poll()
         return mine.commit
 

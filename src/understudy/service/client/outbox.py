@@ -37,6 +37,7 @@ from understudy.core import (
 from understudy.processes import forks
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.encoded_columns import encoded_chunk
+from understudy.replay.write.not_finite import NotFiniteWarnings
 from understudy.service.client.connection import MAX_BACKOFF_S, MIN_BACKOFF_S, Connection
 from understudy.service.client.splice_episodes import Splicer
 from understudy.service.client.spool import Spool, SpoolLog
@@ -129,6 +130,7 @@ class Outbox:
         self._closing = False
         self._stopping = False
         self._splicer = Splicer()
+        self._not_finite = NotFiniteWarnings()
         self._drops_logged = 0
         self._threads = [
             threading.Thread(target=self._guard, args=(loop,), name=f"{loop.__name__[1:]}:{name}", daemon=True)
@@ -291,6 +293,7 @@ class Outbox:
 
     def _record(self) -> None:
         while (chunk := self._next_chunk()) is not None:
+            self._not_finite.look(chunk)
             parts = self._splicer.splice(chunk.parts)
             if parts:
                 columns = encoded_chunk(chunk).columns

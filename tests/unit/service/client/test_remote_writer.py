@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.writing import write_episode
 
-from understudy.core import ArraySpec, DeliveryError, Spec, StepSpec
+from understudy.core import ArraySpec, DeliveryError, Spec, Step, StepSpec
 from understudy.core.examples import random_episode, small_spec
 from understudy.replay import Reader
 from understudy.service import Remote, Server, connect
@@ -26,6 +27,19 @@ def test_an_episode_is_recorded_then_delivered(remote: Remote, server: Server, t
         assert (writer.delivery.recorded, writer.delivery.delivered) == (0, 13)
     with Reader(server.store.path) as reader:
         assert reader.read(1).equals(EPISODE)
+
+
+def test_nan_is_named_on_the_robot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    state = np.array([0, np.nan, 0, 0], np.float32)
+    with connect(NOBODY) as remote, remote.writer("arm", small_spec(), spool=tmp_path / "spool") as writer:
+        for _ in range(2):
+            writer.begin()
+            writer.append(Step(observation=state, action=np.zeros(2, np.float32), reward=0.0))
+            writer.cut()
+        writer.flush()
+        writer.close(timeout_s=0.0)
+    (said,) = [message for message in caplog.messages if "nan" in message]
+    assert said.startswith("writer 'arm', episode 0, step 0: observation has nan. It is stored as it is")
 
 
 def test_without_a_spool_close_says_how_many_rows_are_lost() -> None:
