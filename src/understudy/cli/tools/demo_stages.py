@@ -180,7 +180,9 @@ def _show(console: Console, demo: demos.Demo) -> None:
     assert result is not None
     first, last = _percent(result.intervention_rates[0]), _percent(result.intervention_rates[-1])
     table = Table.grid(padding=(0, 2))
-    for name, score, colour in (("cloning", result.cloned, "yellow"), ("RLPD", result.learned, "green")):
+    doubt = _doubt(result, path, demo.config.seed)
+    learned_colour = "red" if doubt else "green"
+    for name, score, colour in (("cloning", result.cloned, "yellow"), ("RLPD", result.learned, learned_colour)):
         low, high = score.interval
         interval = f"[dim]95 %: {100 * low:.0f} to {100 * high:.0f}[/]"
         table.add_row(f"  {name}", _bar(score, colour), f"[bold {colour}]{_percent(score.rate)}[/]", interval)
@@ -188,12 +190,14 @@ def _show(console: Console, demo: demos.Demo) -> None:
         f"\n[bold]success rate on {result.learned.num_episodes} held-out starts[/], from the same "
         f"{demos.DEMONSTRATIONS} demonstrations",
         table,
-        f"  the intervention rate fell from {first} to {last} of the steps "
+        f"  the intervention rate went from {first} to {last} of the steps "
         f"[cyan]{_sparks(result.intervention_rates)}[/]; {result.num_steps:,} steps, {result.num_updates:,} updates",
-        "\n[bold]videos[/]",
         sep="\n",
         soft_wrap=True,
     )
+    if doubt:
+        console.print(Text(f"\n{doubt}", style="red"), soft_wrap=True)
+    console.print("\n[bold]videos[/]")
     videos = {
         demos.DEMONSTRATION: "a demonstration",
         demos.CORRECTION: "the human takes over (orange)",
@@ -207,6 +211,29 @@ def _show(console: Console, demo: demos.Demo) -> None:
     console.print("\n[bold]next[/]")
     for words, why in _next(path):
         console.print(f"  [cyan]{words}[/]\n      [dim]{why}[/]", soft_wrap=True)
+
+
+def _doubt(result: demos.DemoResult, path: Path, seed: int) -> str | None:
+    """That RLPD is no better than cloning, or not surely, and what to do; None if it is."""
+    rates = f"{_percent(result.learned.rate)} after {_percent(result.cloned.rate)} by cloning"
+    if result.learned.rate <= result.cloned.rate:
+        worse = "is worse than" if result.learned.rate < result.cloned.rate else "is no better than"
+        what = f"RLPD did not learn: its policy {worse} the cloned one ({rates})."
+    elif result.learned.interval[0] <= result.cloned.interval[1]:
+        what = f"RLPD may not have learned: the 95 % intervals of the two policies overlap ({rates})."
+    else:
+        return None
+    other = path.with_name(f"{path.name}-2")
+    if result.num_steps < demos.STEPS:
+        return f"{what} It had {result.num_steps:,} steps and needs about {demos.STEPS:,}: `{_words('demo', other)}`"
+    if result.learned.num_episodes < demos.EPISODES:
+        more = _words("evaluate", path, "--episodes", demos.EPISODES)
+        return f"{what} {result.learned.num_episodes} episodes say little: `{more}`"
+    again = _words("demo", other, "--seed", seed + 1)
+    return (
+        f"{what} One run in many goes wrong; try another: `{again}`. If that fails as well, something differs from "
+        f"where this was tested: please report both, with what `understudy doctor --json` prints."
+    )
 
 
 def _next(path: Path) -> list[tuple[str, str]]:

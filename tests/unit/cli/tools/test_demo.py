@@ -15,10 +15,11 @@ pytest.importorskip("torch")
 pytest.importorskip("fastapi")
 
 from understudy.cli import main
-from understudy.cli.tools.demo_stages import IMAGE_COLUMNS, Page, _next, _sparks, in_terminal
+from understudy.cli.tools.demo_stages import IMAGE_COLUMNS, Page, _doubt, _next, _sparks, in_terminal
 from understudy.envs.registry import open_world
 from understudy.envs.toy.world import start_state
-from understudy.training.demo import CORNER, DEMONSTRATIONS, ENV, TASK, Demo
+from understudy.training.demo import CORNER, DEMONSTRATIONS, ENV, TASK, Demo, DemoResult
+from understudy.training.runs.wilson_interval import SuccessRate
 
 
 def test_a_picture_is_drawn_with_two_pixels_to_a_letter() -> None:
@@ -38,6 +39,50 @@ def test_a_picture_is_drawn_with_two_pixels_to_a_letter() -> None:
 def test_shares_are_drawn_against_the_greatest() -> None:
     assert _sparks((0.3, 0.15, 0.0)) == "█▅▁"
     assert _sparks((0.0, 0.0)) == "▁▁"
+
+
+@pytest.mark.parametrize(
+    ("cloned", "learned", "episodes", "steps", "said"),
+    [
+        (48, 96, 100, 4000, None),
+        (
+            48,
+            40,
+            100,
+            4000,
+            "RLPD did not learn: its policy is worse than the cloned one (40 % after 48 % by cloning). One run in many "
+            "goes wrong; try another: `understudy demo a/here-2 --seed 4`. If that fails as well, something differs "
+            "from where this was tested: please report both, with what `understudy doctor --json` prints.",
+        ),
+        (
+            1,
+            1,
+            2,
+            120,
+            "RLPD did not learn: its policy is no better than the cloned one (50 % after 50 % by cloning). It had 120 "
+            "steps and needs about 4,000: `understudy demo a/here-2`",
+        ),
+        (
+            5,
+            6,
+            10,
+            4000,
+            "RLPD may not have learned: the 95 % intervals of the two policies overlap (60 % after 50 % by cloning). "
+            "10 episodes say little: `understudy evaluate a/here --episodes 100`",
+        ),
+    ],
+)
+def test_what_has_not_learned_is_said_to_have_not(
+    cloned: int, learned: int, episodes: int, steps: int, said: str | None
+) -> None:
+    result = DemoResult(
+        cloned=SuccessRate(num_successes=cloned, num_episodes=episodes),
+        learned=SuccessRate(num_successes=learned, num_episodes=episodes),
+        intervention_rates=(0.3, 0.1),
+        num_steps=steps,
+        num_updates=10,
+    )
+    assert _doubt(result, Path("a/here"), seed=3) == said
 
 
 def test_a_directory_with_a_space_can_be_copied_from_the_screen() -> None:
