@@ -16,8 +16,11 @@ from understudy.cli.options import MARKERS, REGISTRY
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "cli.md"
 HEAD = """# Commands
 
-`understudy COMMAND --help` prints the same in a terminal. This page is generated from the commands themselves by
-`python -m tests.docs.cli_reference`, and a test checks that it is up to date.
+`understudy COMMAND --help` prints the same in a terminal. Of a command with hundreds of options it prints the first
+ones, and the groups of the others: `--help GROUP` prints one group, such as `--help engine`, and `--help-all` all.
+
+This page is generated from the commands themselves by `python -m tests.docs.cli_reference`, and a test checks that it
+is up to date.
 
 Exit codes: 0 success, 1 the command failed or found a problem, 2 the command line is not valid,
 130 stopped by Ctrl-C, 143 by SIGTERM.

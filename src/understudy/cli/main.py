@@ -149,6 +149,7 @@ def _choose(prog: str, args: list[str], table: Mapping[str, Command]) -> str:
 def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
     import tyro
 
+    from understudy.cli.long_help import print_long_help
     from understudy.cli.options import MARKERS, REGISTRY, description, with_named_arguments
 
     if any(word.partition("=")[0] == "--config" for word in args):
@@ -156,7 +157,12 @@ def _call(function: Callable[..., int], prog: str, args: list[str]) -> int:
 
         function = with_config_file(function, args)
     named, about = with_named_arguments(function), description(function)
-    return tyro.cli(named, prog=prog, description=about, args=args, config=MARKERS, registry=REGISTRY)
+
+    def parse_and_call(words: Sequence[str]) -> int:
+        return tyro.cli(named, prog=prog, description=about, args=words, config=MARKERS, registry=REGISTRY)
+
+    print_long_help(parse_and_call, prog, args)
+    return parse_and_call(args)
 
 
 def _help(prog: str, table: Mapping[str, Command]) -> str:

@@ -18,6 +18,7 @@ import tyro
 import understudy
 from understudy.cli import main
 from understudy.cli.commands import COMMANDS, Command, all_functions
+from understudy.cli.long_help import LONG
 from understudy.cli.options import MARKERS, REGISTRY
 
 FUNCTIONS = dict(all_functions())
@@ -82,6 +83,47 @@ def test_arguments_have_names_and_lines_fit(
     about = " ".join(printed.split()).partition("positional arguments")[0].rstrip(" ╭─")
     text = (FUNCTIONS[words].load().__doc__ or "").partition("Args:")[0]
     assert about.endswith(" ".join(text.split()))
+
+
+# ---- commands with hundreds of options
+
+
+def printed_help(words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> str:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main(words.split())
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", ["train grpo", "train rlpd", "init toy", "evaluate", "improve"])
+def test_long_help_is_shown_in_parts(
+    words: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, whole = (printed_help(f"{words} {word}", monkeypatch, capsys) for word in ("-h", "--help-all"))
+    assert len(whole.splitlines()) > LONG > len(short.splitlines())
+    assert f"`understudy {words} --help GROUP` prints those of one group" in " ".join(short.split())
+    nested = {name for name in re.findall(r"^│ (--[\w.-]+)", whole, re.MULTILINE) if "." in name}
+    assert nested
+    for group in {name[2:].partition(".")[0] for name in nested}:
+        assert re.search(rf"^  {group} +[A-Z]", short, re.MULTILINE), group
+        part = printed_help(f"{words} --help {group}", monkeypatch, capsys)
+        assert set(re.findall(r"^│ (--[\w.-]+)", part, re.MULTILINE)) == {
+            name for name in nested if name[2:].partition(".")[0] == group
+        }
+    assert not any(f"│ {name} " in short for name in nested)
+
+
+def test_help_that_is_short_or_has_no_frames_is_whole(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert "More options" not in printed_help("verify --help", monkeypatch, capsys)
+    with pytest.raises(SystemExit, match="2"):
+        main(["verify", "--nothing", "--help"])  # what is wrong before it goes first, as without this
+    assert "For full helptext, run understudy verify --help" in capsys.readouterr().err
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "understudy", "train", "grpo", "--help"]
+    out = subprocess.run(command, env=ascii_only, stdout=subprocess.PIPE, text=True, check=True).stdout
+    assert "--cluster.shards.port" in out
 
 
 # ---- how long it takes
