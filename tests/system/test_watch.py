@@ -468,6 +468,29 @@ def test_a_change_while_a_view_opens_is_shown(page: Any, tmp_path: Path) -> None
         wait_for(lambda: tile(page, "episodes") == "11")
 
 
+def test_a_last_commit_is_shown_though_the_answer_before_it_is_still_kept(
+    page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("understudy.dashboard.api.targets.CACHE_S", 5.0)  # of a large store
+    store = make_store(tmp_path / "demos")
+    with WatchServer([store]) as server:
+        page.goto(server.url)
+        page.locator("#link.on").wait_for()
+        wait_for(lambda: tile(page, "episodes") == "12")
+        with Store.open(store) as opened:
+            opened.delete([3])
+        wait_for(lambda: tile(page, "episodes") == "11")  # nothing else happens to the store
+
+
+def test_the_end_of_writing_is_shown(page: Any, tmp_path: Path) -> None:
+    store = make_store(tmp_path / "demos")
+    with WatchServer([store]) as server:
+        with Store.open(store):
+            page.goto(server.url)
+            page.locator(".title .pill", has_text="being written").wait_for()
+        page.locator(".title .pill:text-is('not being written')").wait_for()
+
+
 def test_a_change_is_shown_though_its_first_request_fails(page: Any, tmp_path: Path) -> None:
     store = make_store(tmp_path / "demos")
     failed: list[Any] = []

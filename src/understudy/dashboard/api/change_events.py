@@ -18,8 +18,9 @@ from typing import Any
 from understudy.cluster.status import STATUS_FILE
 from understudy.core import UnderstudyError
 from understudy.dashboard.api.targets import IDLE_S, Target
+from understudy.durable.lock import lock_is_held
 from understudy.replay.format.catalog import Catalog
-from understudy.replay.format.paths import INBOX_DIRECTORY
+from understudy.replay.format.paths import INBOX_DIRECTORY, LOCK_FILE
 from understudy.training.runs.health import ProcessStatus, read_health
 
 POLL_S = 0.5
@@ -79,6 +80,8 @@ def change_stamp(target: Target) -> dict[str, Any]:
         "health": " ".join(map(_process_stamp, processes)),
         "commit": None,
         "newest": 0,
+        "renewals": target.num_renewals(),
+        "being_written": lock_is_held(target.store / LOCK_FILE),
         "cluster": _cluster_stamp(target),
         "at_work": any(one.state in AT_WORK for one in processes) or _driver_state(target) == "running",
     }

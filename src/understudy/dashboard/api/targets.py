@@ -37,6 +37,8 @@ class Target(Closeable):
         self._metrics: MetricsFollower | None = None
         self._lock = threading.Lock()
         self._cache: dict[str, tuple[int, float, Any]] = {}  # commit, valid until, answer
+        self._outdated_until_s: float | None = None  # the first of the outdated answers that were given
+        self._num_renewals = 0
 
     @property
     def is_store(self) -> bool:
@@ -114,12 +116,25 @@ class Target(Closeable):
         with self._lock:
             entry = self._cache.get(key)
         if entry is not None and (entry[0] == commit or now < entry[1]):
+            if entry[0] != commit:
+                with self._lock:
+                    self._outdated_until_s = min(entry[1], self._outdated_until_s or entry[1])
             return entry[2]  # type: ignore[no-any-return]
         made = make()
         cost_s = time.monotonic() - now
         with self._lock:
             self._cache[key] = (commit, now + max(CACHE_S, CACHE_COST_FACTOR * cost_s), made)
         return made
+
+    def num_renewals(self) -> int:
+        """How often an answer that was outdated when it was given could be made again: it is to be asked for again.
+
+        After a last commit nothing else would tell a page that it shows the numbers before it.
+        """
+        with self._lock:
+            if self._outdated_until_s is not None and time.monotonic() >= self._outdated_until_s:
+                self._outdated_until_s, self._num_renewals = None, self._num_renewals + 1
+            return self._num_renewals
 
 
 class CachedReader:

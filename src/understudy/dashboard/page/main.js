@@ -12,7 +12,7 @@ const VIEWS = {
   health: ["Health", "M3 12h4l3-8 4 16 3-8h4"],
   runs: ["Runs", "M4 18c4 0 4-12 8-12s4 8 8 8M4 12c5 0 5-6 8-6"],
 };
-const STAMPS = ["metrics", "inbox", "config", "health", "commit", "newest", "cluster"];
+const STAMPS = ["metrics", "inbox", "config", "health", "commit", "newest", "renewals", "being_written", "cluster"];
 
 const side = { target: document.getElementById("target"), nav: document.getElementById("nav"), link: document.getElementById("link") };
 const root = document.getElementById("view");
@@ -137,7 +137,8 @@ function onChange(received) {
   const { number } = current ?? {};
   if (number === undefined || !stamps[number]) return;
   if (!before[number]?.cluster !== !stamps[number].cluster) drawSide();
-  const changed = STAMPS.filter((key) => before[number]?.[key] !== stamps[number][key]);
+  const shown = current.name === "runs" ? [...stamps.keys()] : [number]; // that view shows all targets
+  const changed = STAMPS.filter((key) => shown.some((at) => before[at]?.[key] !== stamps[at][key]));
   if (!current.view) for (const key of changed) current.missed.add(key);
   else if (changed.length) current.view.update?.(changed, stamps[number]);
 }

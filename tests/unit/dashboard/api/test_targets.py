@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.unit.dashboard.stores import SPEC, live
@@ -110,6 +111,26 @@ def test_answers_are_kept_for_a_share_of_the_time(target: Target, monkeypatch: p
         store.restore([1])
     target.cached("x", lambda: calls.append(1) or len(calls))
     assert len(calls) == 3
+
+
+def test_an_outdated_answer_is_followed_by_a_change(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a page that asked just after the last commit would show the numbers before it until it is loaded again."""
+    now_s = 1000.0
+    monkeypatch.setattr(targets, "CACHE_S", 1.0)
+    monkeypatch.setattr(targets, "time", SimpleNamespace(monotonic=lambda: now_s))
+    number = store_stats.totals(target)["episodes"]
+    told = change_stamp(target)
+    with Store.open(target.store) as store:
+        store.delete([1])
+        assert change_stamp(target)["being_written"]
+    assert change_stamp(target)["commit"] != told["commit"]  # the page asks, a moment after the answer was made
+    assert store_stats.totals(target)["episodes"] == number
+    told = change_stamp(target)
+    assert not told["being_written"]
+    now_s += 1.0
+    assert change_stamp(target)["renewals"] == told["renewals"] + 1
+    assert store_stats.totals(target)["episodes"] == number - 1
+    assert change_stamp(target)["renewals"] == told["renewals"] + 1
 
 
 def test_names_of_places_differ(tmp_path: Path) -> None:
