@@ -434,7 +434,8 @@ def test_a_script_that_takes_over_is_not_called_a_human(page: Any, tmp_path: Pat
     for operator, who, name in (("script", "the script", "script (takeover)"), ("ada", "a human", "human")):
         with WatchServer([tmp_path / "store"]) as server:  # a new one: nothing is cached
             page.goto(f"{server.url}#/0/overview")
-            page.get_by_text(f"practice that succeeded with {who}'s help").wait_for()
+            page.get_by_text(f"practice that succeeded with an intervention by {who}").wait_for()
+            page.locator(".legend", has_text="practice that succeeded with an intervention").first.wait_for()
             page.goto(f"{server.url}#/0/interventions")
             page.locator(".axis", has_text=f"practice steps by {who}").wait_for()
             assert page.locator(".card h2:text-is('Latency')").is_visible() == (operator == "ada")

@@ -21,7 +21,7 @@ RATE_S = 60.0
 PRESENT = "not purged and deleted is null"
 PRACTICE = f"{PRESENT} and kind != 'demonstration'"
 TAKEN_OVER = f"{PRACTICE} and num_human > 0"
-# Practice that succeeded: by the policy alone, or with a human's help, which says little about the policy. Both are
+# Practice that succeeded: by the policy alone, or with an intervention, which says little about the policy. Both are
 # counted of all practice, because the episodes without a takeover are those that went well anyhow.
 ALONE, HELPED = "success = 1 and num_human = 0", "success = 1 and num_human > 0"
 

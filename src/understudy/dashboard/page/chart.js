@@ -195,9 +195,9 @@ export function stack(parts, { legend = false, format = short } = {}) {
     h("span", { vars: { "--c": color } }, h("i", {}), name, h("b", {}, format(value))))));
 }
 
-// Practice over training: the share of its episodes that succeeded alone, and with a human's help.
+// Practice over training: the share of its episodes that succeeded alone, and with an intervention.
 export function practiceCurves(course) {
   const curve = (part, name, color) => ({ name, color, dash: true, always: true, points: course.map((one) => [one.step, one[part].rate]) });
   const helped = course.some((one) => one.human_steps > 0);
-  return [curve("alone", "practice that succeeded alone", "var(--policy)"), ...(helped ? [curve("helped", "practice that succeeded with help", "var(--human)")] : [])];
+  return [curve("alone", "practice that succeeded alone", "var(--policy)"), ...(helped ? [curve("helped", "practice that succeeded with an intervention", "var(--human)")] : [])];
 }

@@ -75,7 +75,7 @@ export function protocolText(data) {
 // Whether all of these operators are the world's script. Its steps have the source human, like those of any operator.
 export const isScript = (operators) => operators.length > 0 && operators.every((name) => name === "script");
 
-// Who helped the policy, in a sentence.
+// Who intervened, in a sentence.
 export const helper = (operators) => (isScript(operators) ? "the script" : "a human");
 
 // A source, in words: of the steps of an episode with this operator.

@@ -162,7 +162,7 @@ def _lengths(data: RunData) -> tuple[Figure, str] | None:
     alone = success & ~helped
     for which, colour, label in (
         (alone, GREEN, "success alone"),
-        (success & helped, ORANGE, "success, helped"),
+        (success & helped, ORANGE, "success, intervention"),
         (~success, RED, "failure"),
     ):
         if which.any():
@@ -174,7 +174,7 @@ def _lengths(data: RunData) -> tuple[Figure, str] | None:
         loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, handletextpad=0.2, columnspacing=0.8, markerscale=2
     )
     steps_axis(axes, int(at[-1]))
-    return figure, f"Every episode of practice, by outcome. Helped: {data.helper} intervened in it."
+    return figure, f"Every episode of practice, by outcome. Intervention: {data.helper} took over in it."
 
 
 def _age(data: RunData) -> tuple[Figure, str] | None:

@@ -113,13 +113,15 @@ def _steps(data: RunData) -> dict[str, str]:
 
 
 def _practice(episodes: Sequence[PracticeEpisode], helper: str) -> str:
-    """How many episodes succeeded alone, and how many with somebody's help: the second says little about the policy."""
+    """How many episodes succeeded alone, and how many with an intervention: the second says little about the policy."""
     if not episodes:
         return "no episodes yet"
     helped = sum(episode.success and episode.human_steps > 0 for episode in episodes)
     alone = sum(episode.success for episode in episodes) - helped
     share = f"{alone:,} of {len(episodes):,} alone ({100 * alone / len(episodes):.0f} %)"
-    return f"{share}, {helped:,} with {helper}'s help ({100 * helped / len(episodes):.0f} %)" if helped else share
+    if not helped:
+        return share
+    return f"{share}, {helped:,} with an intervention by {helper} ({100 * helped / len(episodes):.0f} %)"
 
 
 def _iterations(data: RunData) -> dict[str, str]:

@@ -89,7 +89,7 @@ def test_all_of_a_finished_run_is_in_it(finished: Path, written: Report) -> None
     assert re.search(r"<dt>successful practice</dt><dd>\d+ of \d+ alone \(\d+ %\)", text)
     assert re.search(r"<b>intervention\.patience_steps: 5</b>", text)  # not the default
     assert "a human" not in text  # it was the script that took over
-    assert "Helped: the script intervened in it." in text
+    assert "Intervention: the script took over in it." in text
     assert "\nseed: 0\n" in text
 
 

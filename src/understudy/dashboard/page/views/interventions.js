@@ -41,7 +41,7 @@ export async function open(page, { target }) {
       tile("takeovers", count(total.takeovers), `in ${plural(total.episodes, "episode")} of ${count(practice.episodes)}`),
       tile("intervention rate", percent(data.recent.human_steps / Math.max(data.recent.steps, 1)), `last ${plural(data.recent.episodes, "episode")}`, "human"),
       tile("mean rate", percent(practice.human / Math.max(practice.steps, 1)), `of all ${count(practice.steps)} steps`),
-      tile("success when helped", percent(total.score.rate), `${percent(total.score.low)} to ${percent(total.score.high)}, of ${plural(total.score.episodes, "episode")}`),
+      tile("success with intervention", percent(total.score.rate), `${percent(total.score.low)} to ${percent(total.score.high)}, of ${plural(total.score.episodes, "episode")}`),
       scripted ? null : tile("median latency", data.latency.p50 === null ? NONE : `${short(data.latency.p50)} ms`, data.latency.p99 === null ? "not measured" : `90 % below ${short(data.latency.p90)} ms, 99 % below ${short(data.latency.p99)} ms`));
     rate.set([{ name: "intervention rate", color: "var(--human)", points: data.course.map((one) => [one.step, one.steps ? one.human_steps / one.steps : null]) }], { yLabel: `practice steps by ${scripted ? "the script" : "a human"}` });
     success.set(practiceCurves(data.course));

@@ -205,8 +205,8 @@ function scoreRows(data) {
   return rows;
 }
 
-// Whose success it is: episodes in which somebody helped say little about the policy.
-const parts = (operators) => ({ alone: ["practice that succeeded alone", "var(--policy)"], helped: [`practice that succeeded with ${helper(operators)}'s help`, "var(--human)"], demonstration: ["demonstrations", "var(--script)"] });
+// Whose success it is: episodes in which somebody intervened say little about the policy.
+const parts = (operators) => ({ alone: ["practice that succeeded alone", "var(--policy)"], helped: [`practice that succeeded with an intervention by ${helper(operators)}`, "var(--human)"], demonstration: ["demonstrations", "var(--script)"] });
 
 function row(name, note, score, color, big) {
   return h("div", { class: big ? "score big" : "score" }, h("div", {}, h("b", {}, name), h("small", {}, note)),

@@ -13,7 +13,7 @@ const FACTS = [["Understudy", "understudy"], ["code", "code"], ["git commit", "c
 export async function open(page) {
   const rate = { yMin: 0, yMax: 1, y: (v) => percent(v), legend: false, xLabel: "environment steps" };
   const success = new Chart({ ...rate, height: 270, label: "Success rate in evaluations", yLabel: "held-out episodes that succeed" });
-  const practice = new Chart({ ...rate, height: 230, label: "Practice that succeeded without a human", yLabel: "episodes of practice that succeed alone" });
+  const practice = new Chart({ ...rate, height: 230, label: "Practice that succeeded without an intervention", yLabel: "episodes of practice that succeed alone" });
   const metrics = h("div", {}), small = new Map();
   const selected = h("select", { "aria-label": "Training metric", onchange: () => drawMetric() });
   const only = h("input", { type: "checkbox", checked: true, onchange: () => drawConfig() });
