@@ -26,6 +26,7 @@ from understudy.training.data.rollouts import RolloutConfig, RolloutReport, roll
 from understudy.training.data.run_episode import Show
 
 PATIENCE_STEPS = 15
+FEW_TAKEOVERS = 4  # with fewer, nothing is said of how they ended
 
 
 def command(
@@ -131,12 +132,22 @@ def command(
         if screen is not None:
             screen.finish(f"All {episodes} episodes are recorded")
     broken = f", {report.num_broken} more cut because the simulator failed" if report.num_broken else ""
+    corrected = f" ({report.num_corrected} of these succeeded)" if report.num_takeovers else ""
     console.print(
-        f"{report.num_recorded} new episodes of {config.task}: {report.num_successes} successes, {report.num_helped} "
-        f"with a takeover{broken}; {report.num_steps} steps, {report.num_human} of them by the human",
+        f"{report.num_recorded} new episodes of {config.task}: {report.num_successes} successes, "
+        f"{report.num_takeovers} with a takeover{corrected}{broken}; {report.num_steps} steps, {report.num_human} of "
+        f"them by the human",
         style="green",
         soft_wrap=True,
     )
+    if report.num_takeovers >= FEW_TAKEOVERS and 2 * report.num_corrected < report.num_takeovers:
+        earlier = "a smaller --patience-steps" if human == "script" else "an earlier takeover"
+        console.print(
+            f"most takeovers did not end in success, so they teach how a correction begins and not how it ends: let "
+            f"episodes last longer (such as max_steps in the name of the world), or try {earlier}",
+            style="yellow",
+            soft_wrap=True,
+        )
     return 0
 
 

@@ -58,7 +58,8 @@ class RolloutReport:
     num_episodes: int  # in the target, earlier calls included
     num_recorded: int = 0
     num_successes: int = 0
-    num_helped: int = 0  # episodes with a takeover
+    num_takeovers: int = 0  # episodes with a takeover
+    num_corrected: int = 0  # those of them that succeeded
     num_broken: int = 0  # episodes that were cut because the world's process failed
     num_steps: int = 0
     num_human: int = 0  # steps that the operator chose
@@ -121,7 +122,8 @@ def rollout(
             report,
             num_recorded=report.num_recorded + 1,
             num_successes=report.num_successes + episode.success,
-            num_helped=report.num_helped + (episode.num_human > 0),
+            num_takeovers=report.num_takeovers + (episode.num_human > 0),
+            num_corrected=report.num_corrected + (episode.num_human > 0 and episode.success),
             num_steps=report.num_steps + episode.num_steps,
             num_human=report.num_human + episode.num_human,
         )

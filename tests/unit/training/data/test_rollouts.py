@@ -80,7 +80,7 @@ def test_a_simulator_that_dies_costs_its_episode_and_no_more(policy: FlowPolicy,
 
 def test_steps_have_their_source_and_takeovers_the_proposal(policy: FlowPolicy, tmp_path: Path) -> None:
     report = record(policy, tmp_path, Takeover(SomeSteps(range(5, 8))), episodes=2, takeover_every=2)
-    assert (report.num_episodes, report.num_helped, report.num_human) == (2, 1, 3)
+    assert (report.num_episodes, report.num_takeovers, report.num_human) == (2, 1, 3)
     with Reader(tmp_path) as reader:
         helped, alone = (reader.read(number) for number in (1, 2))
     assert np.flatnonzero(helped.source == Source.HUMAN).tolist() == [5, 6, 7]
@@ -137,6 +137,20 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
 # ---- the command
 
 
+@pytest.mark.parametrize(("noise", "advice"), [("0", False), ("9", True)])
+def test_takeovers_that_do_not_reach_the_end_are_mentioned(
+    noise: str, advice: bool, policy: FlowPolicy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy.save(tmp_path / "policy.safetensors")
+    command = ["rollout", str(tmp_path / "store"), "--policy", str(tmp_path / "policy.safetensors")]
+    script = ["--human", "script", "--patience-steps", "2", "--noise", noise]
+    assert main([*command, "--env", ENV, "--episodes", "4", *script]) == 0
+    said = capsys.readouterr().out
+    assert f"4 with a takeover ({0 if advice else 4} of these succeeded)" in said
+    assert ("most takeovers did not end in success" in said) == advice
+    assert ("a smaller --patience-steps" in said) == advice
+
+
 def test_the_command_records_with_the_script_and_refuses_what_has_no_effect(
     policy: FlowPolicy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +158,7 @@ def test_the_command_records_with_the_script_and_refuses_what_has_no_effect(
     command = ["rollout", str(tmp_path / "store"), "--policy", str(tmp_path / "policy.safetensors")]
     script = ["--human", "script", "--patience-steps", "5", "--noise", "0.1", "--takeover-every", "2"]
     assert main([*command, "--env", ENV, "--episodes", "2", *script]) == 0
-    assert "2 new episodes of pick_red: 1 successes, 1 with a takeover;" in capsys.readouterr().out
+    assert "pick_red: 1 successes, 1 with a takeover (1 of these succeeded);" in capsys.readouterr().out
     with Reader(tmp_path / "store") as reader:
         assert [record.info.labels["env"] for record in reader.episodes()] == [ENV, ENV]
         until_the_end = reader.read(1)
