@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from itertools import pairwise
 from typing import Any, Generic
 
 from understudy.core import StoreError
@@ -185,7 +184,8 @@ class Mixture(Closeable, Generic[Batch]):
 def shares(weights: Sequence[int], batch_size: int, batch: int, num_batches: int = 1) -> list[int]:
     """The counts for `num_batches` batches from number `batch` (from 0) on; they add up to their items.
 
-    After every call, what each has given in all is its exact part, rounded: a batch of one takes turns.
+    Of two, what each has given in all after a call is its exact part, rounded: a batch of one takes turns. Of more, it
+    may be a few items off.
     """
     if not weights or min(weights) < 0 or sum(weights) == 0:
         raise StoreError(f"shares: expected whole numbers from 0, not all of them 0, got {list(weights)}")
@@ -196,14 +196,16 @@ def shares(weights: Sequence[int], batch_size: int, batch: int, num_batches: int
 
 
 def _total_shares(weights: Sequence[int], total: int) -> list[int]:
-    """`total` items, cut in proportion to the running sum of weights, rounded down."""
+    """`total` items, cut into two halves of the weights, rounded down and up, and these in the same way. So with a
+    larger total none gets less, which would be so if each had its own exact part, rounded.
+    """
+    if len(weights) == 1:
+        return [total]
+    middle = len(weights) // 2
+    first, second = weights[:middle], weights[middle:]
     whole = sum(weights)
-    edges = [0]
-    running = 0
-    for weight in weights:
-        running += weight
-        edges.append(total * running // whole)
-    return [high - low for low, high in pairwise(edges)]
+    given = total * sum(first) // whole if whole else 0
+    return _total_shares(first, given) + _total_shares(second, total - given)
 
 
 def _rows(batch: Batch, rows: slice) -> Batch:
