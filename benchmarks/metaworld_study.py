@@ -24,9 +24,9 @@ from understudy.training.runs.metrics import read_metrics
 from understudy.training.runs.run import Run
 from understudy.training.runs.wilson_interval import SuccessRate
 
-TASKS = ("handle-press-v3", "door-unlock-v3", "faucet-open-v3", "faucet-close-v3")
+TASKS = ("handle-press-v3", "button-press-topdown-v3", "faucet-open-v3", "faucet-close-v3")
 ENV = (
-    f'metaworld?tasks={json.dumps(TASKS).replace(" ", "")}&cameras=["topview"]&size=64&action_repeat=2&max_steps=50'
+    f'metaworld?tasks={json.dumps(TASKS).replace(" ", "")}&cameras=["topview"]&size=64&action_repeat=2&max_steps=80'
     "&hide_goal=true&state=hand"
 )
 DEMOS = 2  # of each task
@@ -45,8 +45,10 @@ PRACTICE: dict[str, tuple[str, str, tuple[str, ...]]] = {  # network, algorithm,
     "vla-rloo": ("vla", "rloo", (*GROUPS, "--engine.learning-rate", "2e-4")),
 }
 METHODS = ("hg-dagger", "filtered-cloning", "recap", "cloning")
-EPISODES = 30  # of the flow policy in each task, with a script that may take over in every second
-IMPROVE_UPDATES = 500
+ROUNDS = 3  # of corrections: of the first policy, and of what hg-dagger made of the rounds before
+EPISODES = 30  # in each task and round, with a script that takes over where there is no progress
+PATIENCE = 8  # steps without progress
+IMPROVE_UPDATES = 1500
 RESIDUAL_STEPS = 1500  # of each task
 BASE = ("--sac.actor.residual-scale", "0.5", "--sac.bc-weight", "1", "--intervention.source", "script")
 RESULTS = Path("docs/benchmarks/metaworld_study.json")
@@ -69,7 +71,7 @@ def study(
     *,
     seeds: tuple[int, ...] = (0, 1, 2),
     only: tuple[str, ...] = (),
-    iterations: int = 24,
+    iterations: int = 40,
 ) -> int:
     """Run parts of the study, for one seed after the other.
 
@@ -133,7 +135,7 @@ def practice(root: Path, seed: int, names: Iterable[str], iterations: int) -> No
     for name in names:
         network, algorithm, options = PRACTICE[name]
         given = ("--policy", str(start(root, network, seed)), "--env", ENV, "--seed", str(seed))
-        often = ("--iterations", str(iterations), "--eval-every", "12", "--workers.num-parallel-envs", "4", *HELD_OUT)
+        often = ("--iterations", str(iterations), "--eval-every", "20", "--workers.num-parallel-envs", "4", *HELD_OUT)
         once(path := root / f"{name}-{seed}", "train", algorithm, *given, *often, *options)
         if Run(path).metadata["config"]["iterations"] < iterations:
             before = json.loads(_done(path).read_text())["cpu_s"]
@@ -143,14 +145,23 @@ def practice(root: Path, seed: int, names: Iterable[str], iterations: int) -> No
 
 def correct(root: Path, seed: int, methods: Iterable[str]) -> None:
     """Learn from episodes of the flow policy in which a script corrects it."""
-    policy, number = start(root, "flow", seed), ("--seed", str(seed))
-    script = ("--human", "script", "--takeover-every", "2", "--noise", "0.1", "--episodes", str(EPISODES))
-    stores = [root / f"mixed-{task}-{seed}" for task in TASKS]
-    for task, store in zip(TASKS, stores, strict=True):
-        once(store, "rollout", "--policy", str(policy), "--env", f"{ENV}&task={task}", *script, *number)
-    given = ("--policy", str(policy), "--experience", *map(str, stores), "--updates", str(IMPROVE_UPDATES), *number)
-    for method in methods:
-        once(root / f"{method}-{seed}", "improve", *given, "--by", method, "--env", ENV, *HELD_OUT)
+    first = policy = start(root, "flow", seed)
+    script = ("--human", "script", "--patience-steps", str(PATIENCE), "--noise", "0.1", "--episodes", str(EPISODES))
+    for number in range(1, ROUNDS + 1):
+        new, stores = mixed(root, seed, number), mixed(root, seed, *range(1, number + 1))
+        for task, store in zip(TASKS, new, strict=True):
+            given = ("--policy", str(policy), "--env", f"{ENV}&task={task}", "--seed", str(10 * seed + number))
+            once(store, "rollout", *given, *script)
+        given = ("--policy", str(first), "--experience", *map(str, stores), "--updates", str(IMPROVE_UPDATES))
+        for method in methods if number == ROUNDS else METHODS[:1]:
+            path = root / f"{method}-{number}-{seed}"
+            once(path, "improve", *given, "--by", method, "--env", ENV, "--seed", str(seed), *HELD_OUT)
+        policy = root / f"{METHODS[0]}-{number}-{seed}"
+
+
+def mixed(root: Path, seed: int, *rounds: int) -> list[Path]:
+    """The stores with corrections of these rounds, one for each task and round."""
+    return [root / f"mixed-{number}-{task}-{seed}" for number in rounds for task in TASKS]
 
 
 def residual(root: Path, seed: int, tasks: Iterable[str]) -> None:
@@ -190,8 +201,6 @@ def collect(root: Path, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
         if not _is_done(root / f"demos-{seed}"):
             continue
         shown = _steps(root / f"demos-{seed}")
-        mixed = [root / f"mixed-{task}-{seed}" for task in TASKS]
-        mixed = mixed if all(_is_done(store) for store in mixed) else []
         for network in NETWORKS:
             for updates in LENGTHS[network]:
                 if _is_done(path := root / f"{network}-{updates}-{seed}"):
@@ -199,11 +208,14 @@ def collect(root: Path, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
         for name, (network, algorithm, _) in PRACTICE.items():
             curve = _curve(path := root / f"{name}-{seed}")
             if len(curve) > 1:  # also of a run that was stopped: up to its last evaluation
-                yield _row(path, seed, network, algorithm, shown, base=start(root, network, seed), curve=curve)
-        for method in METHODS:
-            if _is_done(path := root / f"{method}-{seed}"):
-                base = start(root, "flow", seed)
-                yield _row(path, seed, "flow", method, shown, base=base, experience=mixed, updates=IMPROVE_UPDATES)
+                yield _row(path, seed, network, algorithm, shown, needs=[start(root, network, seed)], curve=curve)
+        base = start(root, "flow", seed)
+        for number in range(1, ROUNDS + 1):
+            stores = mixed(root, seed, *range(1, number + 1))
+            before = [base, *(root / f"{METHODS[0]}-{earlier}-{seed}" for earlier in range(1, number))]
+            for method in METHODS:
+                if _is_done(path := root / f"{method}-{number}-{seed}"):
+                    yield _row(path, seed, "flow", method, shown, needs=before, experience=stores, rounds=number)
         runs = [root / f"residual-{task}-{seed}" for task in TASKS]
         if all(map(_is_done, runs)):
             yield _residual(runs, seed, shown, start(root, "flow", seed))
@@ -237,8 +249,9 @@ def task_table(rows: Iterable[dict[str, Any]]) -> str:
 
 
 def _method(row: dict[str, Any]) -> str:
-    lengths = [f"{row[name]:,} {name}" for name in ("updates", "iterations") if row[name] is not None]
-    return ", ".join([row["method"], *lengths])
+    lengths = ((row[name], name) for name in ("updates", "iterations", "rounds"))
+    counted = [f"{number:,} {name if number > 1 else name[:-1]}" for number, name in lengths if number is not None]
+    return ", ".join([row["method"], *counted])
 
 
 def picture(rows: list[dict[str, Any]], out: Path) -> None:
@@ -252,10 +265,8 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
     kinds = sorted({(row["network"], row["method"]) for row in rows})
     colours = {kind: f"C{number}" for number, kind in enumerate(kinds)}
     for kind in kinds:
-        for seed in sorted({row["seed"] for row in rows}):
+        for seed in sorted({row["seed"] for row in rows if (row["network"], row["method"]) == kind}):
             of_kind = [row for row in rows if row["seed"] == seed and (row["network"], row["method"]) == kind]
-            if not of_kind:
-                continue
             imitated, label = kind[1] == "imitation", f"{' '.join(kind)}, seed {seed}"
             points: list[tuple[Any, ...]]
             if imitated:
@@ -279,7 +290,8 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
                 label=label,
             )
     left.set(xlabel="updates of imitation", ylabel="success on 256 held-out starts, sampled [%]", ylim=(0, 100))
-    right.set(xlabel="environment steps of practice")
+    right.set(xlabel="environment steps, of the policy and the script")
+    right.set_xscale("symlog", linthresh=1000)  # corrections take thousands, practice a hundred thousand
     for axes in (left, right):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
@@ -295,16 +307,17 @@ def _row(
     method: str,
     shown: tuple[int, int],
     *,
-    base: Path | None = None,
+    needs: Iterable[Path] = (),
     experience: Iterable[Path] = (),
     updates: int | None = None,
+    rounds: int | None = None,
     curve: list[list[float]] | None = None,
 ) -> dict[str, Any]:
     *_, last = read_metrics(path / "metrics.jsonl", "evaluation")
     stores = list(experience)
     counted = [_steps(store) for store in stores]
     env_steps = round(curve[-1][0]) if curve else sum(steps for steps, _ in counted)
-    needed = [path, *([] if base is None else [base]), *stores]
+    needed = [path, *needs, *stores]
     found = rate(last["episode_results"])
     return {
         "network": network,
@@ -312,6 +325,7 @@ def _row(
         "seed": seed,
         "updates": updates,
         "iterations": last.get("iteration") if curve else None,
+        "rounds": rounds,
         **found,
         "tasks": {name: numbers["success"] for name, numbers in last["tasks"].items()},
         "demo_steps": shown[0],
@@ -333,6 +347,7 @@ def _residual(runs: list[Path], seed: int, shown: tuple[int, int], base: Path) -
         "seed": seed,
         "updates": None,
         "iterations": None,
+        "rounds": None,
         **found,
         "tasks": {task: line["success"] for task, line in zip(TASKS, last, strict=True)},
         "demo_steps": shown[0],

@@ -124,7 +124,7 @@ def test_fish_completes_what_a_person_types(scripts: Path) -> None:
 def options_in_help(path: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
     """What stands on the left of the boxes: the options, and not what is said of them."""
     with pytest.raises(SystemExit):
-        main([*path.split(), "--help"])
+        main([*path.split(), "--help-all"])
     return set(re.findall(r"^[│ ] {0,2}(?:-h, )?(--[a-z][\w.-]*)", capsys.readouterr().out, re.MULTILINE))
 
 
