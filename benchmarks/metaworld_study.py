@@ -273,6 +273,12 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
                 points = [(row["updates"], row["success"], row["low"], row["high"]) for row in of_kind]
             else:
                 points = [tuple(point) for row in of_kind for point in row["curve"]]
+                if kind[1] == METHODS[0]:
+                    points[:0] = [
+                        (0, row["success"], row["low"], row["high"])
+                        for row in rows
+                        if (row["seed"], row["network"], row["updates"]) == (seed, kind[0], START[kind[0]])
+                    ]
             at, success, low, high = zip(*points, strict=True)
             errors = [
                 [100 * (middle - least) for middle, least in zip(success, low, strict=True)],
@@ -291,11 +297,14 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
             )
     left.set(xlabel="updates of imitation", ylabel="success on 256 held-out starts, sampled [%]", ylim=(0, 100))
     right.set(xlabel="environment steps, of the policy and the script")
-    right.set_xscale("symlog", linthresh=1000)  # corrections take thousands, practice a hundred thousand
+    right.set_xscale("symlog", linthresh=5000)  # corrections take thousands, practice a hundred thousand
+    right.set(xlim=(-400, None), xticks=(0, 5_000, 10_000, 100_000))
+    right.xaxis.set_major_formatter("{x:,.0f}")
+    right.minorticks_off()
     for axes in (left, right):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=6)
+            axes.legend(fontsize=6, loc="lower right")
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})
 
