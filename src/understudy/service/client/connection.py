@@ -6,31 +6,26 @@ can use neither the connections of its parent nor gRPC itself, if the parent had
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import grpc
 
-from understudy.core import RefusedError, StoreClosedError, UnavailableError, UnderstudyError
+from understudy.core import RefusedError, StoreClosedError, UnavailableError
 from understudy.processes import forks
 from understudy.service.wire import grpc_forks
 from understudy.service.wire.message import from_json, to_json
 from understudy.service.wire.protocol import STATUS, TOKEN_KEY, error_of, method
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 10.0
 CUT_OFF = {grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED}  # cancelled: it began while the server was ending
 PROBE_TIMEOUT_S = 1.0  # for the status of a server that may be unreachable
-SAY_AFTER_S = 0.8  # of waiting for a server, before it is asked whether it is there at all
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0  # before another attempt; each pause is twice the one before
 
 _OPTIONS = [
@@ -79,7 +74,6 @@ class Connection:
         grpc_forks.use(self)
         self._channel = credentials.channel(address)
         self._closed = self._abandoned = self._forked = False
-        self._said_waiting = False  # since it was last reached
         self._address_lock = threading.Lock()
         forks.register(self)
 
@@ -120,10 +114,6 @@ class Connection:
 
         A STATUS request changes nothing on the server, so it is repeated if the connection broke.
         """
-        with self.waiting() if wait else nullcontext():
-            return self._call(name, request, timeout_s, wait)
-
-    def _call(self, name: str, request: dict[str, Any], timeout_s: float, wait: bool) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         while True:
             channel = self._channel
@@ -154,45 +144,16 @@ class Connection:
             return str(error)
         return None
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """In here a call may wait for a server that is not up yet; if it does, a warning says so, once until it is up.
-
-        The timer's thread logs it, after it has asked the server: one that takes long to answer is not waited for.
-        """
-        timer = threading.Timer(SAY_AFTER_S, self._say_waiting)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-        self._said_waiting = False
-
-    def _say_waiting(self) -> None:
-        try:
-            problem = None if self._said_waiting else self.problem()
-        except UnderstudyError:  # it answers, and the caller learns what it says
-            return
-        if problem is not None:
-            self._said_waiting = True
-            logger.warning(
-                "waiting for the server at %s, which does not answer: start it (`understudy serve STORE`), or check "
-                "the address; Ctrl-C stops waiting",
-                self.address,
-            )
-
     def upload(
         self, name: str, messages: Iterable[bytes], *, timeout_s: float | None, wait: bool = True
     ) -> dict[str, Any]:
         """Send many messages and return the one response."""
         try:
-            with self.waiting() if wait else nullcontext():
-                answer = self._begin(
-                    lambda channel: channel.stream_unary(method(name))(
-                        iter(messages), timeout=timeout_s, metadata=self._credentials.metadata, wait_for_ready=wait
-                    )
+            answer = self._begin(
+                lambda channel: channel.stream_unary(method(name))(
+                    iter(messages), timeout=timeout_s, metadata=self._credentials.metadata, wait_for_ready=wait
                 )
+            )
         except grpc.RpcError as error:
             raise error_of(error, self.address) from None
         return from_json(answer)

@@ -230,20 +230,14 @@ class RemoteSampler(Closeable, Generic[Batch]):
     def _retry(self, call: Callable[[], T]) -> T:
         """Try again with another stream when one breaks, until the time-out."""
         deadline = time.monotonic() + self._timeout_s
-        if self._stream is not None:
+        while True:
             try:
                 return call()
             except (UnavailableError, WireError):
                 self._drop_stream()
-        with self._connection.waiting():
-            while True:
-                try:
-                    return call()
-                except (UnavailableError, WireError):
-                    self._drop_stream()
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(PAUSE_S)
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(PAUSE_S)
 
     def _update(self, status: dict[str, Any]) -> None:
         """Take in what the server tells with each answer."""
