@@ -1,4 +1,4 @@
-"""Where is reinforcement learning worth it, when there are two demonstrations a task and imitation no longer improves?
+"""What do corrections and practice add, when there are two demonstrations a task and imitation no longer improves?
 
     understudy env setup metaworld
     python -m benchmarks.metaworld_study DIR --seeds 0 1 2               # everything; or only some parts, as below

@@ -141,6 +141,10 @@ class ClusterConfig:
         if self.shard_dir is not None and not Path(self.shard_dir).is_absolute():
             raise ConfigError(f"shard_dir: expected an absolute path, the same on every node, got {self.shard_dir}")
 
+    def inference_rows(self) -> int:
+        """The most observations that an inference worker takes at once: no more than there are simulators."""
+        return min(self.inference.max_rows, self.rollout.num * self.rollout.envs)
+
     def cpus(self) -> float:
         """CPUs of all roles together."""
         roles = (self.rollout, self.inference, self.learner, self.shards)

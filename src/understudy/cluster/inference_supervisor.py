@@ -61,7 +61,7 @@ class InferenceSupervisor(Supervisor[SupervisedActor]):
             self._spec,
             device=self._device,
             threads=self._job.threads,
-            max_rows=self.config.inference.max_rows,
+            max_rows=self.config.inference_rows(),
         )
 
     def start(self, actor: SupervisedActor) -> None:

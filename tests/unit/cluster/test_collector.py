@@ -266,6 +266,23 @@ def test_inference_waits_for_requests_until_the_batch_is_full_or_late(
     assert expected is None or sizes == expected
 
 
+def test_a_worker_that_waits_for_requests_is_not_stuck(stand: Stand, tmp_path: Path) -> None:
+    start = save_policy(tmp_path / "start.safetensors")
+    config = make_config(start, workers={"batch_wait_ms": 600_000.0})
+    worker = InferenceWorker(config, start, stand.collector.step_spec, device="cpu", threads=1, max_rows=2)
+    sizes = count_rows(worker)
+    weights = [ray.put(stand.weights())]
+    first = threading.Thread(target=ask, args=(worker, weights))
+    first.start()
+    while not worker._turn.locked():
+        time.sleep(0.01)
+    time.sleep(0.2)
+    assert worker.poll(progress_timeout_s=0.1).busy_s == 0.0
+    ask(worker, weights)
+    first.join()
+    assert sizes == [2]
+
+
 def count_rows(worker: InferenceWorker) -> list[int]:
     """The number of rows of each forward pass from now on."""
     sizes: list[int] = []

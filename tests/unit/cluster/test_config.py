@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from understudy.cluster.config import ClusterConfig, LearnerConfig, RoleConfig, RolloutConfig
+from understudy.cluster.config import ClusterConfig, InferenceConfig, LearnerConfig, RoleConfig, RolloutConfig
 from understudy.cluster.status import StatusWriter, last_cluster_config
 from understudy.training.runs.config import ConfigError
 
@@ -38,6 +38,12 @@ def test_resources_have_rays_names() -> None:
         "GPU": 0.5,
         "simulator": 1.0,
     }
+
+
+def test_inference_waits_for_no_more_observations_than_there_are_simulators() -> None:
+    rollout = RolloutConfig(num=3, envs=2)
+    for max_rows, expected in ((64, 6), (4, 4)):
+        assert ClusterConfig(rollout=rollout, inference=InferenceConfig(max_rows=max_rows)).inference_rows() == expected
 
 
 def test_a_run_remembers_its_cluster_config(tmp_path: Path) -> None:

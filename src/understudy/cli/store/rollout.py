@@ -131,10 +131,15 @@ def command(
         )
         if screen is not None:
             screen.finish(f"All {episodes} episodes are recorded")
+    _print_summary(console, report, config.task, human)
+    return 0
+
+
+def _print_summary(console: Console, report: RolloutReport, task: str, human: str) -> None:
     broken = f", {report.num_broken} more cut because the simulator failed" if report.num_broken else ""
     corrected = f" ({report.num_corrected} of these succeeded)" if report.num_takeovers else ""
     console.print(
-        f"{report.num_recorded} new episodes of {config.task}: {report.num_successes} successes, "
+        f"{report.num_recorded} new episodes of {task}: {report.num_successes} successes, "
         f"{report.num_takeovers} with a takeover{corrected}{broken}; {report.num_steps} steps, {report.num_human} of "
         f"them by the human",
         style="green",
@@ -148,7 +153,6 @@ def command(
             style="yellow",
             soft_wrap=True,
         )
-    return 0
 
 
 def _refuse_without_effect(

@@ -124,6 +124,7 @@ class InferenceWorker:
         with self._turn:
             if mine.reply is None:
                 policy = self._loaded()
+                self._wait_for_rows(until_s=mine.arrived_s + self._batch_wait_s)
                 self._busy_since = time.monotonic()
                 try:
                     self._run(policy, mine)
@@ -133,11 +134,8 @@ class InferenceWorker:
         return mine.reply, [rng.bit_generator.state for rng in mine.rngs]
 
     def _run(self, policy: PublishedPolicy, first: _Request) -> None:
-        """One forward pass for all requests of the same version and sampling, as many as fit and come in time."""
+        """One forward pass for all requests of the same version and sampling, as many as fit."""
         with self._guard:
-            due_s = first.arrived_s + self._batch_wait_s
-            while self._num_rows() < self._max_rows and (left_s := due_s - time.monotonic()) > 0:
-                self._guard.wait(left_s)
             same = [one for one in self._waiting if (one.version, one.sampling) == (first.version, first.sampling)]
             chosen, rows = [first], len(first.rngs)
             for one in same:
@@ -157,8 +155,14 @@ class InferenceWorker:
             one.reply = _rows(acted, slice(start, start + len(one.rngs)))
             start += len(one.rngs)
 
-    def _num_rows(self) -> int:
-        return sum(len(one.rngs) for one in self._waiting)
+    def _wait_for_rows(self, until_s: float) -> None:
+        """Wait for more requests, until there are as many rows as one forward pass takes, or it is late."""
+        with self._guard:
+            while sum(len(one.rngs) for one in self._waiting) < self._max_rows:
+                left_s = until_s - time.monotonic()
+                if left_s <= 0:
+                    return
+                self._guard.wait(left_s)
 
     def _loaded(self) -> PublishedPolicy:
         if self._copy is None:

@@ -74,7 +74,7 @@ class _Verification:
         self._report = report
         self._being_written = being_written
         self._clean = clean
-        self._not_finite: dict[str, tuple[int, str]] = {}  # by field: how many rows, and where the first is
+        self._not_finite: dict[str, tuple[int, str]] = {}  # by field: number of rows, and where the first is
 
     def run(self, progress: ProgressCallback | None) -> None:
         report, catalog = self._report, self._catalog
@@ -177,8 +177,8 @@ class _Verification:
             yield f"{where}: {at} is not what was written, or cannot be read"
         for path, rows in not_finite_rows(segment.layout.spec, fields):
             if (sound := rows[good[rows]]).size:
-                where = f"episode {span['episode']}, step {span['first_index'] + sound[0]}"
-                num_before, first = self._not_finite.get(path, (0, where))
+                step = f"episode {span['episode']}, step {span['first_index'] + sound[0]}"
+                num_before, first = self._not_finite.get(path, (0, step))
                 self._not_finite[path] = num_before + len(sound), first
         if good.all():
             checksums = segment.read_column("row/checksum", first_row, num_rows)

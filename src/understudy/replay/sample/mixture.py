@@ -1,4 +1,4 @@
-"""Mixture: batches from several samplers in fixed whole-number shares, exact in every batch and over the run.
+"""Mixture: batches from several samplers in fixed whole-number shares, in every batch and over the run.
 
 mixture = Mixture({"demo": demos, "online": experience}, {"demo": 1, "online": 1}, batch_size=256)
 mixture.follow()
@@ -196,8 +196,11 @@ def shares(weights: Sequence[int], batch_size: int, batch: int, num_batches: int
 
 
 def _total_shares(weights: Sequence[int], total: int) -> list[int]:
-    """`total` items, cut into two halves of the weights, rounded down and up, and these in the same way. So with a
-    larger total none gets less, which would be so if each had its own exact part, rounded.
+    """`total` items in proportion to the weights: divided between the first and the second half of them, rounded down
+    and up, and each half's items in the same way.
+
+    With a larger total none has fewer. Rounding the exact part of each does not keep that: with the weights 5, 1 and 5,
+    the second would have one of two items, and then none of three.
     """
     if len(weights) == 1:
         return [total]

@@ -1,6 +1,9 @@
 """NaN in what is stored: a writer is told once for each field, and verify counts the rows."""
 
 import logging
+import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +79,13 @@ def test_verify_counts_the_rows_and_finds_no_damage(tmp_path: Path) -> None:
         "observation/state: 2 rows have NaN or infinity, the first at episode 2, step 3; they are as they were "
         "written, and training on them makes a network NaN"
     ]
+
+
+def test_rows_that_are_not_finite_do_not_change_how_damage_is_named(tmp_path: Path) -> None:
+    with Store.open(tmp_path / "store") as store:
+        write(store.writer("arm-1", SPEC), bad_at=3)
+    with closing(sqlite3.connect(tmp_path / "store" / "catalog.sqlite")) as catalog:
+        catalog.execute("update spans set row_check = row_check + 1")
+        catalog.commit()
+        (problem,) = verify(tmp_path / "store").problems
+    assert re.fullmatch(r".*\.safetensors: episode 1: rows 0 to 5 are not those that the catalog lists", problem)
