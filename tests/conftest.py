@@ -2,6 +2,7 @@
 HYPOTHESIS_PROFILE=long, with new ones; a certificate, a browser."""
 
 import datetime as dt
+import gc
 import os
 import shutil
 import signal
@@ -27,6 +28,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 # What a shell starts in the background has Ctrl-C switched off, and so have its children. Tests send it to theirs.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+gc.disable()  # until all tests are collected: nothing of what they import is garbage, and looking for it takes 9 s
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what was imported is not looked through again
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -33,11 +33,11 @@ def test_stacks_never_cross_an_episode(world: World, stack: int, num_steps: int)
         shape = Transitions(stack=stack, num_steps=num_steps, discount=0.5)
         sampler = Sampler(reader, ONLINE, batch_size=64, shape=shape, seed=3)
         sampler.follow()
-        batch = sampler.make()
+        batch, truth = sampler.make(), by_id(world)
         for _ in range(10):
             sampler.sample(batch)
             for b in range(64):
-                episode, index = by_id(world)[int(batch.episode[b])], int(batch.index[b])
+                episode, index = truth[int(batch.episode[b])], int(batch.index[b])
                 count = int(batch.num_steps[b])
                 assert count == min(num_steps, episode.num_transitions - index)
                 for place in range(stack):
@@ -67,11 +67,11 @@ def test_sequences(world: World, length: int, padded: bool) -> None:
     with Reader(world.path) as reader:
         sampler = Sampler(reader, EVERYTHING, batch_size=32, shape=Sequences(length=length, padded=padded), seed=4)
         truth = by_id(world)
-        starts = [
+        starts = {
             (episode, index)
             for episode, index in world.steps("everything")
             if padded or index + length <= truth[episode].num_transitions
-        ]
+        }
         assert sampler.follow() == len(starts)
         batch = sampler.make()
         for _ in range(15):
