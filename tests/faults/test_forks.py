@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -153,6 +154,11 @@ def test_threads_of_another_grpc_do_not_delay_a_fork(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(grpc_forks, "SHUTDOWN_WAIT_S", 0.05)
     state.before_fork()
     assert state.ran_at_fork
+    monkeypatch.setattr(grpc_forks, "SHUTDOWN_WAIT_S", 60)  # these threads have been waited for
+    began = time.monotonic()
+    state.before_fork()
+    assert state.ran_at_fork
+    assert time.monotonic() - began < 5
 
 
 WRITE = """

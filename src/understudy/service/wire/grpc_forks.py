@@ -1,8 +1,9 @@
 """gRPC and forks: a forked process has none of gRPC's threads, and gRPC would wait for them for ever.
 
 So a process that was forked while gRPC ran refuses to use it. gRPC runs for up to a second after its last connection or
-server was closed; a fork waits for that, so that the new process may connect. gRPC's own handlers of forks are off: if
-they run in that second, the fork may never return.
+server was closed; a fork waits for that, so that the new process may connect. If gRPC still runs then, somebody else
+uses it, such as Ray that was started later, and the next fork does not wait for the same threads. gRPC's own handlers
+of forks are off: if they run in that second, the fork may never return.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class _State:
         self.ran_at_fork = False
         self.refused = False
         self._foreign: frozenset[str] = frozenset()  # threads of another copy of gRPC, such as Ray's
+        self._lasting: frozenset[str] = frozenset()  # threads that a fork has waited for in vain
 
     def use(self, owner: object) -> None:
         check()
@@ -44,14 +46,19 @@ class _State:
 
     @property
     def runs(self) -> bool:
-        return bool(self.open) or (self.is_used and not _threads() <= self._foreign)
+        return bool(self.open) or bool(self._own_threads())
+
+    def _own_threads(self) -> frozenset[str]:
+        return _threads() - self._foreign if self.is_used else frozenset()
 
     def before_fork(self) -> None:
-        until = time.monotonic() + SHUTDOWN_WAIT_S
-        if self.runs and not self.open:
+        if not self.open and self._own_threads():
             gc.collect()  # a server that is closed and still garbage keeps gRPC running
-        while self.runs and not self.open and time.monotonic() < until:
-            time.sleep(POLL_S)
+            until = time.monotonic() + SHUTDOWN_WAIT_S
+            while not self.open and not (threads := self._own_threads()) <= self._lasting:
+                if time.monotonic() > until:
+                    self._lasting = threads
+                time.sleep(POLL_S)
         self.ran_at_fork = self.runs
 
     def after_fork_in_child(self) -> None:
