@@ -42,6 +42,7 @@ TIMES = {
     "cpu_s",
     "save_s",
     "save_wait_s",
+    "bytes_moved",  # between ranks: depends on which of them was free to run an episode
 }  # measured, so they differ
 
 
