@@ -6,6 +6,7 @@ can use neither the connections of its parent nor gRPC itself, if the parent had
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +21,8 @@ from understudy.processes import forks
 from understudy.service.wire import grpc_forks
 from understudy.service.wire.message import from_json, to_json
 from understudy.service.wire.protocol import STATUS, TOKEN_KEY, error_of, method
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -74,6 +77,7 @@ class Connection:
         grpc_forks.use(self)
         self._channel = credentials.channel(address)
         self._closed = self._abandoned = self._forked = False
+        self._answered = self._said_absent = False  # since it was last unreachable
         self._address_lock = threading.Lock()
         forks.register(self)
 
@@ -115,19 +119,21 @@ class Connection:
         A STATUS request changes nothing on the server, so it is repeated if the connection broke.
         """
         deadline = time.monotonic() + timeout_s
+        if wait and not self._answered:
+            self.say_if_absent()
         while True:
             channel = self._channel
             try:
-                return from_json(
-                    self._begin(
-                        lambda channel: channel.unary_unary(method(name))(
-                            to_json(request),
-                            timeout=max(deadline - time.monotonic(), 0.001),
-                            metadata=self._credentials.metadata,
-                            wait_for_ready=wait,
-                        )
+                answer = self._begin(
+                    lambda channel: channel.unary_unary(method(name))(
+                        to_json(request),
+                        timeout=max(deadline - time.monotonic(), 0.001),
+                        metadata=self._credentials.metadata,
+                        wait_for_ready=wait,
                     )
                 )
+                self.note_answer()
+                return from_json(answer)
             except grpc.RpcError as error:
                 moved = channel is not self._channel
                 cut_off = wait and name == STATUS and error.code() in CUT_OFF
@@ -144,10 +150,30 @@ class Connection:
             return str(error)
         return None
 
+    def say_if_absent(self) -> None:
+        """Log a warning if the server does not answer now, for a caller that is going to wait; once until it answers.
+
+        It is asked here and not by a timer's thread: the caller waits anyway, and its calls keep their order.
+        """
+        self._answered = False
+        if not self._said_absent and self.problem() is not None:
+            self._said_absent = True
+            logger.warning(
+                "waiting for the server at %s, which does not answer: start it (`understudy serve STORE`), or check "
+                "the address; Ctrl-C stops waiting",
+                self.address,
+            )
+
+    def note_answer(self) -> None:
+        """The server has answered: a later absence is a new one."""
+        self._answered, self._said_absent = True, False
+
     def upload(
         self, name: str, messages: Iterable[bytes], *, timeout_s: float | None, wait: bool = True
     ) -> dict[str, Any]:
         """Send many messages and return the one response."""
+        if wait and not self._answered:
+            self.say_if_absent()
         try:
             answer = self._begin(
                 lambda channel: channel.stream_unary(method(name))(
@@ -156,6 +182,7 @@ class Connection:
             )
         except grpc.RpcError as error:
             raise error_of(error, self.address) from None
+        self.note_answer()
         return from_json(answer)
 
     def exchange(self, name: str, messages: Iterator[bytes]) -> ResponseStream:

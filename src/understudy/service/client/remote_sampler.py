@@ -220,6 +220,7 @@ class RemoteSampler(Closeable, Generic[Batch]):
         except UnderstudyError:
             self.cancel()  # the server ends a stream with its first error
             raise
+        self._connection.note_answer()
         self._requested.pop(0)
         self._update(answer)
         if answer["record"] is not None:
@@ -237,6 +238,7 @@ class RemoteSampler(Closeable, Generic[Batch]):
                 self._drop_stream()
                 if time.monotonic() > deadline:
                     raise
+                self._connection.say_if_absent()
                 time.sleep(PAUSE_S)
 
     def _update(self, status: dict[str, Any]) -> None:

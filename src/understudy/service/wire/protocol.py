@@ -112,7 +112,8 @@ def error_of(error: grpc.RpcError, address: str) -> UnderstudyError:
 
 def _shorten(code: grpc.StatusCode, text: str) -> str:
     """GRPC's own text, shortened to its last and most specific part."""
-    kind, specific = code.name.lower().replace("_", " "), text.rpartition("errors: ")[2][:200]
+    specific = text.rpartition("errors: ")[2].rpartition("Failed to connect to remote host: ")[2][:200]
+    kind = code.name.lower().replace("_", " ")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         kind, specific = "no answer in time", "" if specific.lower() == kind else specific
     return f"{kind}: {specific}".rstrip(": ")

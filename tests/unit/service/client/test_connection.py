@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.waiting import wait_for
 
 from understudy.core import RefusedError, StoreClosedError, UnavailableError
+from understudy.replay import EVERYTHING, Store
 from understudy.selftest.faulty_proxy import free_port
-from understudy.service import Server
-from understudy.service.client.connection import Connection, Credentials
+from understudy.service import Server, ServerConfig, connect
+from understudy.service.client.connection import PROBE_TIMEOUT_S, Connection, Credentials
 from understudy.service.wire.protocol import PUBLISH, STATUS
 
 NOBODY = "127.0.0.1:1"
@@ -67,6 +72,48 @@ def test_a_server_that_does_not_answer_in_time_is_said_once() -> None:
         connection.upload(PUBLISH, [b"{}"], timeout_s=0.3)
     assert str(caught.value) == f"{NOBODY}: no answer in time; is `understudy serve` running there?"
     connection.close()
+
+
+WAITING = (
+    "waiting for the server at {}, which does not answer: start it (`understudy serve STORE`), or check the address; "
+    "Ctrl-C stops waiting"
+)
+
+
+@pytest.mark.parametrize(("how", "times"), [("status", 1), ("publish", 1), ("sample", 2)])
+def test_a_call_says_that_it_waits_for_its_first_answer_and_a_sampler_each_time(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture, how: str, times: int
+) -> None:
+    caplog.set_level(logging.WARNING)
+    port = free_port()
+    with connect(f"127.0.0.1:{port}") as remote:
+        sampler = remote.sampler(EVERYTHING, batch_size=2)
+        calls = {
+            "status": lambda: remote.status(timeout_s=60),
+            "publish": lambda: remote.publish({"weights": np.zeros(2, np.float32)}, timeout_s=60),
+            "sample": sampler.follow,
+        }
+        for number in range(1, times + 1):
+            with ThreadPoolExecutor(1) as pool:
+                waits = pool.submit(calls[how])
+                wait_for(lambda wanted=number: len(caplog.messages) >= wanted)  # type: ignore[misc]
+                time.sleep(0.3)
+                assert not waits.done()
+                server = serve(port=port)
+                waits.result(60)
+            server.stop(0.0)
+            server.store.close()
+        sampler.close()
+    assert caplog.messages == [WAITING.format(f"127.0.0.1:{port}")] * times
+
+
+def test_a_server_that_takes_long_to_answer_is_not_waited_for(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        Server(store, ServerConfig(port=0), on_request=lambda kind, payload: time.sleep(2 * PROBE_TIMEOUT_S)) as server,
+        connect(server.address) as remote,
+    ):
+        remote.request("slow", timeout_s=30)
+    assert caplog.messages == []
 
 
 def test_calls_fail_after_close_and_after_abandon() -> None:
