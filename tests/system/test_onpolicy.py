@@ -105,6 +105,7 @@ def test_a_run_that_is_killed_anywhere_comes_to_the_same(
     where: str, number: int, tmp_path: Path, place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # its workers import tests
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as `resume` has
     path = begin(tmp_path / "run", place)
     killed = python("-m", "tests.unit.training.onpolicy.killed", path, where, number, cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL, f"it never came to {where}: {killed.stderr}"

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.utils import skip_init
 
 Layer = TypeVar("Layer", bound=nn.Module)
@@ -38,9 +39,23 @@ class MLP(nn.ModuleList):
         return y
 
 
+class OneOutput(nn.Linear):
+    """A linear layer with one output, which does not depend on a row's place in the batch.
+
+    It is computed as two equal outputs: MKL multiplies a matrix and a single vector by a routine that treats some rows
+    differently, on AMD's processors with any setting.
+    """
+
+    def __init__(self, in_features: int, *, device: torch.device | str | None = None):
+        super().__init__(in_features, 1, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight.repeat(2, 1), self.bias.repeat(2))[..., :1]
+
+
 def new_linear(num_in: int, num_out: int) -> nn.Linear:
     """A linear layer whose weights are undefined."""
-    return uninitialized(nn.Linear, num_in, num_out)
+    return uninitialized(OneOutput, num_in) if num_out == 1 else uninitialized(nn.Linear, num_in, num_out)
 
 
 def uninitialized(kind: type[Layer], *sizes: int, **options: Any) -> Layer:

@@ -24,6 +24,7 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM
 from transformers.cache_utils import DynamicCache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from understudy.policies.mlp import OneOutput
 from understudy.policies.openvla.diffusion import time_embedding
 from understudy.policies.openvla.vision import Vit, VitShape
 
@@ -88,9 +89,9 @@ class OpenVLANetwork(nn.Module):
         llama: Any = LlamaForCausalLM
         self.language_model = llama(language)
         self.proprio_projector = None if proprio_size is None else _ProprioProjector(proprio_size, language.hidden_size)
-        self.value_head = nn.Linear(language.hidden_size, 1) if value_head else None
+        self.value_head = OneOutput(language.hidden_size) if value_head else None
         self.action_head = None if action_head is None else _ActionHead(action_head, language.hidden_size, diffusion)
-        self.scale_head = None if action_head is None or diffusion else nn.Linear(language.hidden_size, 1)
+        self.scale_head = None if action_head is None or diffusion else OneOutput(language.hidden_size)
         self.noisy_action_projector = _ProprioProjector(1, language.hidden_size) if diffusion else None
         self._action_ids = action_ids
         self._bidirectional = bidirectional

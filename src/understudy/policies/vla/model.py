@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from understudy.policies.encoders.words import PADDING
+from understudy.policies.mlp import OneOutput
 from understudy.policies.protocol import PolicyError
 from understudy.policies.vla.config import VLAConfig
 from understudy.policies.vla.transformer import INIT_STD, TextTransformer, VisionTransformer
@@ -77,7 +78,7 @@ class VLAModel(nn.Module):
         self.proprio = nn.Linear(proprio_size, config.hidden) if proprio_size else None
         self.queries = nn.Parameter(torch.randn(num_queries, config.hidden) * INIT_STD)
         self.value = (
-            nn.Sequential(nn.Linear(config.hidden, config.hidden), nn.SiLU(), nn.Linear(config.hidden, 1))
+            nn.Sequential(nn.Linear(config.hidden, config.hidden), nn.SiLU(), OneOutput(config.hidden))
             if config.value_head
             else None
         )
@@ -93,7 +94,8 @@ class VLAModel(nn.Module):
             parts.append(self.queries.expand(len(words), -1, -1))
             hidden = self.text(torch.cat(parts, dim=1), self._attention(words))
             bins = self.text.embed_tokens.weight[-self.config.num_bins :]
-            actions = hidden[:, self._num_prefix :].reshape(len(words), *self._shape, -1)
+            # Contiguous: of a slice, torch would compute other last bits without gradients (bmm) than with them (mm).
+            actions = hidden[:, self._num_prefix :].contiguous().view(len(words), *self._shape, -1)
             logits = nn.functional.linear(actions, bins)  # no view: FSDP2 puts its hooks on what is returned
             value = None if self.value is None else self.value(hidden[:, self._num_prefix - 1]).sum(dim=-1)
         return logits.float(), None if value is None else value.float()
