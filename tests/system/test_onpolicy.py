@@ -76,8 +76,9 @@ def undisturbed(place: Path) -> Path:
 def resume(path: Path) -> None:
     """In this process, because another one takes seconds to start."""
     threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as there: sums in another order would be other bits
-    assert main(["resume", str(path)]) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_NUM_THREADS", "1")  # as in `killed`: sums in another order would be other bits
+        assert main(["resume", str(path)]) == 0
     torch.set_num_threads(threads)
 
 
@@ -105,7 +106,6 @@ def test_a_run_that_is_killed_anywhere_comes_to_the_same(
     where: str, number: int, tmp_path: Path, place: Path, undisturbed: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # its workers import tests
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as `resume` has
     path = begin(tmp_path / "run", place)
     killed = python("-m", "tests.unit.training.onpolicy.killed", path, where, number, cwd=ROOT)
     assert killed.returncode == -signal.SIGKILL, f"it never came to {where}: {killed.stderr}"
