@@ -11,6 +11,7 @@ import hashlib
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,15 +21,32 @@ SOURCE = Path(__file__).with_name("shim.cpp")
 WRITTEN_FOR = "2.13"
 
 
+def problem() -> str | None:
+    """Why the shim cannot be used here; None if it can."""
+    if sys.platform != "linux":
+        return f"the shim needs Linux, and this is {sys.platform}"
+    if shutil.which("c++") is None:
+        return "the shim needs a C++ compiler (c++); on Debian: apt-get install g++"
+    if (_torch() / "lib" / "libtorch_cuda.so").exists():
+        return "the shim needs a build of torch without CUDA, and this one has it: docs/quickstart.md, CPU build"
+    return None
+
+
 def load() -> None:
     """Make torch, which must not be imported yet, believe that it was built for CUDA."""
     assert "torch" not in sys.modules, "call it before the first import of torch"
+    if (why := problem()) is not None:
+        raise RuntimeError(why)
+    torch = _torch()
+    ctypes.CDLL(str(torch / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
+    ctypes.CDLL(str(_built(torch)), ctypes.RTLD_GLOBAL)
+
+
+def _torch() -> Path:
     spec = importlib.util.find_spec("torch")
     assert spec is not None
     assert spec.origin is not None
-    torch = Path(spec.origin).parent
-    ctypes.CDLL(str(torch / "lib" / "libtorch_cpu.so"), ctypes.RTLD_GLOBAL)
-    ctypes.CDLL(str(_built(torch)), ctypes.RTLD_GLOBAL)
+    return Path(spec.origin).parent
 
 
 def _built(torch: Path) -> Path:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fake_cuda.build import problem
 
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
@@ -33,8 +33,8 @@ MISTAKES = {
 
 
 def run(out: Path, *names: str) -> dict[str, Any]:
-    if sys.platform != "linux" or shutil.which("c++") is None:
-        pytest.skip("needs Linux and a C++ compiler")
+    if (why := problem()) is not None:
+        pytest.skip(why)
     command = [sys.executable, "-m", "tests.fake_cuda.cases", str(out), *names]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]

@@ -286,7 +286,7 @@ def test_every_view_fits_a_phone_and_the_dark(phone: bool, dark: bool, browser: 
 
 
 def test_a_learner_that_is_killed_is_shown_and_goes_on(page: Any, server: Any, run: Path) -> None:
-    """Last in this file: the run is another process afterwards."""
+    """The last test of the run: it is another process afterwards, and then none."""
     page.goto(f"{server.url}#/0/health")
     page.locator(".role .pill.good").wait_for()
     assert f"{AT_WORK[-1].pid} on " in page.locator(".role").inner_text()
@@ -309,6 +309,7 @@ def test_a_learner_that_is_killed_is_shown_and_goes_on(page: Any, server: Any, r
     page.locator(".title .pill.good").wait_for()
     wait_for(lambda: number(tile(page, "environment steps")) > steps)
     assert page.locator(".alarm", has_text="is gone").count() == 0
+    end(AT_WORK[-1])  # it would take a core from the tests below
 
 
 # ---- with the keys alone

@@ -17,6 +17,7 @@ pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
 
 from tests.unit.robots.point_arm import PointArm
+from tests.waiting import wait_for
 
 import understudy as us
 from understudy.core.rotation import between, turned
@@ -226,6 +227,8 @@ def test_every_state_of_the_control_loop_is_kept_if_asked(server: ArmServer, arm
         rows = []
         for number in range(5):
             arm.opening = number / 8  # the arm moves by itself
+            ticks = server.control.measured.tick
+            wait_for(lambda ticks=ticks: server.control.measured.tick > ticks + 1)  # type: ignore[misc]
             observation, *_ = world.step(np.zeros(7, np.float32))
             rows.append(world.extras())
         last = world._tick
