@@ -20,6 +20,7 @@ from understudy.cluster.roles.shard import ShardProcess
 from understudy.cluster.shard_supervisor import SHARDS_FILE, ShardSupervisor
 from understudy.core.examples import random_episode, small_spec
 from understudy.durable.checked_json import to_checked_json
+from understudy.replay import Store
 from understudy.selftest.faulty_proxy import free_port
 from understudy.service import connect
 from understudy.web.errors import ListenError
@@ -100,6 +101,7 @@ def test_a_shard_whose_port_is_taken_takes_another_unless_the_user_chose_it(tmp_
         chosen = ShardProcess("shard-0", str(tmp_path / "chosen"), "127.0.0.1", port, TOKEN, any_port=False)
         with pytest.raises(ListenError, match=f"cannot listen on 127.0.0.1:{port} .*; is another server there?"):
             chosen.open(None, ())
+        Store.open(tmp_path / "chosen").close()  # nobody holds it
         shard = ShardProcess("shard-1", str(tmp_path / "any"), "127.0.0.1", port, TOKEN, any_port=True)
         info = shard.open(None, ())
         try:

@@ -64,17 +64,23 @@ class ShardProcess:
         if expected is not None and not self._path.is_dir():
             raise ShardNotHereError(f"{self._path}: is not on this node")
         keep_large_blocks()
+        try:
+            self._opened = self._open(expected, replaces)
+        except BaseException:
+            self._undo.close()
+            raise
+        return self.poll()
+
+    def _open(self, expected: str | None, replaces: tuple[str, ...]) -> _Open:
         store = self._undo.enter_context(self._open_store())
         with store.snapshot() as catalog:
             found = catalog.store_id
         if expected is not None and found != expected:
-            self._undo.close()
             raise ShardNotHereError(f"{self._path}: holds store {found}, expected {expected}")
         server = self._serve(store, replaces)
         health = self._undo.enter_context(Health(self._path / HEALTH, role="server", name=self._name))
         health.add(lambda: {"address": server.address, "commit": store.last_commit})
-        self._opened = _Open(store=store, store_id=found, server=server, health=health)
-        return self.poll()
+        return _Open(store=store, store_id=found, server=server, health=health)
 
     def _serve(self, store: Store, replaces: tuple[str, ...]) -> Server:
         """Serve at its port, which writers know; if that is taken and the user did not choose it, at another one."""

@@ -12,6 +12,7 @@ import ctypes
 import json
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
@@ -126,6 +127,12 @@ class Catalog:
         self._specs: dict[int, StepSpec] = {}
         self._turn = threading.RLock()
         forks.register(self)
+        self._closer = self._close_when_dropped(connection)
+
+    def _close_when_dropped(self, connection: sqlite3.Connection) -> weakref.finalize[..., Catalog] | None:
+        """Nothing is lost with a connection that reads, and Python warns of one that nobody closed."""
+        return None if self._write else weakref.finalize(self, _close_unforked, connection)
+
 
     def after_fork_in_child(self) -> None:
         """Close the copy of a connection that reads, because SQLite would share its state, which gets stale, with any
@@ -155,7 +162,10 @@ class Catalog:
         if again.store_id != self.store_id:
             again.close()
             raise StoreError(f"{self.path.parent}: another store is here now; open it again")
+        if again._closer is not None:
+            again._closer.detach()
         self._connection, again._connection, again._closed = again._connection, None, True
+        self._closer = self._close_when_dropped(self._db)
         return self._db
 
     @staticmethod
@@ -605,6 +615,11 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _close_unforked(connection: sqlite3.Connection) -> None:
+    with forks.unforked:
+        connection.close()
 
 
 @contextmanager

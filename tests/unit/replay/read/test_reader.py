@@ -1,5 +1,7 @@
 """Reader: what it reads, what it reports as new, and what it refuses."""
 
+import gc
+import sqlite3
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,12 @@ def test_what_is_not_there_is_refused(path: Path, tmp_path: Path) -> None:
             reader.segment(7)
     with pytest.raises(StoreFormatError, match="there is no such directory"):
         Reader(tmp_path / "nowhere")
+
+
+def test_a_reader_that_nobody_closed_closes_its_catalog(path: Path) -> None:
+    reader = Reader(path)
+    connection = reader.catalog._db
+    del reader
+    gc.collect()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connection.execute("select 1")

@@ -138,6 +138,7 @@ def kept_bytes(engine: Engine) -> int:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of torch's own tracing
+@pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0")
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.nightly)])
 def test_compiled_blocks_train_to_the_same_numbers(backend: str) -> None:
     usual, compiled = make(), make(compile=backend)
