@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,10 +40,27 @@ LENGTHS = {"vla": (200, 400, 800, 1600), "flow": (500, 1000, 2000, 4000)}  # upd
 IMITATION = {f"{network}-{updates}": (network, updates) for network in LENGTHS for updates in LENGTHS[network]}
 START = {"vla": 200, "flow": 500}  # from which longer imitation does not help: everything else starts there
 GROUPS = ("--plan.max-waves", "1", "--algorithm.loss-aggregation", "episode-mean", "--max-empty", "40")
-PRACTICE: dict[str, tuple[str, str, tuple[str, ...]]] = {  # network, algorithm, options
-    "flow-grpo": ("flow", "grpo", (*GROUPS, "--noise-level", "0.5", "--engine.learning-rate", "2e-4")),
-    "vla-grpo": ("vla", "grpo", (*GROUPS, "--engine.learning-rate", "2e-4")),
-    "vla-rloo": ("vla", "rloo", (*GROUPS, "--engine.learning-rate", "2e-4")),
+RATE = ("--engine.learning-rate", "2e-4")
+
+
+@dataclass(frozen=True)
+class Practice:
+    """A run of practice: of the imitated policy, or of what HG-DAgger made of it with one round of corrections."""
+
+    network: str
+    algorithm: str
+    options: tuple[str, ...]
+    corrected: bool = False
+
+    def start(self, root: Path, seed: int) -> Path:
+        return root / f"{METHODS[0]}-1-{seed}" if self.corrected else start(root, self.network, seed)
+
+
+PRACTICE = {
+    "flow-grpo": Practice("flow", "grpo", (*GROUPS, "--noise-level", "0.5", *RATE)),
+    "flow-grpo-corrected": Practice("flow", "grpo", (*GROUPS, "--noise-level", "0.5", *RATE), corrected=True),
+    "vla-grpo": Practice("vla", "grpo", (*GROUPS, *RATE)),
+    "vla-rloo": Practice("vla", "rloo", (*GROUPS, *RATE)),
 }
 METHODS = ("hg-dagger", "filtered-cloning", "recap", "cloning")
 ROUNDS = 3  # of corrections: of the first policy, and of what hg-dagger made of the rounds before
@@ -62,8 +80,8 @@ def study(
     parts: tyro.conf.Positional[tuple[Part, ...]] = (
         "demos",
         "imitate",
-        "practice",
         "correct",
+        "practice",
         "residual",
         "collect",
         "picture",
@@ -133,10 +151,10 @@ def choose(root: Path, seed: int, names: Iterable[str]) -> None:
 def practice(root: Path, seed: int, names: Iterable[str], iterations: int) -> None:
     """Learn from the success of 64 episodes an iteration, 8 from each of 8 starts."""
     for name in names:
-        network, algorithm, options = PRACTICE[name]
-        given = ("--policy", str(start(root, network, seed)), "--env", ENV, "--seed", str(seed))
+        one = PRACTICE[name]
+        given = ("--policy", str(one.start(root, seed)), "--env", ENV, "--seed", str(seed))
         often = ("--iterations", str(iterations), "--eval-every", "20", "--workers.num-parallel-envs", "4", *HELD_OUT)
-        once(path := root / f"{name}-{seed}", "train", algorithm, *given, *often, *options)
+        once(path := root / f"{name}-{seed}", "train", one.algorithm, *given, *often, *one.options)
         if Run(path).metadata["config"]["iterations"] < iterations:
             before = json.loads(_done(path).read_text())["cpu_s"]
             seconds = run("resume", str(path), "--iterations", str(iterations))
@@ -205,10 +223,17 @@ def collect(root: Path, seeds: Iterable[int]) -> Iterator[dict[str, Any]]:
             for updates in LENGTHS[network]:
                 if _is_done(path := root / f"{network}-{updates}-{seed}"):
                     yield _row(path, seed, network, "imitation", shown, updates=updates)
-        for name, (network, algorithm, _) in PRACTICE.items():
+        for name, one in PRACTICE.items():
             curve = _curve(path := root / f"{name}-{seed}")
             if len(curve) > 1:  # also of a run that was stopped: up to its last evaluation
-                yield _row(path, seed, network, algorithm, shown, needs=[start(root, network, seed)], curve=curve)
+                needs, stores, method = [start(root, one.network, seed)], list[Path](), one.algorithm
+                if one.corrected:
+                    needs.append(one.start(root, seed))
+                    stores, method = mixed(root, seed, 1), f"{METHODS[0]} + {one.algorithm}"
+                rounds = 1 if one.corrected else None
+                yield _row(
+                    path, seed, one.network, method, shown, needs=needs, experience=stores, rounds=rounds, curve=curve
+                )
         base = start(root, "flow", seed)
         for number in range(1, ROUNDS + 1):
             stores = mixed(root, seed, *range(1, number + 1))
@@ -325,7 +350,8 @@ def _row(
     *_, last = read_metrics(path / "metrics.jsonl", "evaluation")
     stores = list(experience)
     counted = [_steps(store) for store in stores]
-    env_steps = round(curve[-1][0]) if curve else sum(steps for steps, _ in counted)
+    before = sum(steps for steps, _ in counted)
+    practised = [[before + steps, *found] for steps, *found in curve or ()]
     needed = [path, *needs, *stores]
     found = rate(last["episode_results"])
     return {
@@ -338,10 +364,10 @@ def _row(
         **found,
         "tasks": {name: numbers["success"] for name, numbers in last["tasks"].items()},
         "demo_steps": shown[0],
-        "env_steps": env_steps,
+        "env_steps": round(practised[-1][0]) if practised else before,
         "human_steps": sum(human for _, human in counted),
         "cpu_s": _seconds(needed),
-        "curve": curve or [[env_steps, found["success"], found["low"], found["high"]]],
+        "curve": practised or [[before, found["success"], found["low"], found["high"]]],
     }
 
 
