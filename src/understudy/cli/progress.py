@@ -118,8 +118,9 @@ class ProgressLine:
             self.console.file.flush()
 
     def _left_s(self, now: float) -> float | None:
-        """Seconds left at the mean speed of this process so far; None if it is not known."""
-        if self._first is None or self._total is None or self._done <= self._first[1]:
+        """Seconds left at the mean speed of this process so far; None if it is not known, as of what follows the last
+        of what is counted, such as an evaluation."""
+        if self._first is None or self._total is None or not self._first[1] < self._done < self._total:
             return None
         seconds_each = (self._updated - self._first[0]) / (self._done - self._first[1])
         return max((self._total - self._done) * seconds_each - (now - self._updated), 0.0)
@@ -138,7 +139,7 @@ def terminal_line(
 ) -> str:
     """The line of a terminal: numbers and time first, then a bar and whole texts of `status` as far as they fit."""
     parts = [f"{what}: " + _count(done, total, unit, "/"), _clock(elapsed_s)]
-    if total is not None:
+    if total is not None and done < total:
         parts.append(f"left {'-' if left_s is None else _clock(left_s)}")
     line, more = ", ".join(part for part in parts if part), list(status)
     while more and len(line) + 2 + len(more[0]) < width:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import threading
+import time
 from io import StringIO
 
 import pytest
@@ -44,6 +45,22 @@ def test_what_is_not_known_is_not_made_up() -> None:
     assert "left -; success" in line(80, left_s=None)
     assert "left" not in line(80, total=None)
     assert terminal_line("videos", "", 0, None, None, (), width=80, elapsed_s=4) == "videos: at work, 0:00:04"
+
+
+def test_no_time_is_left_for_what_follows_the_last_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EVERY_S", 0.01)
+    out = StringIO()
+    with ProgressLine(Console(file=out), "imitate", "updates", threaded=False) as progress:
+        for done in (0, 5, 10):
+            time.sleep(0.02)
+            progress(done, 10, "imitating")
+        time.sleep(0.02)
+        progress.say("evaluating: 3 of 256 episodes")
+    *_, during, last, evaluating = out.getvalue().splitlines()
+    assert " left; imitating" in during
+    assert "left" not in last
+    assert evaluating.endswith("so far; evaluating: 3 of 256 episodes")
+    assert "left" not in line(80, done=10_000, left_s=None)
 
 
 def test_a_line_of_a_file_has_everything_in_words() -> None:

@@ -133,7 +133,6 @@ class Catalog:
         """Nothing is lost with a connection that reads, and Python warns of one that nobody closed."""
         return None if self._write else weakref.finalize(self, _close_unforked, connection)
 
-
     def after_fork_in_child(self) -> None:
         """Close the copy of a connection that reads, because SQLite would share its state, which gets stale, with any
         other connection of this process. One that writes must not be closed: that may move its log into the file."""

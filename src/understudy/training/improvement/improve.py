@@ -261,10 +261,9 @@ def _before(run: Run, config: ImproveConfig, stop: StopRequest, say: Callable[[s
     from understudy.policies.load import load_policy_file
 
     assert config.env is not None
-    say(f"{BEFORE}: evaluating")
     policy = load_policy_file(Run(config.policy).policy, device=choose_device(config.device).name)
     with Health(run.path / HEALTH, role="local", name=COMPARE) as health:
-        found, _ = evaluate_policy(run, policy, config.env, config.evaluation, health, stop)
+        found, _ = evaluate_policy(run, policy, config.env, config.evaluation, health, stop, _prefixed(say, BEFORE))
     return Compared(method=BEFORE, num_steps=0, success=found.success_rate)
 
 

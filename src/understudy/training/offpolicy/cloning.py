@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,7 @@ def run_cloning(
             policy = cloning.policy(version=cloning.num_updates)
             policy.save(run.policy)
             say("evaluating")
-            found = _evaluate(run, config, policy, world, health, stop)
+            found = _evaluate(run, config, policy, world, health, stop, say)
         made_of = fingerprint(
             config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=found.versions
         )
@@ -149,14 +150,23 @@ def _open(
 
 
 def _evaluate(
-    run: Run, config: CloningRunConfig, policy: ActorPolicy, world: World, health: Health, stop: StopRequest
+    run: Run,
+    config: CloningRunConfig,
+    policy: ActorPolicy,
+    world: World,
+    health: Health,
+    stop: StopRequest,
+    say: Callable[[str], None],
 ) -> EvaluationResult:
     """Evaluate the policy on held-out starts; a run that is stopped in here evaluates again when it is resumed."""
-    greedy = policy_act(policy, np.random.default_rng(0), deterministic=True)
+    greedy, numbers = policy_act(policy, np.random.default_rng(0), deterministic=True), count(1)
+
+    def progress(_: object) -> None:
+        say(f"evaluating: {next(numbers)} of {config.evaluation.episodes} episodes")
 
     def act(observation: Tree) -> tuple[Tree, int]:
         health.progress("evaluating")
         stop.check()
         return greedy(observation)
 
-    return evaluate(world, act, config.evaluation, seed=0, videos=run.videos)
+    return evaluate(world, act, config.evaluation, seed=0, videos=run.videos, progress=progress)

@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -163,8 +164,7 @@ def imitate(
             policy.save(run.policy)
             if evaluation is None:
                 return policy, None
-            say("evaluating")
-            found, measured_on = evaluate_policy(run, policy, env, evaluation, health, stop)
+            found, measured_on = evaluate_policy(run, policy, env, evaluation, health, stop, say)
         log.write(
             "evaluation", step=len(demos), update=schedule.updates, **found.to_json(), fingerprint=measured_on.to_json()
         )
@@ -172,12 +172,20 @@ def imitate(
 
 
 def evaluate_policy(
-    run: Run, policy: Any, env: str, evaluation: TaskEvaluationConfig, health: Health, stop: StopRequest
+    run: Run,
+    policy: Any,
+    env: str,
+    evaluation: TaskEvaluationConfig,
+    health: Health,
+    stop: StopRequest,
+    say: Callable[[str], None],
 ) -> tuple[TaskEvaluationResult, Fingerprint]:
     """Evaluate a policy on held-out starts of all tasks of the world; a run that is stopped evaluates again."""
+    numbers = count()
 
     def progress(_: object = None) -> None:
         health.progress("evaluating")
+        say(f"evaluating: {next(numbers)} of {evaluation.episodes} episodes")
         stop.check()
 
     progress()

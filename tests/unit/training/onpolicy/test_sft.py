@@ -215,8 +215,10 @@ def test_the_evaluation_at_the_end_is_of_all_tasks(demos: list[str], tmp_path: P
         evaluation=TaskEvaluationConfig(episodes=10, sampling="greedy"),
     )
     run = Run.create(tmp_path / "run", KIND, config)
-    _, found = run_sft(run, silent)
+    said: list[str] = []
+    _, found = run_sft(run, said.append)
     assert found is not None
+    assert said[-11:] == [f"evaluating: {number} of 10 episodes" for number in range(11)]
     (line,) = read_metrics(run.metrics, "evaluation")
     assert (line["update"], line["episodes"], len(line["tasks"]), line["sampling"]) == (6, 10, 10, "greedy")
     assert line["success"] == found.success_rate.rate
