@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from understudy.core.examples import random_episode, robot_spec
 from understudy.policies.config import EncoderConfig
 from understudy.replay import EpisodeRecord, Reader, Store
 from understudy.training.runs.health import Health
+from understudy.training.runs.metrics import MetricLog
 from understudy.training.runs.run import Run
 
 pytest.importorskip("fastapi")
@@ -482,6 +484,17 @@ def test_a_last_commit_is_shown_though_the_answer_before_it_is_still_kept(
         with Store.open(store) as opened:
             opened.delete([3])
         wait_for(lambda: tile(page, "episodes") == "11")  # nothing else happens to the store
+
+
+def test_the_view_of_all_runs_follows_each_of_them(page: Any, tmp_path: Path) -> None:
+    runs = [Run.create(tmp_path / name, "rlpd", small_config(None)) for name in ("one", "two")]
+    found: dict[str, Any] = {"success": 0.5, "low": 0.1, "high": 0.9, "fingerprint": {}, "episode_results": []}
+    with WatchServer([run.path for run in runs]) as server:
+        page.goto(f"{server.url}#/0/runs")
+        page.get_by_text("No evaluation yet.").wait_for()
+        with closing(MetricLog(runs[1].metrics)) as log:  # of the run that no other view of this page shows
+            log.write("evaluation", step=70, update=60, **found)
+        page.locator(".prints tr", has_text="two").get_by_text("at step 70").wait_for()
 
 
 def test_the_end_of_writing_is_shown(page: Any, tmp_path: Path) -> None:
