@@ -290,9 +290,10 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
     kinds = sorted({(row["network"], row["method"]) for row in rows})
     colours = {kind: f"C{number}" for number, kind in enumerate(kinds)}
     for kind in kinds:
-        for seed in sorted({row["seed"] for row in rows if (row["network"], row["method"]) == kind}):
+        seeds = sorted({row["seed"] for row in rows if (row["network"], row["method"]) == kind})
+        for seed in seeds:
             of_kind = [row for row in rows if row["seed"] == seed and (row["network"], row["method"]) == kind]
-            imitated, label = kind[1] == "imitation", f"{' '.join(kind)}, seed {seed}"
+            imitated = kind[1] == "imitation"
             points: list[tuple[Any, ...]]
             if imitated:
                 points = [(row["updates"], row["success"], row["low"], row["high"]) for row in of_kind]
@@ -318,7 +319,7 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
                 linewidth=1,
                 capsize=2,
                 color=colours[kind],
-                label=label,
+                label=" ".join(kind) if seed == seeds[0] else None,
             )
     left.set(xlabel="updates of imitation", ylabel="success on 256 held-out starts, sampled [%]", ylim=(0, 100))
     right.set(xlabel="environment steps, of the policy and the script")
@@ -329,7 +330,7 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
     for axes in (left, right):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=6, loc="lower right")
+            axes.legend(fontsize=7, loc="lower center", ncols=2, title="markers: seeds 0 ●, 1 ■, 2 ▲", title_fontsize=7)
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})
 
