@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -318,6 +319,25 @@ def test_a_fork_waits_for_the_threads_inside(tmp_path: Path) -> None:
     thread.join()
     with unforked:
         pass
+
+
+def test_garbage_may_be_collected_by_the_thread_that_forks(tmp_path: Path) -> None:
+    """A catalog that nobody closed is then closed in the middle of a fork."""
+    open_readers, connections = [Reader(fill(tmp_path / "store"))], []
+
+    def fork() -> None:
+        connections.append(open_readers[0].catalog._db)
+        unforked.before_fork()
+        open_readers.clear()
+        gc.collect()
+        unforked.after_fork()
+
+    thread = threading.Thread(target=fork, daemon=True)
+    thread.start()
+    thread.join(CHILD_S)
+    assert not thread.is_alive()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        connections[0].execute("select 1")
 
 
 def test_clients_say_that_they_belong_to_the_parent(tmp_path: Path) -> None:

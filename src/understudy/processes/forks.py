@@ -57,10 +57,14 @@ def forked_error(what: str, advice: str) -> StoreClosedError:
 
 class _Unforked:
     """A context manager: no fork happens while a thread is inside. Entering and leaving take no lock, because single
-    operations on a dict are atomic: either the thread sees that a fork is under way, or the fork sees the thread."""
+    operations on a dict are atomic: either the thread sees that a fork is under way, or the fork sees the thread.
+
+    A thread may enter while it forks or waits here: Python may collect garbage at any moment, and a catalog that nobody
+    closed is closed inside. So the lock is one that a thread may take twice.
+    """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition(threading.RLock())
         self._inside: dict[int, int] = {}  # by thread: how many times it has entered
         self._forking: int | None = None  # the thread that forks
 
@@ -104,7 +108,7 @@ class _Unforked:
 
     def after_fork_in_child(self) -> None:
         me = threading.get_ident()
-        self._changed = threading.Condition(threading.Lock())
+        self._changed = threading.Condition(threading.RLock())
         self._inside = {me: self._inside[me]} if me in self._inside else {}
         self._forking = None
 
