@@ -38,9 +38,10 @@ NETWORKS = {
 }
 LENGTHS = {"vla": (200, 400, 800, 1600), "flow": (500, 1000, 2000, 4000)}  # updates of imitation
 IMITATION = {f"{network}-{updates}": (network, updates) for network in LENGTHS for updates in LENGTHS[network]}
-START = {"vla": 200, "flow": 500}  # from which longer imitation does not help: everything else starts there
+START = {"vla": 200, "flow": 500}  # from which everything else starts; for flow, longer imitation does not help
 GROUPS = ("--plan.max-waves", "1", "--algorithm.loss-aggregation", "episode-mean", "--max-empty", "40")
-RATE = ("--engine.learning-rate", "2e-4")
+VLA = (*GROUPS, "--engine.learning-rate", "2e-4")
+FLOW = (*VLA, "--noise-level", "0.5")
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ class Practice:
 
 
 PRACTICE = {
-    "flow-grpo": Practice("flow", "grpo", (*GROUPS, "--noise-level", "0.5", *RATE)),
-    "flow-grpo-corrected": Practice("flow", "grpo", (*GROUPS, "--noise-level", "0.5", *RATE), corrected=True),
-    "vla-grpo": Practice("vla", "grpo", (*GROUPS, *RATE)),
-    "vla-rloo": Practice("vla", "rloo", (*GROUPS, *RATE)),
+    "flow-grpo": Practice("flow", "grpo", FLOW),
+    "flow-grpo-corrected": Practice("flow", "grpo", FLOW, corrected=True),
+    "vla-grpo": Practice("vla", "grpo", VLA),
+    "vla-rloo": Practice("vla", "rloo", VLA),
 }
 METHODS = ("hg-dagger", "filtered-cloning", "recap", "cloning")
 ROUNDS = 3  # of corrections: of the first policy, and of what hg-dagger made of the rounds before
@@ -71,7 +72,7 @@ RESIDUAL_STEPS = 1500  # of each task
 BASE = ("--sac.actor.residual-scale", "0.5", "--sac.bc-weight", "1", "--intervention.source", "script")
 RESULTS = Path("docs/benchmarks/metaworld_study.json")
 PICTURE = Path("docs/images/metaworld_study.svg")
-MARKERS = "os^Dv"  # by seed
+MARKERS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼"}  # by seed: as matplotlib names and as the legend shows it
 Part = Literal["demos", "imitate", "choose", "practice", "correct", "residual", "collect", "picture"]
 
 
@@ -314,7 +315,7 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
                 at,
                 [100 * share for share in success],
                 errors,
-                marker=MARKERS[seed % len(MARKERS)],
+                marker=list(MARKERS)[seed % len(MARKERS)],
                 markersize=4,
                 linewidth=1,
                 capsize=2,
@@ -327,10 +328,12 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
     right.set(xlim=(-400, None), xticks=(0, 5_000, 10_000, 100_000))
     right.xaxis.set_major_formatter("{x:,.0f}")
     right.minorticks_off()
+    shown = [f"{seed} {list(MARKERS.values())[seed % len(MARKERS)]}" for seed in sorted({row["seed"] for row in rows})]
+    title = f"markers: seeds {', '.join(shown)}"
     for axes in (left, right):
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=7, loc="lower center", ncols=2, title="markers: seeds 0 ●, 1 ■, 2 ▲", title_fontsize=7)
+            axes.legend(fontsize=7, loc="lower center", ncols=2, title=title, title_fontsize=7)
     figure.tight_layout()
     figure.savefig(out, metadata={"Date": None})
 
