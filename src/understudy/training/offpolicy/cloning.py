@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +25,7 @@ from understudy.training.offpolicy.rlpd import STATS_STEPS, policy_act
 from understudy.training.runs.checkpoint import newest_checkpoint, read_checkpoint
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import AUTO, choose_device
-from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, evaluate
+from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, count_episodes, evaluate
 from understudy.training.runs.fingerprint import fingerprint
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.imitation_loop import ImitationLoop, no_demonstrations, open_demonstrations
@@ -101,7 +100,6 @@ def run_cloning(
             loop.run_updates(say, progress, doing="cloning")
             policy = cloning.policy(version=cloning.num_updates)
             policy.save(run.policy)
-            say("evaluating")
             found = _evaluate(run, config, policy, world, health, stop, say)
         made_of = fingerprint(
             config=run.metadata["config"], parameters=policy.parameters(), env=config.env, versions=found.versions
@@ -159,14 +157,12 @@ def _evaluate(
     say: Callable[[str], None],
 ) -> EvaluationResult:
     """Evaluate the policy on held-out starts; a run that is stopped in here evaluates again when it is resumed."""
-    greedy, numbers = policy_act(policy, np.random.default_rng(0), deterministic=True), count(1)
-
-    def progress(_: object) -> None:
-        say(f"evaluating: {next(numbers)} of {config.evaluation.episodes} episodes")
+    greedy = policy_act(policy, np.random.default_rng(0), deterministic=True)
+    ended = count_episodes(config.evaluation.episodes, say)
 
     def act(observation: Tree) -> tuple[Tree, int]:
         health.progress("evaluating")
         stop.check()
         return greedy(observation)
 
-    return evaluate(world, act, config.evaluation, seed=0, videos=run.videos, progress=progress)
+    return evaluate(world, act, config.evaluation, seed=0, videos=run.videos, progress=ended)

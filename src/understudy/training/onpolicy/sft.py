@@ -10,7 +10,6 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,6 +35,7 @@ from understudy.training.onpolicy.multi_task_evaluation import (
 from understudy.training.runs.checkpoint import Checkpoint, newest_checkpoint, read_checkpoint
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import AUTO, choose_device
+from understudy.training.runs.evaluate import count_episodes
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
 from understudy.training.runs.health import HEALTH, Health
 from understudy.training.runs.imitation_loop import ImitationLoop, Schedule, no_demonstrations, open_demonstrations
@@ -181,14 +181,14 @@ def evaluate_policy(
     say: Callable[[str], None],
 ) -> tuple[TaskEvaluationResult, Fingerprint]:
     """Evaluate a policy on held-out starts of all tasks of the world; a run that is stopped evaluates again."""
-    numbers = count()
+    ended = count_episodes(evaluation.episodes, say)
+    health.progress("evaluating")
 
-    def progress(_: object = None) -> None:
+    def progress(episode: object) -> None:
         health.progress("evaluating")
-        say(f"evaluating: {next(numbers)} of {evaluation.episodes} episodes")
+        ended(episode)
         stop.check()
 
-    progress()
     with Collector(env, num_parallel_envs=os.cpu_count() or 1, stop=stop) as collector:
         found = evaluate_tasks(
             collector,

@@ -133,6 +133,17 @@ def last_score(run: Run) -> str:
     return f"{last_success_rate(run.metrics)} of {_EPISODES[starts]} succeed"
 
 
+def count_episodes(total: int, say: Callable[[str], None]) -> Callable[[object], None]:
+    """Say that none of an evaluation's episodes has ended, and at each call that one more has."""
+    numbers = count()
+
+    def ended(_: object) -> None:
+        say(f"evaluating: {next(numbers)} of {total} episodes")
+
+    ended(None)
+    return ended
+
+
 def evaluate(
     world: World,
     act: Act,

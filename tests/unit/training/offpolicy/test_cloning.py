@@ -77,7 +77,7 @@ def test_checkpoints_are_as_many_and_as_often_as_asked_for(demos: list[str], tmp
 def test_it_says_how_much_is_evaluated(demos: list[str], tmp_path: Path) -> None:
     said: list[str] = []
     run_cloning(Run.create(tmp_path / "run", "cloning", replace(BASE, demos=demos[0])), said.append)
-    assert said[-2:] == ["evaluating", "evaluating: 1 of 1 episodes"]
+    assert said[-2:] == ["evaluating: 0 of 1 episodes", "evaluating: 1 of 1 episodes"]
 
 
 def test_a_store_of_another_world_is_refused_in_a_sentence(
