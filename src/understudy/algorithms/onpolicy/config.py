@@ -31,6 +31,9 @@ class PolicyGradientConfig:
     """Discount of rewards per block of actions, more than 0 and at most 1."""
     gae_lambda: float = 0.95
     """Lambda of generalized advantage estimation, from 0 to 1."""
+    bootstrap_truncated: bool | None = None
+    """Whether the value of the final observation stands for what a time limit cut off. None does so for reward_source
+    rewards; with success, an episode that is not successful within the limit has failed."""
     whiten_advantages: bool | None = None
     """Whether advantages get mean 0 and variance 1 over the batch. None does so for gae and reinforce_plus_plus."""
     clip_ratio_low: float = 0.2
@@ -119,6 +122,7 @@ class PolicyGradientConfig:
             ("grpo_use_std", "adv_estimator", ("grpo",)),
             ("discount", "adv_estimator", ("gae", "reinforce_plus_plus")),
             ("gae_lambda", "adv_estimator", ("gae",)),
+            ("bootstrap_truncated", "adv_estimator", ("gae",)),
             ("value_coef", "adv_estimator", ("gae",)),
             ("value_clip", "adv_estimator", ("gae",)),
             ("rollout_is_threshold", "recompute_log_probs", (None, True)),
@@ -135,6 +139,11 @@ class PolicyGradientConfig:
                     f"{name}: has no effect with {other} {getattr(self, other)!r}; "
                     f"leave it out, or set {other} to {' or '.join(repr(value) for value in values)}"
                 )
+
+    @property
+    def bootstraps(self) -> bool:
+        """Whether an episode that a time limit ended would have gone on."""
+        return self.reward_source == "rewards" if self.bootstrap_truncated is None else self.bootstrap_truncated
 
     @property
     def whitens(self) -> bool:

@@ -158,7 +158,7 @@ class PolicyGradient:
                 batch.value,
                 batch.next_value,
                 batch.episode,
-                batch.terminated,
+                batch.terminated if config.bootstraps else np.ones_like(batch.terminated),
                 discount=config.discount,
                 lam=config.gae_lambda,
             )

@@ -20,7 +20,8 @@ from understudy.core import BlockBatch
 
 
 def test_the_whole_of_ppo_against_numpy() -> None:
-    algorithm, batch = of(**FULL, clip_ratio_low=0.1, clip_ratio_high=0.15, discount=0.9, gae_lambda=0.8), blocks()
+    options = {"clip_ratio_low": 0.1, "clip_ratio_high": 0.15, "discount": 0.9, "gae_lambda": 0.8}
+    algorithm, batch = of(**FULL, **options, bootstrap_truncated=True), blocks()
     prepared = algorithm.prepare(batch, reference_log_prob=reference(batch))
     _, sums = learned(algorithm, batch, prepared, [whole(algorithm, batch)])
     found = algorithm.finish_metrics(sums)
@@ -152,16 +153,25 @@ def test_whitening_is_on_where_it_is_usual_and_can_be_chosen(estimator: str) -> 
     assert by[True].metrics["advantage_std"] == pytest.approx(1, rel=1e-6)
 
 
-def test_a_time_limit_is_bootstrapped_from_and_an_end_is_not() -> None:
+@pytest.mark.parametrize(
+    ("options", "bootstraps"),
+    [
+        ({}, False),
+        ({"reward_source": "rewards"}, True),
+        ({"bootstrap_truncated": True}, True),
+        ({"reward_source": "rewards", "bootstrap_truncated": False}, False),
+    ],
+)
+def test_a_time_limit_is_an_end_for_success_and_not_for_rewards(options: dict[str, Any], bootstraps: bool) -> None:
     batch = blocks()
     assert batch.next_value is not None
-    algorithm = of(adv_estimator="gae", whiten_advantages=False)
+    algorithm = of(adv_estimator="gae", whiten_advantages=False, **options)
     before = algorithm.prepare(batch).advantage
     after = algorithm.prepare(replace(batch, next_value=batch.next_value + 1)).advantage
     moved = ~np.isclose(before, after)
-    assert moved.tolist() == (~batch.terminated)[batch.episode].tolist()
+    assert moved.tolist() == (~batch.terminated & bootstraps)[batch.episode].tolist()
     last = np.cumsum(LENGTHS) - 1
-    np.testing.assert_allclose((after - before)[last], 0.99 * ~batch.terminated, atol=1e-6)
+    np.testing.assert_allclose((after - before)[last], 0.99 * (~batch.terminated & bootstraps), atol=1e-6)
 
 
 def test_metrics_of_a_batch_by_hand() -> None:
@@ -189,6 +199,8 @@ def test_kl_in_the_reward_is_paid_where_it_arose(estimator: str) -> None:
     batch = blocks()
     other = reference(batch)
     options: dict[str, Any] = {"adv_estimator": estimator, "whiten_advantages": False}
+    if estimator == "gae":
+        options["bootstrap_truncated"] = True  # of both sources of the reward
     found = of(**options, kl_in="reward", kl_coef=0.3, kl_estimator="kl").prepare(batch, reference_log_prob=other)
     away = np.where(batch.executed[..., None], batch.log_prob.astype(np.float64) - other, 0).sum(axis=(1, 2))
     paid = -0.3 * away / batch.executed.sum(axis=1)  # as a reward of each step

@@ -28,6 +28,7 @@ ANOTHER: dict[str, tuple[Any, dict[str, Any]]] = {  # another value, and what it
     "grpo_use_std": (False, {}),
     "discount": (0.5, GAE),
     "gae_lambda": (0.5, GAE),
+    "bootstrap_truncated": (True, GAE),
     "whiten_advantages": (True, {}),
     "clip_ratio_low": (0.01, {}),
     "clip_ratio_high": (0.01, {}),
