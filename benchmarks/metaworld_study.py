@@ -42,6 +42,7 @@ START = {"vla": 200, "flow": 500}  # from which everything else starts; for flow
 GROUPS = ("--plan.max-waves", "1", "--algorithm.loss-aggregation", "episode-mean", "--max-empty", "40")
 VLA = (*GROUPS, "--engine.learning-rate", "2e-4")
 FLOW = (*VLA, "--noise-level", "0.5")
+PPO = ("--algorithm.loss-aggregation", "episode-mean", "--engine.learning-rate", "2e-4", "--noise-level", "0.5")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Practice:
     algorithm: str
     options: tuple[str, ...]
     corrected: bool = False
+    iterations: int = 40  # of 64 episodes each
 
     def start(self, root: Path, seed: int) -> Path:
         return root / f"{METHODS[0]}-1-{seed}" if self.corrected else start(root, self.network, seed)
@@ -60,6 +62,8 @@ class Practice:
 PRACTICE = {
     "flow-grpo": Practice("flow", "grpo", FLOW),
     "flow-grpo-corrected": Practice("flow", "grpo", FLOW, corrected=True),
+    "flow-ppo": Practice("flow", "ppo", PPO, iterations=80),
+    "flow-ppo-corrected": Practice("flow", "ppo", PPO, corrected=True, iterations=80),
     "vla-grpo": Practice("vla", "grpo", VLA),
     "vla-rloo": Practice("vla", "rloo", VLA),
 }
@@ -90,7 +94,7 @@ def study(
     *,
     seeds: tuple[int, ...] = (0, 1, 2),
     only: tuple[str, ...] = (),
-    iterations: int = 40,
+    iterations: int | None = None,
 ) -> int:
     """Run parts of the study, for one seed after the other.
 
@@ -99,7 +103,7 @@ def study(
         parts: Parts to run.
         seeds: Seeds of demonstrations, training and episodes.
         only: Names of lengths (flow-500), runs (flow-grpo), methods (recap) or tasks; by default all.
-        iterations: Number of iterations of practice, of 64 episodes each.
+        iterations: Number of iterations of practice, of 64 episodes each; by default 40, and 80 of PPO.
     """
     for seed in seeds:
         for part in parts:
@@ -149,16 +153,17 @@ def choose(root: Path, seed: int, names: Iterable[str]) -> None:
             run("evaluate", str(path), "--env", ENV, *sample, "--out", str(out))
 
 
-def practice(root: Path, seed: int, names: Iterable[str], iterations: int) -> None:
-    """Learn from the success of 64 episodes an iteration, 8 from each of 8 starts."""
+def practice(root: Path, seed: int, names: Iterable[str], iterations: int | None) -> None:
+    """Learn from the success of 64 episodes an iteration: 8 from each of 8 starts, and with PPO of 64 starts."""
     for name in names:
         one = PRACTICE[name]
+        wanted = iterations or one.iterations
         given = ("--policy", str(one.start(root, seed)), "--env", ENV, "--seed", str(seed))
-        often = ("--iterations", str(iterations), "--eval-every", "20", "--workers.num-parallel-envs", "4", *HELD_OUT)
+        often = ("--iterations", str(wanted), "--eval-every", "20", "--workers.num-parallel-envs", "4", *HELD_OUT)
         once(path := root / f"{name}-{seed}", "train", one.algorithm, *given, *often, *one.options)
-        if Run(path).metadata["config"]["iterations"] < iterations:
+        if Run(path).metadata["config"]["iterations"] < wanted:
             before = json.loads(_done(path).read_text())["cpu_s"]
-            seconds = run("resume", str(path), "--iterations", str(iterations))
+            seconds = run("resume", str(path), "--iterations", str(wanted))
             _done(path).write_text(json.dumps({"cpu_s": None if before is None else before + round(seconds)}))
 
 
