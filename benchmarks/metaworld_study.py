@@ -61,7 +61,7 @@ class Practice:
 
 PRACTICE = {
     "flow-grpo": Practice("flow", "grpo", FLOW),
-    "flow-grpo-corrected": Practice("flow", "grpo", FLOW, corrected=True),
+    "flow-grpo-corrected": Practice("flow", "grpo", FLOW, corrected=True, iterations=80),
     "flow-ppo": Practice("flow", "ppo", PPO, iterations=80),
     "flow-ppo-corrected": Practice("flow", "ppo", PPO, corrected=True, iterations=80),
     "vla-grpo": Practice("vla", "grpo", VLA),
@@ -103,7 +103,7 @@ def study(
         parts: Parts to run.
         seeds: Seeds of demonstrations, training and episodes.
         only: Names of lengths (flow-500), runs (flow-grpo), methods (recap) or tasks; by default all.
-        iterations: Number of iterations of practice, of 64 episodes each; by default 40, and 80 of PPO.
+        iterations: Number of iterations of practice, of 64 episodes each; by default 40 or 80, as on the page.
     """
     for seed in seeds:
         for part in parts:
@@ -286,22 +286,24 @@ def _method(row: dict[str, Any]) -> str:
 
 
 def picture(rows: list[dict[str, Any]], out: Path) -> None:
-    """Draw success over updates of imitation, over practised steps, and of the methods with corrections."""
+    """Draw success over updates of imitation, and over the steps of methods with corrections and of practice."""
     import matplotlib as mpl
 
     mpl.use("svg")
     from matplotlib import pyplot as plt
+    from matplotlib import ticker
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.5), sharey=True)
+    figure, panels = plt.subplots(1, 3, figsize=(12, 4.8), sharey=True)
+    algorithms = {one.algorithm for one in PRACTICE.values()}
     kinds = sorted({(row["network"], row["method"]) for row in rows})
-    colours = {kind: f"C{number}" for number, kind in enumerate(kinds)}
+    panel = {kind: 0 if kind[1] == "imitation" else 2 if kind[1].split()[-1] in algorithms else 1 for kind in kinds}
     for kind in kinds:
+        beside = [other for other in kinds if panel[other] == panel[kind]]
         seeds = sorted({row["seed"] for row in rows if (row["network"], row["method"]) == kind})
         for seed in seeds:
             of_kind = [row for row in rows if row["seed"] == seed and (row["network"], row["method"]) == kind]
-            imitated = kind[1] == "imitation"
             points: list[tuple[Any, ...]]
-            if imitated:
+            if panel[kind] == 0:
                 points = [(row["updates"], row["success"], row["low"], row["high"]) for row in of_kind]
             else:
                 points = [tuple(point) for row in of_kind for point in row["curve"]]
@@ -316,7 +318,7 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
                 [100 * (middle - least) for middle, least in zip(success, low, strict=True)],
                 [100 * (most - middle) for middle, most in zip(success, high, strict=True)],
             ]
-            (left if imitated else right).errorbar(
+            panels[panel[kind]].errorbar(
                 at,
                 [100 * share for share in success],
                 errors,
@@ -324,18 +326,17 @@ def picture(rows: list[dict[str, Any]], out: Path) -> None:
                 markersize=4,
                 linewidth=1,
                 capsize=2,
-                color=colours[kind],
+                color=f"C{beside.index(kind)}",
                 label=" ".join(kind) if seed == seeds[0] else None,
             )
-    left.set(xlabel="updates of imitation", ylabel="success on 256 held-out starts, sampled [%]", ylim=(0, 100))
-    right.set(xlabel="environment steps, of the policy and the script")
-    right.set_xscale("symlog", linthresh=5000)  # corrections take thousands, practice a hundred thousand
-    right.set(xlim=(-400, None), xticks=(0, 5_000, 10_000, 100_000))
-    right.xaxis.set_major_formatter("{x:,.0f}")
-    right.minorticks_off()
+    panels[0].set(xlabel="updates of imitation", ylabel="success on 256 held-out starts, sampled [%]", ylim=(0, 100))
+    panels[1].set(xlabel="steps of the policy and the script: corrections")
+    panels[2].set(xlabel="steps of the policy and the script: practice")
     shown = [f"{seed} {list(MARKERS.values())[seed % len(MARKERS)]}" for seed in sorted({row["seed"] for row in rows})]
     title = f"markers: seeds {', '.join(shown)}"
-    for axes in (left, right):
+    for axes in panels:
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        axes.xaxis.set_major_locator(ticker.MaxNLocator(5))
         axes.grid(alpha=0.3)
         if axes.get_legend_handles_labels()[0]:
             axes.legend(fontsize=7, loc="lower center", ncols=2, title=title, title_fontsize=7)
