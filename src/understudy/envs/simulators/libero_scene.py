@@ -136,6 +136,7 @@ class Scene:
             bddl_file, self._mujoco.MjModel.from_xml_string if simplifier is None else simplifier.compile
         )
         self._model, self._data = self._env.sim.model._model, self._env.sim.data._data
+        _compile_turns()
         self._stock: StockSample | None = None
         if simplifier is None:
             self._stock = StockSample(
@@ -240,6 +241,11 @@ class Scene:
         finally:
             np.random.set_state(drawn)  # noqa: NPY002
         raise WorldError(f"start {start}: LIBERO could not place all objects in {MAX_TRIES} tries; choose another")
+
+
+def _compile_turns() -> None:
+    """Compile what robosuite would compile when an action first turns the hand: seconds, and a step has few of them."""
+    importlib.import_module("robosuite.utils.transform_utils").quat2mat(np.array([0.0, 0.0, 0.0, 1.0]))
 
 
 def prepare() -> None:

@@ -254,12 +254,21 @@ def same(one, other):
     return all(np.array_equal(one[name], other[name]) for name in one)
 
 
+def num_compiled():
+    from robosuite.utils import control_utils, transform_utils
+    functions = [*vars(control_utils).values(), *vars(transform_utils).values()]
+    return sum(len(getattr(one, "signatures", ())) for one in functions)
+
+
 first = begin(STOVE)
+compiled = num_compiled()
 _, no_reward, not_yet, *_ = world.step(go)
 world._current._env.sim.data.set_joint_qpos("flat_stove_1_button", 1.0)
 on, *outcome = world.step(go)
 told = {"before": [no_reward, not_yet], "outcome": outcome, "redder": float(redness(on) - redness(first))}
 told["again"] = same(first, begin(STOVE))
+world.step(np.full(7, 0.5, np.float32))
+told["compiled"] = [compiled, num_compiled()]
 scene = world._current
 begin(DRAWER)
 told["alive"] = list(world._scenes)
@@ -290,6 +299,7 @@ def test_success_ends_the_episode_and_few_scenes_are_alive(tmp_path: Path) -> No
     assert told["outcome"] == [1.0, True, False, {"success": True}]
     assert told["redder"] > 0.2, "the burner glows"
     assert told["again"], "and is cold in the next episode"
+    assert told["compiled"][0] == told["compiled"][1] > 0, "numba compiles in a reset, which may take a minute"
     assert told["alive"] == [DRAWER]
     assert told["rebuilt"]
     assert list(home.iterdir()) == [], "nothing is written to the user's home"
