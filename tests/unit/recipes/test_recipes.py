@@ -40,6 +40,19 @@ def test_a_recipe_makes_a_run_and_says_how_to_begin(
         assert recipe.config.env in source.partition("KIND")[0]  # demonstrations are of the same world
 
 
+def test_a_run_that_has_no_policy_yet_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "sft", tmp_path / "grpo"
+    assert main(["init", "toy-vla", str(first)]) == 0
+    assert main(["init", "toy-vla-grpo", str(second), "--policy", str(first)]) == 0
+    assert (
+        f"policy: the run {first} has no policy yet; `understudy resume {first}` goes on training it; it must be there "
+        "when this run starts"
+    ) in capsys.readouterr().out
+    Run(first).policy.touch()
+    assert main(["init", "toy-vla-grpo", str(tmp_path / "third"), "--policy", str(first)]) == 0
+    assert "policy:" not in capsys.readouterr().out
+
+
 def test_they_are_listed_in_a_narrow_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

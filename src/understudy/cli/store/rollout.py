@@ -79,7 +79,7 @@ def command(
     """
     with needs_extra("train"):
         from understudy.policies.load import load_block_policy
-        from understudy.training.onpolicy.policy_files import policy_path, run_of
+        from understudy.training.runs.run import policy_path, run_of
         from understudy.training.runs.threads import use_threads
 
     console = Console(highlight=False)

@@ -15,6 +15,11 @@ ClusterOptions: TypeAlias = Annotated[ClusterConfig, tyro.conf.arg(name="cluster
 DEFAULT_CLUSTER = ClusterConfig()
 
 
+def start_of_cluster(cluster: str) -> str:
+    """What a command waits for before a run on a cluster begins."""
+    return f"waiting for Ray{'' if cluster in ('local', 'auto') else f' at {cluster}'} and the run's processes"
+
+
 def check_cluster_options(cluster: str | None, cluster_config: ClusterConfig) -> None:
     """Refuse `--cluster.*` without `--cluster`."""
     if cluster is None and cluster_config != DEFAULT_CLUSTER:

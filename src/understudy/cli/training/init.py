@@ -12,6 +12,7 @@ from rich.console import Console
 
 from understudy.cli.console import needs_extra
 from understudy.cli.training.config_file import ConfigFile, StoredEnv, with_stored_env
+from understudy.core import UnderstudyError
 
 if TYPE_CHECKING:
     from understudy.recipes import Recipe
@@ -54,7 +55,7 @@ def _command(recipe: Recipe) -> Callable[..., int]:
 
 def create(path: Path, kind: str, config: Any) -> int:
     """Create the run and say how to start it."""
-    from understudy.training.runs.run import Run
+    from understudy.training.runs.run import Run, policy_path
 
     console = Console(highlight=False)
 
@@ -67,6 +68,11 @@ def create(path: Path, kind: str, config: Any) -> int:
         config = replace(config, policy=str(Path(config.policy).resolve()))  # ranks may have another working directory
         if not Path(config.policy).exists():
             say(f"policy: {config.policy} is not there yet; it must be when the run starts")
+        else:
+            try:
+                policy_path(config.policy)
+            except UnderstudyError as error:
+                say(f"{error}; it must be there when this run starts")
     Run.create(path, kind, config)
     say(f"{path}: a run of {kind} in {config.env}; `understudy resume {path}` starts it")
     if kind == "rlpd":

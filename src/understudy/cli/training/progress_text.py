@@ -76,14 +76,18 @@ class IterationProgressBar:
 
 
 @contextmanager
-def rlpd_progress(console: Console) -> Iterator[RLPDProgressBar]:
-    """The progress of an RLPD run."""
+def rlpd_progress(console: Console, waits_for: str = "") -> Iterator[RLPDProgressBar]:
+    """The progress of an RLPD run; until its first step it says what it waits for."""
     with ProgressLine(console, "train", "steps") as line:
+        if waits_for:
+            line.say(waits_for)
         yield RLPDProgressBar(line)
 
 
 @contextmanager
-def iteration_progress(console: Console) -> Iterator[IterationProgressBar]:
-    """The progress of an on-policy run."""
+def iteration_progress(console: Console, waits_for: str = "") -> Iterator[IterationProgressBar]:
+    """The progress of an on-policy run; until its first iteration it says what it waits for."""
     with ProgressLine(console, "train", "iterations") as line:
+        if waits_for:
+            line.say(waits_for)
         yield IterationProgressBar(line)

@@ -33,11 +33,10 @@ from understudy.training.data.run_episode import Act
 from understudy.training.offpolicy.rlpd import RLPDConfig, actor_spec, policy_act
 from understudy.training.onpolicy.config import TaskEvaluationConfig
 from understudy.training.onpolicy.multi_task_evaluation import evaluate_tasks
-from understudy.training.onpolicy.policy_files import policy_path, run_of
 from understudy.training.runs import config as configs
 from understudy.training.runs.evaluate import EvaluationConfig, evaluate
 from understudy.training.runs.fingerprint import Fingerprint, fingerprint
-from understudy.training.runs.run import CONFIG, Run
+from understudy.training.runs.run import CONFIG, Run, policy_path, run_of
 from understudy.training.runs.threads import check_threads, use_threads
 
 SCORE = "evaluation.json"

@@ -31,9 +31,8 @@ from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks, join
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.onpolicy_run import OnPolicyProgress, OnPolicyRun
-from understudy.training.onpolicy.policy_files import policy_path
 from understudy.training.runs.health import Health
-from understudy.training.runs.run import Run, RunError
+from understudy.training.runs.run import Run, RunError, policy_path
 
 Array = np.ndarray[Any, Any]
 

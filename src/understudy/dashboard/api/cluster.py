@@ -9,7 +9,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from understudy.cluster.status import EVENTS_FILE, STATUS_FILE, NodeStatus, RoleStatus
@@ -21,6 +21,7 @@ MAX_WORKERS = 200  # of a group, in one response
 MAX_UNHEALTHY = 20  # listed one by one
 WAITING_S = 60.0  # for free resources before it is an alarm: a node may just be joining
 BAD = ("lost", "stuck", "restarting")
+OVER = ("ended", "failed")  # states of a driver that wrote them last
 STATES = (*BAD, "pending placement", "starting", "running", "ended")
 ROLES = ("learner", "shard", "inference", "rollout", "actor", "evaluator")
 UNPLACED = ""  # the node of a worker that has none
@@ -29,7 +30,7 @@ UNPLACED = ""  # the node of a worker that has none
 def cluster_view(target: Target) -> dict[str, Any]:
     """Everything but the workers of each group."""
     file = target.cluster
-    cluster = file.read()
+    cluster = _read(target)
     if cluster is None:
         return {"absent": True, "problem": file.problem}
     events, earlier = file.events(MAX_EVENTS)
@@ -44,6 +45,7 @@ def cluster_view(target: Target) -> dict[str, Any]:
             "error": cluster.error,
             "config": cluster.config,
         },
+        "over": cluster.driver_state in OVER,
         "alarms": cluster_alarms(target),
         "totals": totals(cluster),
         "nodes": _nodes(cluster),
@@ -62,13 +64,26 @@ def cluster_view(target: Target) -> dict[str, Any]:
 
 def workers(target: Target, node: str, role: str, offset: int) -> dict[str, Any]:
     """The workers of a group, unhealthy ones first."""
-    cluster = target.cluster.read()
+    cluster = _read(target)
     found = (
         [] if cluster is None else [one for one in cluster.roles if (one.node or UNPLACED) == node and one.role == role]
     )
     found.sort(key=lambda one: (_rank(STATES, one.state), _natural(one.name)))
     first = max(offset, 0)
     return {"total": len(found), "offset": first, "rows": [asdict(one) for one in found[first : first + MAX_WORKERS]]}
+
+
+def _read(target: Target) -> Cluster | None:
+    """The cluster as it is now: the driver's last status may be of the moment before it ended its workers."""
+    cluster = target.cluster.read()
+    if cluster is None or cluster.driver_state not in OVER:
+        return cluster
+    return replace(
+        cluster,
+        roles=tuple(one if one.state in BAD else replace(one, state="ended", doing="") for one in cluster.roles),
+        shards=tuple(one if one.state in BAD else replace(one, state="ended") for one in cluster.shards),
+        nodes=tuple(replace(one, free_cpus=one.cpus, free_gpus=one.gpus) for one in cluster.nodes),
+    )
 
 
 def totals(cluster: Cluster) -> dict[str, Any]:

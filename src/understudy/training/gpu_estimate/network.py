@@ -26,8 +26,9 @@ from understudy.training.distributed.module_blocks import checkpoint_activations
 from understudy.training.gpu_estimate.network_size import NetworkSize
 from understudy.training.gpu_estimate.traced_fsdp import shard_numel
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policy_files import add_adapter, load_policy, policy_path
+from understudy.training.onpolicy.policy_files import add_adapter, load_policy
 from understudy.training.runs.config import ConfigError
+from understudy.training.runs.run import policy_path
 
 OPENVLA_7B = "openvla-7b"
 PUBLISHED = (OPENVLA_7B,)

@@ -31,7 +31,7 @@ from understudy.training.runs.device import AUTO, choose_device
 from understudy.training.runs.evaluate import EvaluationConfig, EvaluationResult, Evaluator, evaluate
 from understudy.training.runs.fingerprint import digest_of_policy
 from understudy.training.runs.metrics import SinkName
-from understudy.training.runs.run import Run
+from understudy.training.runs.run import policy_path
 from understudy.training.runs.threads import Threads, check_threads, use_threads
 
 if TYPE_CHECKING:  # the config of a run is read without torch
@@ -245,13 +245,7 @@ class RLPDConfig:
     @property
     def base_policy_path(self) -> Path:
         """The file or directory of the base policy; a run stands for its newest policy."""
-        path = Path(self.base_policy or "")
-        path = Run(path).policy if Run.is_at(path) else path
-        if not path.exists():
-            raise ConfigError(
-                f"base_policy: expected a policy file or a run with one, got {path}, which does not exist"
-            )
-        return path
+        return policy_path(self.base_policy or "", option="base_policy")
 
     @property
     def base_policy_digest(self) -> str | None:

@@ -334,7 +334,7 @@ class RLPDLearner(Closeable):
             f"restored checkpoint {newest.name}: {learned}, after {self.num_updates} updates",
             f"restored samplers: batch {self.mixture.num_batches}, as of {self.mixture.samplers[ONLINE.name].as_of}",
             f"restored counters: {self.step} steps, {self._schedule['evaluations']} evaluations",
-            f"removed {num_lines} lines of metrics after the checkpoint",
+            *([f"removed {num_lines} lines of metrics after the checkpoint"] if num_lines else []),
         ]
         return checkpoint
 

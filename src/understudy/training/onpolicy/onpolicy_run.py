@@ -485,7 +485,7 @@ class OnPolicyRun:
             f"{self._learner.engine.num_updates} updates",
             f"restored collection: iteration {self.iteration}, the next tasks and starts, {len(self._carried)} groups "
             f"carried over, {len(self._collected)} episodes of this iteration",
-            f"removed {lines} lines of metrics after the checkpoint",
+            *([f"removed {lines} lines of metrics after the checkpoint"] if lines else []),
             *rolled_back,
         ]
         if self.iteration >= self.config.iterations:

@@ -23,14 +23,14 @@ from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.trainable_policy import TrainablePolicy
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import choose_device
-from understudy.training.runs.run import Run
+from understudy.training.runs.run import KEPT, WHOLE, Run
 
 if TYPE_CHECKING:
     from torch import nn
 
 Array = np.ndarray[Any, Any]
 
-WHOLE, ADAPTER, KEPT = "policy", "adapter", "policies"  # directories in that of a run
+ADAPTER = "adapter"  # a directory in that of a run
 
 
 def load_policy(config: OnPolicyConfig, path: Path, spec: StepSpec | None, *, adapted: bool) -> TrainablePolicy:
@@ -81,22 +81,6 @@ def add_adapter(model: nn.Module, config: OnPolicyConfig) -> None:
 
     chosen = LoraConfig(rank=config.lora.rank, alpha=config.lora.alpha, targets=config.lora.targets or ALL_LINEAR)
     add_lora(model, chosen, seed=config.seed)
-
-
-def policy_path(given: str) -> Path:
-    """The path of a policy, given as that path, as the run that trained it, or as what a run kept of an iteration."""
-    path = Path(given)
-    if run_of(path) is not None:
-        path = path / WHOLE if (path / WHOLE).is_dir() else Run(path).policy
-    if not path.exists():
-        raise ConfigError(f"policy: expected a policy file or a run with one, got {given}, which does not exist")
-    return path
-
-
-def run_of(path: Path) -> Run | None:
-    """The run at a path, or the run that kept the policy of an iteration there."""
-    at = path.parent.parent if path.parent.name == KEPT else path
-    return Run(at) if Run.is_at(at) else None
 
 
 def is_one_file(policy: TrainablePolicy) -> bool:

@@ -20,11 +20,10 @@ from understudy.training.collection.task_start_plan import Ticket
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.policy_copy import PolicyCopy
-from understudy.training.onpolicy.policy_files import policy_path
 from understudy.training.onpolicy.trainable_policy import TrainablePolicy
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.rollback_to_checkpoint import rollback
-from understudy.training.runs.run import Run, RunError
+from understudy.training.runs.run import Run, RunError, policy_path
 
 Array = np.ndarray[Any, Any]
 

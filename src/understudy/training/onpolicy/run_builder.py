@@ -12,14 +12,14 @@ from understudy.training.collection.collector import TicketRunner
 from understudy.training.collection.task_start_plan import Plan, PlannedTask
 from understudy.training.distributed.ranks import Ranks
 from understudy.training.onpolicy.config import OnPolicyConfig
-from understudy.training.onpolicy.policy_files import load_policy, policy_path
+from understudy.training.onpolicy.policy_files import load_policy
 from understudy.training.onpolicy.policy_gradient_learner import PolicyGradientLearner
 from understudy.training.onpolicy.reference_policy import AdapterOff, Frozen, ReferencePolicy
 from understudy.training.onpolicy.rollout_backend import RolloutBackend, RolloutBackendFactory
 from understudy.training.onpolicy.rollout_exchange import RolloutExchange
 from understudy.training.runs.fingerprint import digest_of_policy
 from understudy.training.runs.health import HEALTH, Health
-from understudy.training.runs.run import Run
+from understudy.training.runs.run import Run, policy_path
 
 FAILURES = "failures"  # directory: batches whose gradient was not finite
 REFERENCE = "reference.safetensors"  # the policy that KL is measured from: the one that the run started from

@@ -5,6 +5,7 @@ store/              the recorded episodes, unless they are written to a server
 metrics.jsonl       the metrics
 checkpoints/        the states from which the run can resume
 policy.safetensors  the newest policy
+policy/             the same of an OpenVLA, complete, at the end of an on-policy run
 policies/           the policies of earlier iterations, if an on-policy run keeps them
 videos/             the worst episodes of each evaluation
 demos/              the demonstrations with the actions of the base policy, if an RLPD run has one
@@ -37,6 +38,7 @@ logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
 
 CONFIG = "config.json"
+WHOLE, KEPT = "policy", "policies"  # directories in that of an on-policy run, see the table above
 ON_POLICY = ("grpo", "rloo", "reinforce", "ppo")  # kinds of run that roll out groups of episodes
 FORMAT = 2  # of a run's directory; raised whenever an older run can no longer be read
 
@@ -233,3 +235,24 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def policy_path(given: str | Path, *, option: str = "policy") -> Path:
+    """The path of a policy, given as that path, as the run that trained it, or as what a run kept of an iteration."""
+    path = Path(given)
+    run = run_of(path)
+    if run is not None:
+        path = path / WHOLE if (path / WHOLE).is_dir() else Run(path).policy
+    if path.exists():
+        return path
+    if run is not None:
+        raise configs.ConfigError(
+            f"{option}: the run {run.path} has no policy yet; `understudy resume {run.path}` goes on training it"
+        )
+    raise configs.ConfigError(f"{option}: expected a policy file or a run with one, got {given}, which does not exist")
+
+
+def run_of(path: Path) -> Run | None:
+    """The run at a path, or the run that kept the policy of an iteration there."""
+    at = path.parent.parent if path.parent.name == KEPT else path
+    return Run(at) if Run.is_at(at) else None

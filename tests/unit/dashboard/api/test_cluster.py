@@ -163,6 +163,11 @@ def test_a_driver_elsewhere_that_says_nothing_is_silent(run: Path) -> None:
     assert named(target, "no heartbeat from the driver for 3 min", "on another", "understudy resume")
     change(run, state="ended")
     assert (read(run).driver_state, cluster_alarms(target)) == ("ended", [])
+    view = cluster_view(target)
+    states = {state for group in view["groups"] for state, _ in group["states"]}
+    assert states | {shard["state"] for shard in view["shards"]} == {"ended"}
+    assert {row["state"] for row in workers(target, node_id(0), "rollout", 0)["rows"]} == {"ended"}
+    assert (view["over"], view["totals"]["used_cpus"]) == (True, 0)
     change(run, state="failed", error="ClusterError: no room")
     assert named(target, "the run failed", "ClusterError: no room; fix it")
 

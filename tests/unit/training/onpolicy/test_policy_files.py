@@ -18,8 +18,8 @@ from understudy.policies.openvla import OpenVLAPolicy
 from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.ranks import single_rank
-from understudy.training.onpolicy.policy_files import ADAPTER, WHOLE, is_one_file, save_policy
-from understudy.training.runs.run import Run
+from understudy.training.onpolicy.policy_files import ADAPTER, is_one_file, save_policy
+from understudy.training.runs.run import WHOLE, Run
 
 
 def test_an_adapter_is_saved_without_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

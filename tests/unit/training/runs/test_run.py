@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from understudy.training.runs.run import Run, RunError
+from understudy.training.runs.config import ConfigError
+from understudy.training.runs.run import KEPT, WHOLE, Run, RunError, policy_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,3 +56,23 @@ def test_one_process_works_on_a_run(tmp_path: Path) -> None:
         assert other.returncode != 0
         assert "is training it" in other.stderr
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_run_stands_for_its_newest_policy_and_says_if_it_has_none(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "run", "sft", Config())
+    missing = f"init_from: the run {run.path} has no policy yet; `understudy resume {run.path}` goes on training it"
+    with pytest.raises(ConfigError) as caught:
+        policy_path(run.path, option="init_from")
+    assert str(caught.value) == missing
+    run.policy.touch()
+    assert policy_path(run.path) == policy_path(run.policy) == run.policy
+    (run.path / WHOLE).mkdir()
+    assert policy_path(run.path) == run.path / WHOLE
+    kept = run.path / KEPT / "iteration-000004"
+    with pytest.raises(ConfigError, match=f"policy: the run {run.path} has no policy yet"):
+        policy_path(kept)
+    kept.mkdir(parents=True)
+    (kept / "policy.safetensors").touch()
+    assert policy_path(kept) == kept / "policy.safetensors"
+    with pytest.raises(ConfigError, match=r"expected a policy file or a run with one, got .*/none, which does not"):
+        policy_path(tmp_path / "none")

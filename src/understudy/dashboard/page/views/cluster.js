@@ -36,7 +36,7 @@ export async function open(page, { target, info }) {
     if (data.absent) return part("head", null, () => [h("h1", {}, "Cluster")]);
     part("head", data.driver, heading);
     part("alarms", data.alarms, (all) => all.map((one) => h("div", { class: `alarm ${one.level}` }, h("b", {}, one.what), h("span", {}, one.detail))));
-    part("tiles", [data.totals, data.counts, data.groups], numbers);
+    part("tiles", [data.totals, data.counts, data.groups, data.over], numbers);
     drawNodes(data.nodes);
     part("unhealthy", [data.unhealthy, data.num_unhealthy], unhealthy);
     part("shards", data.shards, shards);
@@ -179,13 +179,14 @@ function heading(driver) {
     h("p", { class: "soft" }, `Driver: process ${driver.pid ?? NONE} on ${driver.host || NONE}, Ray at ${driver.address || NONE}; as of ${clock(driver.updated_s)}`, late)];
 }
 
-function numbers([totals, counts, groups]) {
+function numbers([totals, counts, groups, over]) {
   const up = (role) => {
     const found = groups.find((group) => group.role === role);
+    if (over) return found ? tile(MANY[role] ?? `${role}s`, count(found.total), "at the end") : null;
     return found ? tile(MANY[role] ?? `${role}s`, count(found.states.find(([state]) => state === "running")?.[1] ?? 0), `running, of ${count(found.total)}`) : null;
   };
   return [
-    tile("nodes", count(totals.alive), totals.alive < totals.nodes ? `alive, of ${count(totals.nodes)}` : "all alive", totals.alive < totals.nodes ? "bad" : ""),
+    tile("nodes", count(totals.alive), totals.alive < totals.nodes ? `alive, of ${count(totals.nodes)}` : over ? "at the end" : "all alive", totals.alive < totals.nodes ? "bad" : ""),
     tile("CPUs", totals.cpus ? percent(totals.used_cpus / totals.cpus) : NONE, `${short(totals.used_cpus)} of ${short(totals.cpus)} in use`),
     totals.gpus ? tile("GPUs", percent(totals.used_gpus / totals.gpus), `${short(totals.used_gpus)} of ${short(totals.gpus)} in use`) : null,
     ...["learner", "rollout", "inference", "actor"].map(up),
