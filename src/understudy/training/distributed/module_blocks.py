@@ -15,7 +15,11 @@ from understudy.training.distributed.errors import RanksError
 
 
 def find_blocks(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
-    """The submodules of the classes with these names; without names, the elements of the outermost ModuleLists."""
+    """The submodules of the classes with these names; without names, the elements of the outermost ModuleLists.
+
+    A ModuleList with a forward pass of its own, such as an MLP, stays whole: it need not call its elements as modules,
+    and what FSDP and `compile` put around an element happens in that call alone.
+    """
     kinds = {type(part).__name__ for part in module.modules()}
     for name in names:
         if name not in kinds:
@@ -24,8 +28,9 @@ def find_blocks(module: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     found: list[nn.Module] = []
 
     def walk(part: nn.Module) -> None:
+        is_list = isinstance(part, nn.ModuleList) and type(part).forward is nn.Module.forward
         for child in part.children():
-            inside = type(child).__name__ in names if names else isinstance(part, nn.ModuleList)
+            inside = type(child).__name__ in names if names else is_list
             if inside:
                 found.append(child)
             else:
