@@ -66,6 +66,19 @@ def test_a_run_gets_its_cluster_while_somebody_looks(page: Any, tmp_path: Path) 
         page.locator(".node").first.wait_for()
 
 
+def test_a_run_that_has_ended_shows_nothing_that_runs(page: Any, tmp_path: Path) -> None:
+    run = tmp_path / "press"
+    make_status(run, num_workers=2).write("ended")
+    with WatchServer([run]) as server:
+        page.goto(f"{server.url}#/0/cluster")
+        page.locator(".title .pill", has_text="ended").wait_for()
+        page.locator(".node .pill", has_text="ended").first.wait_for()
+        shown = page.locator("#view").inner_text()
+    assert "running" not in shown
+    assert "in use\n" not in shown
+    assert shown.count("at the end") == 5  # nodes, CPUs, GPUs, learners and rollout workers
+
+
 def test_a_thousand_workers_fit_and_unfold(page: Any, tmp_path: Path) -> None:
     run = tmp_path / "press"
     with driver(run), WatchServer([run]) as server:

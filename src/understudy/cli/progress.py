@@ -141,7 +141,7 @@ def terminal_line(
     parts = [f"{what}: " + _count(done, total, unit, "/"), _clock(elapsed_s)]
     if total is not None and done < total:
         parts.append(f"left {'-' if left_s is None else _clock(left_s)}")
-    line, more = ", ".join(part for part in parts if part), list(status)
+    line, more = ", ".join(part for part in parts if part), [text for text in status if text]
     while more and len(line) + 2 + len(more[0]) < width:
         line += f"; {more.pop(0)}"
     room = width - 1 - len(line) - 1

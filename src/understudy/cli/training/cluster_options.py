@@ -15,7 +15,7 @@ ClusterOptions: TypeAlias = Annotated[ClusterConfig, tyro.conf.arg(name="cluster
 DEFAULT_CLUSTER = ClusterConfig()
 
 
-def start_of_cluster(cluster: str) -> str:
+def waiting_for_cluster(cluster: str) -> str:
     """What a command waits for before a run on a cluster begins."""
     return f"waiting for Ray{'' if cluster in ('local', 'auto') else f' at {cluster}'} and the run's processes"
 

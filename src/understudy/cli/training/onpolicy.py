@@ -16,7 +16,7 @@ from understudy.cli.training.cluster_options import (
     DEFAULT_CLUSTER,
     ClusterOptions,
     check_cluster_options,
-    start_of_cluster,
+    waiting_for_cluster,
 )
 from understudy.cli.training.config_file import ConfigFile
 from understudy.cli.training.progress_text import iteration_progress
@@ -178,7 +178,7 @@ def _run_on_cluster(run: Run, num_ranks: int, cluster: str, cluster_config: Clus
         for text in lines:
             console.print(text, soft_wrap=True)
 
-    with iteration_progress(console, start_of_cluster(cluster)) as progress:
+    with iteration_progress(console, waiting_for_cluster(cluster)) as progress:
         run_on_policy(run, cluster_config, address=cluster, on_update=progress, on_messages=show_restored)
     _print_score(run, console)
     return 0

@@ -79,8 +79,7 @@ class IterationProgressBar:
 def rlpd_progress(console: Console, waits_for: str = "") -> Iterator[RLPDProgressBar]:
     """The progress of an RLPD run; until its first step it says what it waits for."""
     with ProgressLine(console, "train", "steps") as line:
-        if waits_for:
-            line.say(waits_for)
+        line.say(waits_for)
         yield RLPDProgressBar(line)
 
 
@@ -88,6 +87,5 @@ def rlpd_progress(console: Console, waits_for: str = "") -> Iterator[RLPDProgres
 def iteration_progress(console: Console, waits_for: str = "") -> Iterator[IterationProgressBar]:
     """The progress of an on-policy run; until its first iteration it says what it waits for."""
     with ProgressLine(console, "train", "iterations") as line:
-        if waits_for:
-            line.say(waits_for)
+        line.say(waits_for)
         yield IterationProgressBar(line)

@@ -14,7 +14,7 @@ from understudy.cli.training.cluster_options import (
     DEFAULT_CLUSTER,
     ClusterOptions,
     check_cluster_options,
-    start_of_cluster,
+    waiting_for_cluster,
 )
 from understudy.cli.training.config_file import (
     ConfigFile,
@@ -75,7 +75,7 @@ def run_until_finished(run: Run, cluster: str | None, cluster_config: ClusterCon
         from understudy.training.offpolicy.local_run import LocalRun
         from understudy.training.runs.evaluate import last_score
 
-    with rlpd_progress(console, "" if cluster is None else start_of_cluster(cluster)) as progress:
+    with rlpd_progress(console, "" if cluster is None else waiting_for_cluster(cluster)) as progress:
         if cluster is not None:
             with needs_extra("cluster"):
                 from understudy.cluster.launch import run_rlpd

@@ -74,7 +74,7 @@ def workers(target: Target, node: str, role: str, offset: int) -> dict[str, Any]
 
 
 def _read(target: Target) -> Cluster | None:
-    """The cluster as it is now: the driver's last status may be of the moment before it ended its workers."""
+    """The cluster as it is now: the last status of a driver that has ended is of a moment at which its workers ran."""
     cluster = target.cluster.read()
     if cluster is None or cluster.driver_state not in OVER:
         return cluster
@@ -82,7 +82,6 @@ def _read(target: Target) -> Cluster | None:
         cluster,
         roles=tuple(one if one.state in BAD else replace(one, state="ended", doing="") for one in cluster.roles),
         shards=tuple(one if one.state in BAD else replace(one, state="ended") for one in cluster.shards),
-        nodes=tuple(replace(one, free_cpus=one.cpus, free_gpus=one.gpus) for one in cluster.nodes),
     )
 
 

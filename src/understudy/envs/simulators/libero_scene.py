@@ -244,7 +244,10 @@ class Scene:
 
 
 def _compile_turns() -> None:
-    """Compile what robosuite would compile when an action first turns the hand: seconds, and a step has few of them."""
+    """Compile now what robosuite compiles when an action first turns the hand.
+
+    It takes seconds. On a busy machine that is longer than the limit of a step, and a reset has a longer one.
+    """
     importlib.import_module("robosuite.utils.transform_utils").quat2mat(np.array([0.0, 0.0, 0.0, 1.0]))
 
 

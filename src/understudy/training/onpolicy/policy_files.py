@@ -23,7 +23,7 @@ from understudy.training.onpolicy.config import OnPolicyConfig
 from understudy.training.onpolicy.trainable_policy import TrainablePolicy
 from understudy.training.runs.config import ConfigError
 from understudy.training.runs.device import choose_device
-from understudy.training.runs.run import KEPT, WHOLE, Run
+from understudy.training.runs.run import KEPT_DIR, POLICY_DIR, Run
 
 if TYPE_CHECKING:
     from torch import nn
@@ -98,7 +98,7 @@ def keep_policy(
     policy: TrainablePolicy, run: Run, weights: Mapping[str, Array], *, adapted: bool, iteration: int
 ) -> None:
     """Save the policy of an iteration, whole and with its adapter, in a directory of its own; a crash leaves none."""
-    kept = run.path / KEPT / f"iteration-{iteration:06d}"
+    kept = run.path / KEPT_DIR / f"iteration-{iteration:06d}"
     new = kept.with_name(f".{kept.name}.new")
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(parents=True)
@@ -125,8 +125,8 @@ def _write(
             tensors = merged_state(policy.model, tensors)
         policy.save(Run(directory).policy, {name: tensor.numpy() for name, tensor in tensors.items()})
     elif whole:
-        new = directory / f".{WHOLE}.new"
+        new = directory / f".{POLICY_DIR}.new"
         shutil.rmtree(new, ignore_errors=True)
         policy.save(new, tensors)  # merges the adapter itself
-        shutil.rmtree(directory / WHOLE, ignore_errors=True)
-        files.move_durably(new, directory / WHOLE)
+        shutil.rmtree(directory / POLICY_DIR, ignore_errors=True)
+        files.move_durably(new, directory / POLICY_DIR)

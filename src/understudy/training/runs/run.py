@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 Config = TypeVar("Config")
 
 CONFIG = "config.json"
-WHOLE, KEPT = "policy", "policies"  # directories in that of an on-policy run, see the table above
+POLICY_DIR, KEPT_DIR = "policy", "policies"
 ON_POLICY = ("grpo", "rloo", "reinforce", "ppo")  # kinds of run that roll out groups of episodes
 FORMAT = 2  # of a run's directory; raised whenever an older run can no longer be read
 
@@ -242,10 +242,10 @@ def policy_path(given: str | Path, *, option: str = "policy") -> Path:
     path = Path(given)
     run = run_of(path)
     if run is not None:
-        path = path / WHOLE if (path / WHOLE).is_dir() else Run(path).policy
+        path = path / POLICY_DIR if (path / POLICY_DIR).is_dir() else Run(path).policy
     if path.exists():
         return path
-    if run is not None:
+    if run is not None and run.path == Path(given):
         raise configs.ConfigError(
             f"{option}: the run {run.path} has no policy yet; `understudy resume {run.path}` goes on training it"
         )
@@ -254,5 +254,5 @@ def policy_path(given: str | Path, *, option: str = "policy") -> Path:
 
 def run_of(path: Path) -> Run | None:
     """The run at a path, or the run that kept the policy of an iteration there."""
-    at = path.parent.parent if path.parent.name == KEPT else path
+    at = path.parent.parent if path.parent.name == KEPT_DIR else path
     return Run(at) if Run.is_at(at) else None

@@ -10,7 +10,7 @@ from rich.console import Console
 from tests.waiting import wait_for
 
 from understudy.cli import progress
-from understudy.cli.training.cluster_options import start_of_cluster
+from understudy.cli.training.cluster_options import waiting_for_cluster
 from understudy.cli.training.progress_text import RLPDProgressBar, iteration_progress, rlpd_progress
 from understudy.core import EpisodeInfo
 from understudy.training.data.run_episode import EpisodeResult
@@ -48,6 +48,6 @@ def test_a_success_with_help_is_not_one_of_the_policy(monkeypatch: pytest.Monkey
 def test_it_says_what_it_waits_for(start: Any, cluster: str | None, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "EVERY_S", 0.01)
     file = StringIO()
-    with start(Console(file=file, width=200), "" if cluster is None else start_of_cluster(cluster)):
+    with start(Console(file=file, width=200), "" if cluster is None else waiting_for_cluster(cluster)):
         wait_for(lambda: file.getvalue())
     assert file.getvalue().splitlines()[0] == text

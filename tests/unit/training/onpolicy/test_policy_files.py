@@ -19,7 +19,7 @@ from understudy.training.distributed.config import EngineConfig
 from understudy.training.distributed.engine import Engine
 from understudy.training.distributed.ranks import single_rank
 from understudy.training.onpolicy.policy_files import ADAPTER, is_one_file, save_policy
-from understudy.training.runs.run import WHOLE, Run
+from understudy.training.runs.run import POLICY_DIR, Run
 
 
 def test_an_adapter_is_saved_without_its_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,8 +34,8 @@ def test_an_adapter_is_saved_without_its_network(tmp_path: Path, monkeypatch: py
     with monkeypatch.context() as strict:
         strict.setattr(lora, "merged_state", None)  # raises if it is called
         save_policy(policy, run, trained, adapted=True, last=False)
-    assert not (run.path / WHOLE).exists()
+    assert not (run.path / POLICY_DIR).exists()
     again = OpenVLAPolicy.load(directory, SPEC, unnorm_key=KEY, cameras=("image",))
     lora.load_adapter(again.model, run.path / ADAPTER)
     save_policy(policy, run, engine.parameters(), adapted=True, last=True)
-    assert (run.path / WHOLE).is_dir()
+    assert (run.path / POLICY_DIR).is_dir()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from understudy.training.runs.config import ConfigError
-from understudy.training.runs.run import KEPT, WHOLE, Run, RunError, policy_path
+from understudy.training.runs.run import KEPT_DIR, POLICY_DIR, Run, RunError, policy_path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +66,10 @@ def test_a_run_stands_for_its_newest_policy_and_says_if_it_has_none(tmp_path: Pa
     assert str(caught.value) == missing
     run.policy.touch()
     assert policy_path(run.path) == policy_path(run.policy) == run.policy
-    (run.path / WHOLE).mkdir()
-    assert policy_path(run.path) == run.path / WHOLE
-    kept = run.path / KEPT / "iteration-000004"
-    with pytest.raises(ConfigError, match=f"policy: the run {run.path} has no policy yet"):
+    (run.path / POLICY_DIR).mkdir()
+    assert policy_path(run.path) == run.path / POLICY_DIR
+    kept = run.path / KEPT_DIR / "iteration-000004"
+    with pytest.raises(ConfigError, match=rf"got {kept}, which does not exist"):  # though the run has a policy
         policy_path(kept)
     kept.mkdir(parents=True)
     (kept / "policy.safetensors").touch()

@@ -37,7 +37,7 @@ export async function open(page, { target, info }) {
     part("head", data.driver, heading);
     part("alarms", data.alarms, (all) => all.map((one) => h("div", { class: `alarm ${one.level}` }, h("b", {}, one.what), h("span", {}, one.detail))));
     part("tiles", [data.totals, data.counts, data.groups, data.over], numbers);
-    drawNodes(data.nodes);
+    drawNodes(data.nodes, data.over);
     part("unhealthy", [data.unhealthy, data.num_unhealthy], unhealthy);
     part("shards", data.shards, shards);
     part("events", [data.events, data.earlier, data.log], events);
@@ -54,7 +54,7 @@ export async function open(page, { target, info }) {
 
   let shape = null, made = [];
 
-  function drawNodes(all) {
+  function drawNodes(all, over) {
     const now = JSON.stringify(all.map((one) => [one.id, one.groups.map((group) => group.role)]));
     if (shape !== now) {
       shape = now;
@@ -62,15 +62,15 @@ export async function open(page, { target, info }) {
       made = all.map(node);
       fill(parts.nodes, card("Nodes", { wide: true, note: "CPUs and GPUs in use; click a group to list its workers" }, h("div", { class: "nodes" }, made.map((one) => one.section))));
     }
-    all.forEach((one, at) => made[at].update(one));
+    all.forEach((one, at) => made[at].update(one, over));
   }
 
   function node(one) {
     const top = h("div", { class: "top" }), workerGroups = one.groups.map((group) => workerGroup(one.id, group.role));
     const section = h("section", { "data-node": one.id }, top, workerGroups.map((each) => each.details), workerGroups.length ? null : h("small", {}, "no workers"));
-    const update = (now) => {
+    const update = (now, over) => {
       section.className = now.alive || !now.id ? "node" : "node unhealthy";
-      fill(top, about(now));
+      fill(top, about(now, over));
       now.groups.forEach((group, at) => workerGroups[at].update(group));
     };
     return { section, update };
@@ -134,12 +134,12 @@ class WorkerList {
 }
 
 // The head of a node; a group in one line.
-function about(one) {
+function about(one, over) {
   const use = [["CPUs", one.cpus, one.free_cpus], ["GPUs", one.gpus, one.free_gpus]].filter(([, all]) => all);
   return [h("header", {}, h("h3", { title: one.id }, one.id ? one.host || one.id.slice(0, 12) : "Not placed"), h("small", {}, one.id ? one.address : "workers that wait for resources"),
     one.id && !one.alive ? h("span", { class: "pill bad" }, one.seen_s ? `gone, seen ${ago(one.seen_s)}` : "gone") : null,
     one.memory_bytes ? h("small", { class: "memory" }, `${bytes(one.memory_bytes)} of memory`) : null),
-  use.map(([what, all, free]) => meter(what, all - free, all, one.alive))];
+  use.map(([what, all, free]) => meter(what, all - free, all, one.alive && !over))];
 }
 
 function meter(what, used, all, alive) {
@@ -185,10 +185,11 @@ function numbers([totals, counts, groups, over]) {
     if (over) return found ? tile(MANY[role] ?? `${role}s`, count(found.total), "at the end") : null;
     return found ? tile(MANY[role] ?? `${role}s`, count(found.states.find(([state]) => state === "running")?.[1] ?? 0), `running, of ${count(found.total)}`) : null;
   };
+  const resource = (what, used, all) => (over ? tile(what, short(all), "at the end") : tile(what, all ? percent(used / all) : NONE, `${short(used)} of ${short(all)} in use`));
   return [
     tile("nodes", count(totals.alive), totals.alive < totals.nodes ? `alive, of ${count(totals.nodes)}` : over ? "at the end" : "all alive", totals.alive < totals.nodes ? "bad" : ""),
-    tile("CPUs", totals.cpus ? percent(totals.used_cpus / totals.cpus) : NONE, `${short(totals.used_cpus)} of ${short(totals.cpus)} in use`),
-    totals.gpus ? tile("GPUs", percent(totals.used_gpus / totals.gpus), `${short(totals.used_gpus)} of ${short(totals.gpus)} in use`) : null,
+    resource("CPUs", totals.used_cpus, totals.cpus),
+    totals.gpus ? resource("GPUs", totals.used_gpus, totals.gpus) : null,
     ...["learner", "rollout", "inference", "actor"].map(up),
     tile("stored steps", short(totals.steps), totals.lost_steps ? `${short(totals.lost_steps)} lost` : "none lost", totals.lost_steps ? "bad" : ""),
     tile("restarts", count(counts.restarts), `${plural(counts.nodes_lost, "node")} lost`),
