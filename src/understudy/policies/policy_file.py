@@ -146,7 +146,7 @@ def unpack(tree: Tree) -> tuple[dict[str, torch.Tensor], Stats]:
 
 
 def named_weights(network: nn.Module) -> dict[str, torch.Tensor]:
-    """The weights of a network with an `Encoder` by the names of the file, such as encoder/front/conv_0/weight."""
+    """The weights of a network with an `ObservationEncoder`, named as in the file: encoder/front/conv_0/weight."""
     return {_name_in_file(network, key): tensor for key, tensor in network.state_dict().items()}
 
 

@@ -14,7 +14,7 @@ from understudy.core import NO_VERSION, Spec, Tree
 from understudy.core import tree as trees
 from understudy.policies import policy_file, transfer
 from understudy.policies.config import EncoderConfig, ValueConfig
-from understudy.policies.encoders.encoder import Encoder
+from understudy.policies.encoders.observation_encoder import ObservationEncoder
 from understudy.policies.encoders.words import PADDING, Words
 from understudy.policies.mlp import MLP, uninitialized
 from understudy.policies.protocol import Array
@@ -38,7 +38,7 @@ class ValueNetwork(nn.Module):
     ):
         """Weights are undefined until `init_parameters` or `load_state_dict` fills them."""
         super().__init__()
-        self.encoder = Encoder(encoder, observation, stats, device)
+        self.encoder = ObservationEncoder(encoder, observation, stats, device)
         self.words = uninitialized(nn.Embedding, num_words, config.word_size)
         self.head = MLP((self.encoder.size + config.word_size, *config.hidden, config.num_bins), last_gain=0.1)
         self.device = device

@@ -5,7 +5,8 @@
 `PageAuth` is for a page in a browser. Its files are given to anyone who may ask this server at all; they hold nothing
 secret. The rest needs the token, if there is one: as `Authorization: Bearer`, or as the cookie that a page gets for it,
 because a browser's images and event streams carry no headers. Requests that change something must come from a page of
-this server.
+this server. The operator's page speaks over a websocket and sends the token in its first message
+(envs/teleop/browser_server.py).
 """
 
 from __future__ import annotations

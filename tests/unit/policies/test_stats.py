@@ -8,7 +8,7 @@ import torch
 
 from understudy.core import ArraySpec, Spec
 from understudy.policies import EncoderConfig, Inputs, PolicyError, Stats
-from understudy.policies.encoders.encoder import LARGEST_STATE, Encoder
+from understudy.policies.encoders.observation_encoder import LARGEST_STATE, ObservationEncoder
 
 SPEC = Spec(
     {
@@ -45,7 +45,7 @@ def test_of_bounds() -> None:
 
 def test_a_network_sees_numbers_near_one_and_none_that_runs_away() -> None:
     stats = Stats.of_data(INPUTS, [data(500, 3)])
-    encoder = Encoder(EncoderConfig(), SPEC, stats, torch.device("cpu"))
+    encoder = ObservationEncoder(EncoderConfig(), SPEC, stats, torch.device("cpu"))
     seen = encoder(INPUTS.tensors(data(500, 4), torch.device("cpu"))).numpy()
     assert np.abs(seen.mean(axis=0)).max() < 0.2
     assert 0.9 < seen[:, [0, 1, 3]].std() < 1.1

@@ -1,4 +1,4 @@
 """Encoders: from an observation's images and state to one vector of features.
 
-`registry.py` lists the image encoders: `small.py`, `resnet10.py` and `pretrained.py`.
+`image_encoder.py` chooses the image encoder: `small_cnn.py` (the default), `resnet10.py` or `pretrained.py`.
 """

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from understudy.policies.config import EncoderConfig
-from understudy.policies.encoders.image_encoder import ImageEncoder, SpatialHead
+from understudy.policies.encoders.image_encoder_base import ImageEncoder, SpatialHead
 from understudy.policies.protocol import PolicyError
 
 DEFAULT_MEAN = DEFAULT_STD = (0.5, 0.5, 0.5)  # where the checkpoint has no preprocessor_config.json

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from understudy.policies.encoders.image_encoder import SpatialHead
+from understudy.policies.encoders.image_encoder_base import SpatialHead
 from understudy.policies.mlp import init_conv, uninitialized
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from understudy.core import StepSpec
 from understudy.policies.actions import Actions
-from understudy.policies.encoders.encoder import Encoder
+from understudy.policies.encoders.observation_encoder import ObservationEncoder
 from understudy.policies.encoders.words import PADDING
 from understudy.policies.flow.config import FlowConfig
 from understudy.policies.flow.flow_matching import bounded_std
@@ -53,7 +53,7 @@ class FlowModel(nn.Module):
     def __init__(self, config: FlowConfig, spec: StepSpec, stats: Stats, *, num_words: int, device: torch.device):
         super().__init__()
         block_size = config.block_steps * Actions(spec.action).size
-        self.encoder = Encoder(config.encoder, spec.observation, stats, device)
+        self.encoder = ObservationEncoder(config.encoder, spec.observation, stats, device)
         self.words = uninitialized(nn.Embedding, num_words, config.word_size)
         num_features = self.encoder.size + config.word_size
         self.enter = new_linear(block_size + TIME_SIZE + num_features, config.hidden)

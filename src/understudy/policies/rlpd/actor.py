@@ -14,7 +14,7 @@ from understudy.core import NO_VERSION, Spec, StepSpec, Tree
 from understudy.policies import policy_file
 from understudy.policies.actions import Actions
 from understudy.policies.config import ActorConfig
-from understudy.policies.encoders.encoder import Encoder
+from understudy.policies.encoders.observation_encoder import ObservationEncoder
 from understudy.policies.mlp import MLP
 from understudy.policies.protocol import Acted, Array, Evaluated, PolicyError
 from understudy.policies.rlpd import tanh_normal
@@ -34,7 +34,7 @@ class Actor(nn.Module):
         self.config = config
         self.spec = spec
         self.device = device
-        self.encoder = Encoder(config.encoder, spec.observation, stats, device)
+        self.encoder = ObservationEncoder(config.encoder, spec.observation, stats, device)
         self.actions = Actions(spec.action)
         self.gripper_config = config.gripper
         self.gripper_index = None if config.gripper is None else config.gripper.index(self.actions)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from understudy.core import NO_VERSION, Spec, Tree
 from understudy.policies import policy_file
 from understudy.policies.config import ClassifierConfig
-from understudy.policies.encoders.encoder import Encoder
+from understudy.policies.encoders.observation_encoder import ObservationEncoder
 from understudy.policies.mlp import MLP
 from understudy.policies.protocol import Array
 from understudy.policies.stats import Stats
@@ -30,7 +30,7 @@ class ClassifierNetwork(nn.Module):
         self.config = config
         self.observation = observation
         self.device = device
-        self.encoder = Encoder(config.encoder, observation, stats, device)
+        self.encoder = ObservationEncoder(config.encoder, observation, stats, device)
         self.head = MLP((self.encoder.size, *config.hidden, 1), last_gain=0.01)
         self.to(device)
 

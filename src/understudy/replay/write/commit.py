@@ -2,6 +2,7 @@
 
 The store's own state does not change before the transaction is durable: a Commit collects the new state, and `publish`
 makes it the store's. If anything fails before that, the catalog does not list the rows that were written.
+`Store.commit` queues the chunks of its callers, and acknowledges them after `publish`.
 """
 
 from __future__ import annotations

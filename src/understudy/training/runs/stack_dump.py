@@ -1,4 +1,7 @@
-"""Stack dump: where each thread of this process is, as text. Shows where a stuck process hangs."""
+"""Stack dump: where each thread of this process is, as text. Shows where a stuck process hangs.
+
+A simulator or policy in a subprocess writes its stacks itself, when it is sent SIGUSR1 (processes/child_main.py).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoder: from an observation's cameras and state to one vector of features."""
+"""ObservationEncoder: from an observation's cameras and state to one vector of features."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from understudy.core import Spec
 from understudy.policies.config import EncoderConfig
-from understudy.policies.encoders.registry import new_image_encoder
+from understudy.policies.encoders.image_encoder import new_image_encoder
 from understudy.policies.inputs import Inputs
 from understudy.policies.stats import Stats
 
 LARGEST_STATE = 10.0  # standard deviations from the mean; a broken sensor does not drown the rest
 
 
-class Encoder(nn.Module):
+class ObservationEncoder(nn.Module):
     """Features [B, size]: those of each camera, then the normalized state."""
 
     def __init__(self, config: EncoderConfig, observation: Spec, stats: Stats, device: torch.device):

@@ -17,8 +17,8 @@ from understudy.algorithms import SAC, AlgorithmError
 from understudy.core import ArraySpec, Spec, StepSpec
 from understudy.core import tree as trees
 from understudy.policies import ActorConfig, ActorPolicy, EncoderConfig, Inputs, PolicyError, Stats
-from understudy.policies.encoders.encoder import Encoder
-from understudy.policies.encoders.registry import IMAGE_ENCODERS
+from understudy.policies.encoders.image_encoder import IMAGE_ENCODERS
+from understudy.policies.encoders.observation_encoder import ObservationEncoder
 
 CPU = torch.device("cpu")
 
@@ -77,7 +77,8 @@ def test_every_kind_is_in_the_registry() -> None:
 
 @pytest.mark.parametrize("kind", [*KINDS, "resnet frozen"])
 def test_features_are_finite_and_depend_on_each_camera(kind: str, checkpoints: dict[str, Path]) -> None:
-    encoder = Encoder(config_of(kind, checkpoints), CAMERAS.observation, Stats.none(Inputs(CAMERAS.observation)), CPU)
+    stats = Stats.none(Inputs(CAMERAS.observation))
+    encoder = ObservationEncoder(config_of(kind, checkpoints), CAMERAS.observation, stats, CPU)
     encoder.init_parameters(torch.Generator().manual_seed(0))
     observation = random_tree(CAMERAS.observation, 3, np.random.default_rng(0))
     features = encoder(encoder.inputs.tensors(observation, CPU)).detach()
@@ -197,7 +198,7 @@ def test_without_transformers_the_error_says_what_to_install(
 def test_resnet10_has_the_shapes_of_hil_serl() -> None:
     spec = Spec({"front": ArraySpec(shape=(128, 128, 3), dtype="uint8")})
     config = EncoderConfig(kind="resnet10", latent=256)
-    encoder = Encoder(config, spec, Stats.none(Inputs(spec)), CPU)
+    encoder = ObservationEncoder(config, spec, Stats.none(Inputs(spec)), CPU)
     shapes = {name.removeprefix("images.cameras.0."): list(w.shape) for name, w in encoder.named_parameters()}
     assert shapes["conv.weight"] == [64, 3, 7, 7]
     assert shapes["blocks.3.conv_1.weight"] == [512, 512, 3, 3]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from understudy.policies.encoders.image_encoder import bottleneck
+from understudy.policies.encoders.image_encoder_base import bottleneck
 from understudy.policies.mlp import init_conv, init_linear, new_linear, uninitialized
 
 

@@ -1,4 +1,4 @@
-"""Encoder: features of cameras and state, against loops in numpy."""
+"""ObservationEncoder: features of cameras and state, against loops in numpy."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import torch
 from tests.unit.algorithms.batches import CAMERAS, random_tree
 
 from understudy.policies import EncoderConfig, Inputs, Stats
-from understudy.policies.encoders.encoder import Encoder
+from understudy.policies.encoders.observation_encoder import ObservationEncoder
 
 CPU = torch.device("cpu")
 CONFIG = EncoderConfig(filters=(4, 8), latent=6)
 
 
 def test_features_equal_convolutions_written_out() -> None:
-    encoder = Encoder(CONFIG, CAMERAS.observation, Stats.none(Inputs(CAMERAS.observation)), CPU)
+    encoder = ObservationEncoder(CONFIG, CAMERAS.observation, Stats.none(Inputs(CAMERAS.observation)), CPU)
     encoder.init_parameters(torch.Generator().manual_seed(3))
     encoder.requires_grad_(False)
     for name, weight in encoder.named_parameters():
