@@ -43,7 +43,13 @@ class LocalWriter(Writer):
         self._commit_now = commit
         self.commits = BackgroundCommits(name, commit, overflow=overflow)
         super().__init__(
-            self.commits, name, incarnation, spec, commit_steps=commit_steps, flush_each_episode=flush_each_episode
+            self.commits,
+            name,
+            incarnation,
+            spec,
+            commit_steps=commit_steps,
+            flush_each_episode=flush_each_episode,
+            keeps_lock=any(leaf.codec is not None for leaf in spec.columns.values()),
         )
         self._drops = overflow == "drop_episode"
         self._dropping = False  # the rest of the current episode

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from understudy.core import BacklogError, EpisodeError, Step, StoreFailedError
+from understudy.core import ArraySpec, BacklogError, EpisodeError, Png, Spec, Step, StepSpec, StoreFailedError
 from understudy.core.examples import random_steps, small_spec
 from understudy.replay import Reader, Store
 from understudy.replay.format.chunk import Chunk
+from understudy.replay.write import writer as writer_module
 from understudy.replay.write.background import MAX_QUEUED_CHUNKS
 from understudy.replay.write.local_writer import LocalWriter
 
@@ -208,6 +209,21 @@ def test_without_background_the_call_that_fills_a_chunk_commits_it(store: Store)
     for number in range(4):
         writer.append(step(number))
     assert stored(store) == [[0, 1, 2, 3]]
+
+
+@pytest.mark.parametrize(("codec", "expected"), [(None, 0), (Png(), 3)])
+def test_append_keeps_pythons_lock_only_beside_encoders(
+    codec: Png | None, expected: int, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(writer_module, "_copy_at_once", lambda source, target: kept.append(source.shape))
+    frame = ArraySpec(shape=(64, 64, 3), dtype="uint8", codec=codec)
+    spec = StepSpec(observation=Spec({"front": frame}), action=Spec(ArraySpec(shape=(2,), dtype="float32")))
+    writer = store.writer("w", spec)
+    writer.begin()
+    for step in random_steps(spec, 3, seed=0)[0]:
+        writer.append(step)
+    assert kept == [frame.shape] * expected
 
 
 def test_the_same_steps_give_the_same_store_in_both_ways(tmp_path: Path) -> None:
