@@ -7,6 +7,7 @@
     python -m benchmarks.cameras resized      # batches of 128x128 out of 480x640; --lerobot-python PY reads too
     python -m benchmarks.cameras codecs
     python -m benchmarks.cameras hour runs/hour   # a store of an hour, to look at with info, watch, film and export
+    python -m benchmarks.cameras export-hour runs/hour runs/hour-lerobot --lerobot-python PY
 
 The frames are a textured scene that pans, with sensor noise; `--frames DIR` takes `front.npy`, `side.npy` and
 `wrist.npy` of a directory instead, [frames, 480, 640, 3] uint8.
@@ -32,7 +33,7 @@ from typing import Any
 
 import numpy as np
 import tyro
-from benchmarks.cameras_lerobot import mark, number_in, place_of, psnr
+from benchmarks.cameras_lerobot import NUM_HOUR_FRAMES, mark, number_in, place_of, psnr
 
 from understudy.codecs import decode_frames, encode_frames
 from understudy.core import H264, ArraySpec, Jpeg, Png, Spec, Step, StepSpec
@@ -169,16 +170,21 @@ def _found(path: Path, pictures: dict[str, Array], num_steps: int) -> dict[str, 
 
 
 def _lerobot(python: Path, place: Path, pictures: dict[str, Array], what: str, amount: float) -> dict[str, Any]:
-    """What lerobot takes to record or to read the same frames, by the program that runs in its environment."""
+    """What lerobot takes to record or to read the same frames."""
     for name, found in pictures.items():
         np.save(place / f"{name}.npy", found)
+    return _run_lerobot(python, what, place, place, amount)
+
+
+def _run_lerobot(python: Path, what: str, given: Path, place: Path, amount: float) -> dict[str, Any]:
+    """The answers of the program that runs in lerobot's environment."""
     out = place / "lerobot"
     out.mkdir()
     program = Path(__file__).with_name("cameras_lerobot.py")
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(place / "hf")}
     environment["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
     environment.pop("PYTHONPATH", None)
-    subprocess.run([python, program, what, place, out, str(amount)], env=environment, check=True)
+    subprocess.run([python, program, what, given, out, str(amount)], env=environment, check=True)
     answers: dict[str, Any] = json.loads((out / "answers.json").read_text())
     return answers
 
@@ -227,7 +233,7 @@ def hour(store: tyro.conf.Positional[Path], *, minutes: int = 60, episode_s: int
     with Store.open(store) as opened:
         writer = opened.writer("arm", spec_of("h264"))
         for take in range(60 // episode_s):
-            pictures = {name: _scene(60, 10 * take + seed) for seed, name in enumerate(CAMERAS)}
+            pictures = {name: mark(_scene(NUM_HOUR_FRAMES, 10 * take + seed)) for seed, name in enumerate(CAMERAS)}
             writer.begin(task="pick", instruction="pick up the red block", labels={FPS: str(HZ)}, success=take > 0)
             for number in range(steps + 1):
                 seen = _seen(pictures, number)
@@ -245,6 +251,41 @@ def hour(store: tyro.conf.Positional[Path], *, minutes: int = 60, episode_s: int
             trim(opened, recorded[number % len(recorded)], 0, steps - 1)
             if number % 30 == 0:
                 print(f"{number} episodes, {time.process_time() - spent_s:.0f} CPU s", flush=True)
+
+
+def export_hour(
+    store: tyro.conf.Positional[Path],
+    out: tyro.conf.Positional[Path],
+    *,
+    lerobot_python: Path | None = None,
+    items: int = 1000,
+) -> None:
+    """Export the store of an hour to LeRobot's format, and let lerobot read it.
+
+    Args:
+        store: Directory of the store that `hour` made.
+        out: Directory of the data set, which must not exist.
+        lerobot_python: Python of an environment with lerobot, which then reads items in random order.
+        items: Number of items that it reads.
+    """
+    start_s = time.monotonic()
+    subprocess.run([sys.executable, "-m", "understudy", "export", str(store), f"lerobot:{out}"], check=True)
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    report: dict[str, Any] = {
+        "exported in, s": round(time.monotonic() - start_s),
+        "CPU s": round(used.ru_utime + used.ru_stime),
+        "memory at most, MB": round(used.ru_maxrss / 1e3),
+        "store, MB": round(_num_bytes(store) / 1e6),
+        "data set, MB": round(_num_bytes(out) / 1e6),
+    }
+    if lerobot_python is not None:
+        with tempfile.TemporaryDirectory() as place:
+            report["lerobot"] = _run_lerobot(lerobot_python, "check", out, Path(place), items)
+    print(json.dumps(report, indent=2))
+
+
+def _num_bytes(directory: Path) -> int:
+    return sum(512 * path.stat().st_blocks for path in directory.rglob("*"))
 
 
 def bare(*, seconds: float = 60.0) -> None:
@@ -498,5 +539,13 @@ def _av1(pictures: Array) -> tuple[int, float, float, Array]:
 
 if __name__ == "__main__":
     tyro.extras.subcommand_cli_from_dict(
-        {"record": record, "bare": bare, "sample": sample, "resized": resized, "codecs": codecs, "hour": hour}
+        {
+            "record": record,
+            "bare": bare,
+            "sample": sample,
+            "resized": resized,
+            "codecs": codecs,
+            "hour": hour,
+            "export-hour": export_hour,
+        }
     )

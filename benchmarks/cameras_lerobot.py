@@ -2,6 +2,7 @@
 
     python cameras_lerobot.py record FRAMES OUT SECONDS    # at 30 Hz, what `benchmarks.cameras record` records
     python cameras_lerobot.py read FRAMES OUT STEPS        # items in random order, beside `benchmarks.cameras resized`
+    python cameras_lerobot.py check DATASET OUT ITEMS      # random items of an hour that `benchmarks.cameras` exported
 
 FRAMES has `front.npy`, `side.npy` and `wrist.npy`, which are taken back and forth as in cameras.py. Both ways in which
 lerobot records are taken, each with its defaults, as one episode: `streaming` encodes while it records, `images` writes
@@ -28,6 +29,7 @@ import numpy as np
 CAMERAS = ("front", "side", "wrist")
 HZ = 30
 MOST_ITEMS = 400  # that are read
+NUM_HOUR_FRAMES = 60  # of each camera in an episode of the hour, back and forth
 SQUARE, BITS = 16, 8  # pixels of a square; a frame has one for each bit of its number, in its upper left corner
 Array = np.ndarray[Any, Any]
 
@@ -41,7 +43,10 @@ def main(what: str, frames: Path, out: Path, amount: float) -> None:
     logging.disable(logging.CRITICAL)  # one line for each slow step would be part of what is measured
     os.environ["SVT_LOG"] = "1"  # errors only
     pictures = {name: np.load(frames / f"{name}.npy") for name in CAMERAS if (frames / f"{name}.npy").exists()}
-    answers = read_all(out / "data", pictures, int(amount)) if what == "read" else record_all(out, pictures, amount)
+    if what == "check":
+        answers = check(frames, int(amount))
+    else:
+        answers = read_all(out / "data", pictures, int(amount)) if what == "read" else record_all(out, pictures, amount)
     (out / "answers.json").write_text(json.dumps(answers))
 
 
@@ -91,6 +96,37 @@ def read_all(root: Path, pictures: dict[str, Array], num_steps: int) -> dict[str
             data[int(number)]
         answers[f"CPU ms, {name}"] = round((time.process_time() - before_s) / len(order) * 1e3, 2)
     return answers
+
+
+def check(root: Path, num_items: int) -> dict[str, Any]:
+    """Read random items, and compare the number in each frame and the joints with what that step recorded."""
+    import torch
+    from lerobot.datasets.lerobot_dataset import LeRobotDataset
+
+    torch.set_num_threads(1)
+    before_s = cpu_s()
+    data = LeRobotDataset("someone/arm", root=root)
+    opened_s, wrong = cpu_s() - before_s, 0
+    chosen = np.random.default_rng(0).permutation(len(data))[:num_items]
+    before_s = cpu_s()
+    for index in chosen:
+        item = data[int(index)]
+        number = int(item["frame_index"])
+        shown = place_of(number, NUM_HOUR_FRAMES)
+        joints = np.sin(number / HZ + np.arange(14)).astype(np.float32)
+        wrong += any(not np.array_equal(item[key].numpy(), joints) for key in ("observation.joints", "action"))
+        for name in CAMERAS:
+            frame = (item[f"observation.images.{name}"] * 255).round().byte().permute(1, 2, 0).numpy()
+            wrong += number_in(frame) != shown
+    return {
+        "steps": len(data),
+        "episodes": data.num_episodes,
+        "fps": data.fps,
+        "opened, CPU s": round(opened_s, 1),
+        "items read": len(chosen),
+        "CPU ms an item": round((cpu_s() - before_s) / len(chosen) * 1e3, 1),
+        "wrong frames and joints": wrong,
+    }
 
 
 def record(data: Any, place: Path, pictures: dict[str, Array], num_steps: int) -> dict[str, Any]:
