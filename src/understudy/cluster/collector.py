@@ -230,14 +230,15 @@ class ClusterCollector(Supervisor[_Worker]):
         if reply.refusal is not None:
             raise reply.refusal
         # A reply to a call of an earlier stream has rollouts that are in nobody's tickets any more.
-        self._finished += [
-            one for one in deserialize_rollouts(*reply.rollouts) if actor.tickets.pop(one.ticket.number, None)
-        ]
+        finished = [one for one in deserialize_rollouts(*reply.rollouts) if actor.tickets.pop(one.ticket.number, None)]
+        self._finished += finished
+        if finished:
+            actor.restarts_in_a_row = 0
         actor.doing = f"{reply.doing}, {len(actor.tickets)} tickets"
         if reply.error is not None:
             raise ActorLost(f"failed: {reply.error}")
         if actor.tickets:
-            self.check_progress(reply.idle_s, reply.doing, reply.stack)
+            self.check_progress(actor, reply.idle_s, reply.doing, reply.stack)
 
     def lost(self, actor: _Worker, lost: ActorLost) -> None:
         """Give the tickets of a lost worker to others; one with which too many were lost has failed."""

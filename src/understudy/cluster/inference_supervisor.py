@@ -76,7 +76,7 @@ class InferenceSupervisor(Supervisor[SupervisedActor]):
         actor.doing, actor.stack = "forward pass" if reply.busy_s else "waiting for requests", reply.stack
         if before != actor.pid:
             self._count(actor, ActorLost(f"died (its process {before} is gone)"))
-        self.check_progress(reply.busy_s, actor.doing, reply.stack)
+        self.check_progress(actor, reply.busy_s, actor.doing, reply.stack)
 
     def lost(self, actor: SupervisedActor, lost: ActorLost) -> None:
         ray.kill(actor.handle, no_restart=False)

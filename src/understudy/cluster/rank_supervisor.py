@@ -130,7 +130,13 @@ class RankSupervisor(Supervisor[SupervisedActor]):
         if nodes is not None:
             self._job, self._meeting_point, self._num = self._make_job(nodes), None, self.config.learner.num
             self.actors = [
-                SupervisedActor(role="learner", name=f"rank-{index}", restarts=self._num_restarts, error=self._error)
+                SupervisedActor(
+                    role="learner",
+                    name=f"rank-{index}",
+                    restarts=self._num_restarts,
+                    restarts_in_a_row=self._restarts_in_a_row,
+                    error=self._error,
+                )
                 for index in range(self._group.bundle_count)
             ]
         elif time.monotonic() - self._reserved_at > self.config.placement_timeout_s:

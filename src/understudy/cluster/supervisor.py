@@ -12,8 +12,10 @@
 | restarting | none | RESTART_PAUSE_S |
 
 An actor is lost if its process dies, if it does not answer for heartbeat_timeout_s, or if it makes no progress for
-progress_timeout_s; then the stacks of its threads are recorded. It has at most one outstanding call. When it is lost,
-it is killed, and the supervisor drops its handle and the call: a late reply is ignored, because nobody waits for it.
+progress_timeout_s; then the stacks of its threads are recorded. Each restart without progress doubles that time: a
+process that starts too slowly for it must get there at last. An actor has at most one outstanding call. When it is
+lost, it is killed, and the supervisor drops its handle and the call: a late reply is ignored, because nobody waits for
+it.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ logger = logging.getLogger(__name__)
 POLL_S = 1.0  # an actor with nothing to report answers after so long
 RESTART_PAUSE_S = 1.0
 MAX_STACK = 20_000  # characters of a stack in an event
+MAX_DOUBLINGS = 4  # of progress_timeout_s
 
 
 class ActorLost(Exception):
@@ -171,7 +174,7 @@ class Supervisor(Generic[Actor]):
         if reply.finished:
             self.finished(actor, reply.result)
         else:
-            self.check_progress(reply.idle_s, actor.doing, actor.stack)
+            self.check_progress(actor, reply.idle_s, actor.doing, actor.stack)
 
     def finished(self, actor: Actor, result: Any) -> None:
         """The work of an actor has ended."""
@@ -260,8 +263,8 @@ class Supervisor(Generic[Actor]):
                 f"fix the cause, then use `understudy resume`"
             )
 
-    def check_progress(self, idle_s: float, doing: str, stack: str | None) -> None:
-        if idle_s > self.config.progress_timeout_s:
+    def check_progress(self, actor: Actor, idle_s: float, doing: str, stack: str | None) -> None:
+        if idle_s > self.config.progress_timeout_s * 2 ** min(actor.restarts_in_a_row, MAX_DOUBLINGS):
             raise ActorLost(f"made no progress for {idle_s:.0f} s, {doing}", stack=stack)
 
     def _advance(self, actor: Actor) -> None:

@@ -148,6 +148,8 @@ def test_a_worker_that_hangs_is_replaced_and_its_stack_is_shown(stand: Stand, tm
         assert "made no progress" in events[0].text
         assert events[0].stack is not None
         assert "collector.stream" in events[0].stack
+        assert collector.actors[0].restarts >= 1
+        assert collector.actors[0].restarts_in_a_row == 0  # it has finished a rollout since
     finally:
         collector.close()
 

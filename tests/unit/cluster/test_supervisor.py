@@ -199,6 +199,22 @@ def test_an_actor_without_progress_is_replaced_and_its_stack_is_recorded(clock: 
     assert "made no progress for 11 s" in event.text
 
 
+def test_each_restart_without_progress_doubles_the_time_for_it(clock: list[float]) -> None:
+    workers = Workers(ClusterConfig(progress_timeout_s=10.0))
+    workers.run_actor()
+    for limit_s in (10.0, 20.0, 40.0, 80.0, 160.0, 160.0):
+        workers.answer(reply(idle_s=limit_s - 1))
+        workers.step()
+        workers.answer(reply(idle_s=limit_s + 1))
+        assert workers.actor.state == "restarting"
+        workers.end_pause()
+        workers.run_actor()
+    workers.answer(reply(idle_s=0.0, completed=1))
+    workers.step()
+    workers.answer(reply(idle_s=11.0, completed=1))
+    assert workers.actor.state == "restarting"
+
+
 def test_too_many_restarts_without_progress_end_the_run(clock: list[float]) -> None:
     workers = Workers(ClusterConfig(max_restarts=1))
     workers.run_actor()
@@ -315,6 +331,24 @@ def test_ranks_that_keep_failing_end_the_run(clock: list[float], groups: list[Gr
     with pytest.raises(ClusterError, match="learners: was lost 1 times in a row without progress"):
         ranks.step()
     assert groups[0].removed
+
+
+def test_ranks_that_hang_again_get_twice_the_time(clock: list[float], groups: list[Group]) -> None:
+    ranks = make_ranks(LearnerConfig(num=1), progress_timeout_s=10.0)
+    for limit_s in (10.0, 20.0):
+        ranks.step()
+        answers = {"location": LOCATION, "meeting_point": ("node-0", 1), "start": None}
+        while (call := ranks.actors[0].call) is None or call.method != "poll":
+            if call is not None:
+                call.answer(answers[call.method])
+            ranks.step()
+        call.answer(reply(idle_s=limit_s - 1))
+        ranks.step()
+        ranks.step()
+        assert ranks.actors
+        ranks.actors[0].call.answer(reply(idle_s=limit_s + 1))
+        ranks.step()
+        assert not ranks.actors
 
 
 # ---- the other side
