@@ -15,6 +15,7 @@ from understudy.core import (
     ArraySpec,
     EpisodeError,
     EpisodeInfo,
+    Png,
     Spec,
     SpecError,
     Step,
@@ -338,10 +339,11 @@ def test_a_store_takes_what_stands_around_gaps(tmp_path: Path) -> None:
 
 
 @pytest.mark.serial
-def test_append_keeps_pythons_lock_while_it_copies_frames(tmp_path: Path) -> None:
+def test_append_keeps_pythons_lock_while_it_copies_frames_that_are_encoded(tmp_path: Path) -> None:
     """Otherwise a control loop waits, once a frame, for the encoders' threads to give it back."""
+    camera = ArraySpec(shape=(480, 640, 3), dtype="uint8", codec=Png())
     spec = StepSpec(
-        observation=Spec({name: ArraySpec(shape=(480, 640, 3), dtype="uint8") for name in ("front", "side", "wrist")}),
+        observation=Spec(dict.fromkeys(("front", "side", "wrist"), camera)),
         action=Spec(ArraySpec(shape=(7,), dtype="float32")),
     )
     frames = np.random.default_rng(0).integers(0, 256, (480, 640, 3), np.uint8)
