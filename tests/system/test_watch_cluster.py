@@ -74,6 +74,8 @@ def test_a_run_that_has_ended_shows_nothing_that_runs(page: Any, tmp_path: Path)
         page.locator(".title .pill", has_text="ended").wait_for()
         page.locator(".node .pill", has_text="ended").first.wait_for()
         shown = page.locator("#view").inner_text()
+        filled = page.locator(".use .stack i:first-child").evaluate_all("all => all.map(i => i.style.flexGrow)")
+    assert set(filled) == {"0"}
     assert "running" not in shown
     assert "in use\n" not in shown
     assert shown.count("at the end") == 5  # nodes, CPUs, GPUs, learners and rollout workers

@@ -124,8 +124,8 @@ class ClusterConfig:
     placement_timeout_s: float = 120.0
     # Seconds after which a process that does not answer is killed and replaced; its later replies are ignored.
     heartbeat_timeout_s: float = 30.0
-    # Seconds after which a process that answers but makes no progress is killed and replaced; doubled after each such
-    # restart in a row, up to 16 times as long, so that a process that starts slowly gets there at last.
+    # Seconds after which a process that answers but makes no progress is killed and replaced; doubled after each
+    # restart without progress, up to 16 times as long, so that a process that starts slowly gets there at last.
     progress_timeout_s: float = 300.0
     # Seconds after which a shard whose node is gone is looked for on the disks of the other nodes.
     shard_node_timeout_s: float = 60.0

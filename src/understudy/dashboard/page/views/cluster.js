@@ -143,7 +143,8 @@ function about(one, over) {
 }
 
 function meter(what, used, all, alive) {
-  return h("div", { class: "use" }, h("span", {}, what), h("div", { class: "stack" }, h("i", { style: { flexGrow: String(Math.max(used, 0)), background: alive ? "var(--accent)" : "var(--policy)" } }), h("i", { style: { flexGrow: String(Math.max(all - used, 0)) } })),
+  const filled = alive ? Math.max(used, 0) : 0;
+  return h("div", { class: "use" }, h("span", {}, what), h("div", { class: "stack" }, h("i", { style: { flexGrow: String(filled), background: "var(--accent)" } }), h("i", { style: { flexGrow: String(Math.max(all - filled, 0)) } })),
     h("b", {}, alive ? `${short(used)} of ${short(all)}` : NONE));
 }
 
