@@ -27,6 +27,7 @@ from understudy.replay import EVERYTHING, Mixture, Prefetch, Reader, Sampler, St
 from understudy.replay.sample.batch_source import BatchSource
 from understudy.service import Server, ServerConfig, connect
 from understudy.service.wire import grpc_forks
+from understudy.web.errors import ListenError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -139,6 +140,14 @@ def test_a_fork_after_a_server_was_closed_may_connect(address: str, tmp_path: Pa
     with Store.open(fill(tmp_path / "store")) as store, Server(store, ServerConfig(port=0)) as server:
         sampled(server.address)
         assert "gRPC, which was in use at the fork, belongs to the process" in in_child(lambda: sampled(address))
+    assert in_child(lambda: sampled(address)) == sampled(address)
+
+
+@pytest.mark.serial  # in a process without Ray, which keeps gRPC running
+def test_a_fork_after_a_server_did_not_get_its_port_may_connect(address: str, tmp_path: Path) -> None:
+    port = int(address.rpartition(":")[2])
+    with Store.open(tmp_path / "store") as store, pytest.raises(ListenError, match="is another server there"):
+        Server(store, ServerConfig(port=port)).start()
     assert in_child(lambda: sampled(address)) == sampled(address)
 
 

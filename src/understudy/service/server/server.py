@@ -245,20 +245,24 @@ class Server:
         server.add_generic_rpc_handlers(self._handlers())
         host = f"[{config.host}]" if ":" in config.host.strip("[]") and config.host[0] != "[" else config.host
         address = f"{host}:{config.port}"
+        self._grpc = server
+        try:
+            self.address = f"{host}:{self._add_port(server, address)}"
+        finally:
+            await server.start()  # also without a port: gRPC ends only a server that was started
+
+    def _add_port(self, server: grpc.aio.Server, address: str) -> int:
+        config = self.config
         try:
             if config.tls_cert is not None and config.tls_key is not None:
                 pair = (config.tls_key.read_bytes(), config.tls_cert.read_bytes())
-                port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-            else:
-                port = server.add_insecure_port(address)
+                return int(server.add_secure_port(address, grpc.ssl_server_credentials([pair])))
+            return int(server.add_insecure_port(address))
         except OSError as error:
             raise RefusedError(f"{error.filename}: {error.strerror}; pass a readable certificate and key") from None
         except RuntimeError as error:
             tls = ", or pass a readable certificate and key" if config.tls_cert is not None else ""
             raise ListenError(f"cannot listen on {address} ({error}); is another server there?{tls}") from None
-        await server.start()
-        self._grpc = server
-        self.address = f"{host}:{port}"
 
     async def _close(self, grace_s: float) -> None:
         if self._grpc is not None:

@@ -556,8 +556,11 @@ def test_a_port_that_is_taken_leaves_the_buffers_free(serve, tmp_path):
         server = TrainerServer(TrainerConfig(port_number=0, broadcast_port=0))
         server.register_data_store("b", b)
         server.start(threaded=True)
-        with pytest.raises(StoreError, match="the server runs already"):
-            server.register_data_store("c", c)
+        try:
+            with pytest.raises(StoreError, match="the server runs already"):
+                server.register_data_store("c", c)
+        finally:
+            server.stop()
 
 
 def test_one_queue_has_one_client(connect):
