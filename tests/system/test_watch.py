@@ -439,6 +439,7 @@ def test_a_script_that_takes_over_is_not_called_a_human(page: Any, tmp_path: Pat
             page.goto(f"{server.url}#/0/overview")
             page.get_by_text(f"practice that succeeded with an intervention by {who}").wait_for()
             page.locator(".legend", has_text="practice that succeeded with an intervention").first.wait_for()
+            assert page.locator(".card h2:text-is('Intervention rate')").is_visible()
             page.goto(f"{server.url}#/0/interventions")
             page.locator(".axis", has_text=f"practice steps by {who}").wait_for()
             assert page.locator(".card h2:text-is('Latency')").is_visible() == (operator == "ada")
@@ -611,6 +612,10 @@ def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: P
         page.get_by_text("The store is empty").wait_for()
         assert main(["record", str(tmp_path / "soon"), "--env", ENV, "--successes", "1"]) == 0
         page.locator(".episode[data-id='1']").wait_for()  # without a reload
+        page.goto(f"{server.url}#/0/overview")
+        page.locator(".mini", has_text="success").wait_for()
+        shown = [title.inner_text() for title in page.locator(".card h2").all() if title.is_visible()]
+        assert shown == ["Latest episodes"]  # no empty curves of training
         learner = Health(tmp_path / "soon" / "health", role="learner", name="rlpd").start()
         learner.add(lambda: {"away": {}, "oldest_pending_s": 0.0})
         page.goto(f"{server.url}#/0/health")

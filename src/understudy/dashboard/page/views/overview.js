@@ -54,7 +54,9 @@ export async function open(page, { target, info }) {
     drawGroups(data);
     drawMetrics(train, against);
     success.node.hidden = imitates(data) && !data.metrics.evaluations.length;
-    cards.interventions.hidden = groupwise || imitates(data);
+    const demosOnly = !data.run && !data.course.length; // a store in which nobody has practised
+    cards.success.hidden = demosOnly;
+    cards.interventions.hidden = demosOnly || groupwise || imitates(data);
     cards.groups.hidden = !groupwise;
     cards.speed.hidden = !train?.values[speedName];
     cards.learning.hidden = !train;
