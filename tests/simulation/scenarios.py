@@ -12,6 +12,7 @@ from tests.simulation.history import History
 from tests.simulation.roles import wait
 
 from understudy.replay import Reader
+from understudy.replay.format.records import KEPT_CHECKS
 from understudy.replay.write.edit_requests import POLL_S, EditRequest, pending_edits, submit_edit
 from understudy.service.client.spool import Spool
 
@@ -25,6 +26,22 @@ def first_power_cut_of_a_spool(history: History) -> None:
     robot.kill("nothing")
     robot.start()
     history.inside(robot, lambda: history.expect(Spool(robot.spool).num_rows == 3, "the spool lost recorded rows"))
+
+
+def power_cut_after_chunks_that_no_disk_had(history: History) -> None:
+    """A file of the spool that comes back after a power cut is not sent again, many chunks later."""
+    robot = history.machine("robot-1")
+    history.revive(robot)
+    history.inside(robot, lambda: robot.recorder.give(4))
+    history.inside(robot, robot.recorder.flush)  # into the spool, because no server is there yet
+    history.revive(history.machine("lab"))
+    for _ in range(2 * KEPT_CHECKS):
+        history.inside(robot, partial(robot.recorder.deliver, 60.0))
+        history.inside(robot, lambda: robot.recorder.give(4))
+    history.inside(robot, partial(robot.recorder.deliver, 60.0))
+    history.expect(not list(robot.spool.glob("*/*.safetensors")), "chunks that the server has are in the spool")
+    robot.kill("nothing")
+    history.live([])  # to the end: no row may be there twice
 
 
 def first_power_cut_after_a_publication(history: History) -> None:
@@ -78,6 +95,7 @@ SCENARIOS: dict[str, Callable[[History], None]] = {
     scenario.__name__: scenario
     for scenario in (
         first_power_cut_of_a_spool,
+        power_cut_after_chunks_that_no_disk_had,
         first_power_cut_after_a_publication,
         read_error_in_a_commit,
         edit_request_that_cannot_be_removed,

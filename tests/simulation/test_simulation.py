@@ -48,6 +48,7 @@ def test_a_seed_repeats_exactly() -> None:
     "scenario",
     [
         "first_power_cut_of_a_spool",
+        "power_cut_after_chunks_that_no_disk_had",
         "first_power_cut_after_a_publication",
         "read_error_in_a_commit",
         "edit_request_that_cannot_be_removed",

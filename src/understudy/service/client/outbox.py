@@ -3,18 +3,22 @@
 | loop | takes from | blocks on | woken by |
 |---|---|---|---|
 | `commit`, in the control loop | - | a full queue, with overflow="block" | the recording thread |
-| recording thread | the queue of chunks | the queue, a full spool, the disk | `commit`, the sending thread |
+| recording thread | the queue of chunks | the queue, the spool, held chunks, the disk | `commit`, the sending thread |
 | sending thread | the spool | the server's answers; a pause after an error | the server; the recording thread |
 | gRPC's own thread (write_stream.py) | the spool | the window of unacknowledged chunks | the sending thread |
 
-A chunk is *recorded* when the spool has it and *delivered* when the server has it on disk. A recorded chunk is never
-dropped. If the queue is full, `append` waits or drops chunks, as `OutboxConfig.overflow` says; drops are counted.
+A chunk is *recorded* when the spool has it and *delivered* when the server has it on disk. While the server answers, a
+few chunks are sent from memory, and only those that it does not acknowledge within `spool_after_s` are recorded: the
+others never cost this machine's disk anything. A recorded chunk is never dropped. If the queue is full, `append` waits
+or drops chunks, as `OutboxConfig.overflow` says; drops are counted.
+
 Timeouts are measured on the monotonic clock; the wall clock is never read.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 import uuid
@@ -46,6 +50,8 @@ from understudy.service.wire.chunks import encode_chunk
 
 logger = logging.getLogger(__name__)
 
+MAX_HELD_CHUNKS = WINDOW_CHUNKS + 2  # below KEPT_CHECKS, by which a server recognizes what it has
+
 Overflow: TypeAlias = Literal["block", "drop_newest", "drop_oldest"]
 
 
@@ -58,6 +64,7 @@ class OutboxConfig:
     overflow: Overflow = "block"
     block_timeout_s: float = 1.0  # how long `append` waits for a full queue, with overflow="block"
     spool_bytes: int = 10 * 2**30  # recorded and not yet delivered; when the spool is this large, the queue fills
+    spool_after_s: float = 0.2  # record what the server has not acknowledged for so long; 0: record everything first
     failover_after_s: float | None = None  # use another shard if this one is unreachable for so long; None: wait
     accept_any_store: bool = False  # continue with any store that is served at the address, not only the first
 
@@ -67,6 +74,8 @@ class OutboxConfig:
                 f"outbox: expected queue_steps, queue_bytes and spool_bytes from 1 and block_timeout_s from 0, got "
                 f"{self.queue_steps}, {self.queue_bytes}, {self.spool_bytes} and {self.block_timeout_s}"
             )
+        if not 0 <= self.spool_after_s < math.inf:
+            raise BacklogError(f"outbox: expected spool_after_s from 0, got {self.spool_after_s}")
         if self.overflow not in ("block", "drop_newest", "drop_oldest"):
             raise BacklogError(f"overflow: expected block, drop_newest or drop_oldest, got {self.overflow!r}")
 
@@ -75,7 +84,7 @@ class OutboxConfig:
 class Delivery:
     """Where the rows of a writer are, counted from the start of this process."""
 
-    queued: int  # in memory now
+    queued: int  # in memory now, and neither recorded nor delivered
     recorded: int  # in the spool now, with those of earlier processes
     damaged_chunks: int  # that the disk damaged before they were delivered; kept in the spool's `damaged-*`
     spool_bytes: int  # size of the spool
@@ -120,6 +129,7 @@ class Outbox:
         self._capacity = min(config.queue_steps, config.queue_bytes // max(row_bytes, 1))  # in rows
         self._queued_rows = 0
         self._recording: Chunk | None = None  # taken from the queue and not yet in the spool
+        self._num_flushing = 0  # callers of `wait_recorded`
         self._acknowledging = False  # the spool has removed acknowledged chunks that the counters do not show yet
         self._delivered = self._dropped = self._refused = self._last_commit = 0
         self._next_seq = 0
@@ -189,6 +199,8 @@ class Outbox:
         """What the queue waits for: the server, once the spool is full, else what fills the spool."""
         if self._spool.num_bytes >= self._config.spool_bytes:
             return self._problem or "the spool is full"
+        if self._log.num_held >= MAX_HELD_CHUNKS:
+            return "the server has not acknowledged what it was sent, and spool_after_s is not over"
         if self._log.spec.encoded:
             return "camera frames come faster than this machine encodes and writes them"
         return "the disk is slow"
@@ -205,11 +217,16 @@ class Outbox:
             )
 
     def wait_recorded(self, timeout_s: float | None = None) -> bool:
-        """Wait until the spool has all committed chunks."""
+        """Wait until the spool or the server has all committed chunks."""
         with self._changed:
-            self._changed.wait_for(lambda: self._failure or not (self._queue or self._recording), timeout_s)
+            self._num_flushing += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(lambda: self._failure or self._all_recorded, timeout_s)
+            finally:
+                self._num_flushing -= 1
             self._check_usable()
-            return not (self._queue or self._recording)
+            return self._all_recorded
 
     def wait_delivered(self, timeout_s: float | None = None) -> bool:
         """Wait until the server has all committed chunks on disk; a DamageError if that can no longer be."""
@@ -224,13 +241,18 @@ class Outbox:
             return self._all_delivered
 
     @property
+    def _all_recorded(self) -> bool:
+        return not (self._queue or self._recording or self._log.num_held)
+
+    @property
     def _all_delivered(self) -> bool:
         return not (self._queue or self._recording or self._spool.num_chunks or self._acknowledging)
 
     @property
     def num_unrecorded(self) -> int:
         with self._changed:  # a chunk that moves from one to the other is counted once
-            return self._queued_rows + (self._recording.num_rows if self._recording else 0)
+            recording = self._recording.num_rows if self._recording else 0
+            return self._queued_rows + recording + self._log.held_rows
 
     @property
     def durable(self) -> bool:
@@ -239,9 +261,10 @@ class Outbox:
 
     def delivery(self) -> Delivery:
         with self._changed:
+            held_rows = self._log.held_rows
             return Delivery(
                 queued=self.num_unrecorded,
-                recorded=self._spool.num_rows,
+                recorded=self._spool.num_rows - held_rows,
                 damaged_chunks=self._spool.num_damaged,
                 spool_bytes=self._spool.num_bytes,
                 delivered=self._delivered,
@@ -292,37 +315,66 @@ class Outbox:
     # ---- recording
 
     def _record(self) -> None:
-        while (chunk := self._next_chunk()) is not None:
-            self._not_finite.look(chunk)
-            parts = self._splicer.splice(chunk.parts)
+        while (work := self._next_work()) is not None:
+            if isinstance(work, int):
+                self._log.record(work)
+                self.notify()
+                continue
+            self._not_finite.look(work)
+            parts = self._splicer.splice(work.parts)
             if parts:
-                columns = encoded_chunk(chunk).columns
-                self._log.put(self._next_seq, encode_chunk(self._next_seq, columns, parts), chunk.num_rows)
+                # On disk, a chunk never comes before an older one.
+                put = self._log.hold if self._log.num_held or self._may_hold else self._log.put
+                put(self._next_seq, encode_chunk(self._next_seq, encoded_chunk(work).columns, parts), work.num_rows)
                 self._next_seq += 1
-            if chunk.release is not None:
-                chunk.release()
+            if work.release is not None:
+                work.release()
             with self._changed:
                 self._recording = None
                 self._changed.notify_all()
 
-    def _next_chunk(self) -> Chunk | None:
-        """The next chunk, once the spool has space for it; None at the end."""
+    def _next_work(self) -> Chunk | int | None:
+        """The number of the held chunk to record now, or the next chunk of the queue; None at the end."""
         with self._changed:
-            self._changed.wait_for(
-                lambda: (
-                    self._stopping
-                    or self._failure
-                    or (self._queue and self._spool.num_bytes < self._config.spool_bytes)
-                    or (self._closing and not self._queue)
-                )
-            )
-            if not self._queue or ((self._stopping or self._failure) and not self.durable):
-                return None  # after a failure, queued chunks are still recorded if the spool survives this process
+            while True:
+                held, wait_s = self._log.held, None
+                if held is not None:
+                    seq, since = held
+                    wait_s = since + self._config.spool_after_s - time.monotonic()
+                    if wait_s <= 0 or not self._may_hold:
+                        return seq
+                if self._can_take:
+                    break
+                if self._is_over:
+                    return None
+                self._changed.wait(wait_s)
             chunk = self._queue.popleft()
             self._queued_rows -= chunk.num_rows
             self._recording = chunk
             self._changed.notify_all()
             return chunk
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing will leave the queue any more. A spool on disk gets what is in it even after a failure."""
+        if self.should_stop:
+            return not (self._queue and self.durable)
+        return self._closing and not self._queue
+
+    @property
+    def _can_take(self) -> bool:
+        """Whether the next chunk may leave the queue."""
+        if not self._queue:
+            return False
+        if self.should_stop:
+            return self.durable
+        return self._log.num_held < MAX_HELD_CHUNKS and self._spool.num_bytes < self._config.spool_bytes
+
+    @property
+    def _may_hold(self) -> bool:
+        """Whether a chunk may wait in memory for the server's acknowledgement."""
+        in_a_hurry = self._num_flushing or self._closing or self._stopping or self._failure
+        return self.durable and self._connected and not in_a_hurry and self._config.spool_after_s > 0
 
     # ---- sending
 
@@ -339,6 +391,8 @@ class Outbox:
                 pause_s, last_connected = MIN_BACKOFF_S, time.monotonic()
                 continue
             except (UnavailableError, WireError, DamageError) as error:
+                if self.should_stop:
+                    continue
                 if not isinstance(error, UnavailableError) and log.set_damaged_aside(WINDOW_CHUNKS):
                     self.notify()
                     continue  # the server refused what the disk has damaged

@@ -12,6 +12,9 @@
 A chunk is recorded when its file and the file's name are synced. It is removed when the server has acknowledged it. So
 what a crash leaves behind still has to be sent; a server stores a chunk that is sent twice only once. A damaged chunk
 is set aside, logged and counted, and all others are sent.
+
+A chunk that is *held* is in memory only: it is sent from there, and recorded unless the server acknowledges it first.
+Chunks are recorded in their order, so what is on disk never lacks one that is older than another.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ import json
 import logging
 import shutil
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -65,7 +69,7 @@ class Route:
 class _RecordedChunk:
     num_bytes: int
     num_rows: int
-    message: bytes | None = None  # without a directory only
+    message: bytes | None = None  # without a directory, or while it is held
 
 
 class SpoolLog:
@@ -77,6 +81,8 @@ class SpoolLog:
         self.route = route
         self.directory = directory
         self._chunks: OrderedDict[int, _RecordedChunk] = OrderedDict()
+        self._held: OrderedDict[int, float] = OrderedDict()  # when each was held, on the monotonic clock
+        self._removed = False  # a file, since the directory was synced
         self._lock = threading.Lock()
         self.highest = -1  # the number of the newest chunk that it ever had
         self.num_bytes = 0
@@ -101,13 +107,63 @@ class SpoolLog:
         if self.directory is None:
             message = b"".join(buffers)
         else:
-            path = self.directory / f"{seq:08d}{_SUFFIX}"
-            with store_errors(path, "write"):
-                create_durably(path, buffers)
+            self._create(seq, buffers)
         self._add(seq, _RecordedChunk(size_of(buffers), num_rows, message))
 
-    def _add(self, seq: int, chunk: _RecordedChunk) -> None:
+    def hold(self, seq: int, buffers: Sequence[Buffer], num_rows: int) -> None:
+        """Keep a chunk in memory until `record`, or until it is acknowledged."""
+        assert self.directory is not None
+        if self._removed:  # a name that comes back after a power cut must be among the server's last chunks
+            self._removed = False
+            with store_errors(self.directory, "fsync"):
+                sync_directory(self.directory)
+        self._add(seq, _RecordedChunk(size_of(buffers), num_rows, b"".join(buffers)), held=True)
+
+    def record(self, seq: int) -> None:
+        """Record the oldest held chunk, unless it is acknowledged meanwhile."""
+        chunk = self._chunks.get(seq)
+        if chunk is None or chunk.message is None:
+            return
+        self._create(seq, [chunk.message])
         with self._lock:
+            self._held.pop(seq, None)
+            acknowledged = seq not in self._chunks
+            if not acknowledged:
+                self._chunks[seq] = replace(chunk, message=None)
+        if acknowledged:
+            self._unlink(seq)
+
+    def _create(self, seq: int, buffers: Sequence[Buffer]) -> None:
+        path = self._path(seq)
+        self._removed = False
+        with store_errors(path, "write"):
+            create_durably(path, buffers)
+
+    def _unlink(self, seq: int) -> None:
+        path = self._path(seq)
+        with store_errors(path, "remove"):
+            path.unlink(missing_ok=True)
+        self._removed = True
+
+    @property
+    def held(self) -> tuple[int, float] | None:
+        """The oldest chunk that is held, and since when; None if none is."""
+        with self._lock:
+            return next(iter(self._held.items()), None)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._held)
+
+    @property
+    def held_rows(self) -> int:
+        with self._lock:
+            return sum(self._chunks[seq].num_rows for seq in self._held)
+
+    def _add(self, seq: int, chunk: _RecordedChunk, *, held: bool = False) -> None:
+        with self._lock:
+            if held:
+                self._held[seq] = time.monotonic()
             self._chunks[seq] = chunk
             self.highest = max(self.highest, seq)
             self.num_bytes += chunk.num_bytes
@@ -217,14 +273,15 @@ class SpoolLog:
         with self._lock:
             acknowledged = [number for number in self._chunks if number <= seq]
             chunks = [self._chunks.pop(number) for number in acknowledged]
+            for number in acknowledged:
+                self._held.pop(number, None)
             num_rows = sum(chunk.num_rows for chunk in chunks)
             self.num_bytes -= sum(chunk.num_bytes for chunk in chunks)
             self.num_rows -= num_rows
         if self.directory is not None:
-            for number in acknowledged:
-                path = self.directory / f"{number:08d}{_SUFFIX}"
-                with store_errors(path, "remove"):
-                    path.unlink(missing_ok=True)
+            for number, chunk in zip(acknowledged, chunks, strict=True):
+                if chunk.message is None:
+                    self._unlink(number)
         return num_rows
 
     def assign(self, shard: str) -> None:

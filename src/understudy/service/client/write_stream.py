@@ -149,10 +149,14 @@ class WriteStream:
         while True:
             num_pending = len(self._window)
             timeout_s = None
-            if num_pending or self._next is None:
+            waits_for_answer = num_pending or self._next is None
+            if waits_for_answer:
                 timeout_s = ANSWER_TIMEOUT_S + self._window.num_bytes / SLOWEST_LINK_BYTES_PER_S
             ready = self._outbox.wait_until(lambda: self._finished or self._may_send, timeout_s)
-            if not ready and not self._outbox.should_stop and len(self._window) == num_pending:
+            if self._outbox.should_stop:
+                if waits_for_answer:  # which must not remove what is another writer's once this one is closed
+                    self._responses.cancel()
+            elif not ready and len(self._window) == num_pending:
                 self._responses.cancel()
             elif ready and not self._finished:
                 return True

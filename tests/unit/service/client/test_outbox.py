@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import math
 import random
 import re
 import shutil
@@ -34,12 +35,15 @@ from understudy.core import (
     UnderstudyError,
 )
 from understudy.core.examples import CANONICAL, robot_spec, small_spec
+from understudy.durable import files
 from understudy.replay import Reader, Store, Writer, verify
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.encoded_columns import encoded_chunk
 from understudy.selftest.faulty_proxy import Proxy, free_port
 from understudy.service import OutboxConfig, Remote, RemoteWriter, Server, ServerConfig, connect
+from understudy.service.client import spool as spool_module
 from understudy.service.client import write_stream as session
+from understudy.service.client.outbox import MAX_HELD_CHUNKS
 
 SPEC = small_spec()
 Serve = Callable[..., Server]
@@ -465,6 +469,9 @@ def test_options_that_cannot_be_are_refused() -> None:
             match="outbox: expected queue_steps, queue_bytes and spool_bytes from 1 and block_timeout_s from 0",
         ):
             OutboxConfig(**wrong)  # type: ignore[arg-type]
+    for seconds in (-1.0, math.inf, math.nan):
+        with pytest.raises(BacklogError, match="expected spool_after_s from 0, got"):
+            OutboxConfig(spool_after_s=seconds)
     with pytest.raises(BacklogError, match="overflow: expected block, drop_newest or drop_oldest, got 'drop'"):
         OutboxConfig(overflow="drop")  # type: ignore[arg-type]
     for address in ("", "localhost", "a:1,b"):
@@ -477,6 +484,120 @@ def test_options_that_cannot_be_are_refused() -> None:
 def close_quietly(writer: RemoteWriter) -> None:
     with suppress(UnderstudyError):
         writer.close(timeout_s=0.0)
+
+
+# ---- chunks that the server acknowledges before they are recorded
+
+
+def recorded_files(spool: Path) -> list[str]:
+    return sorted(path.name for path in spool.glob("*/*.safetensors"))
+
+
+@pytest.fixture
+def behind_proxy(serve: Serve, cleanup: ExitStack) -> Proxy:
+    """Between the writer and a server; frozen, it lets nobody see the difference to a server that is slow."""
+    return cleanup.enter_context(Proxy(port_of(serve().address)))
+
+
+def connected_writer(remote: Remote, spool: Path | None, **options: Any) -> RemoteWriter:
+    writer = remote.writer("actor", SPEC, spool=spool, commit_steps=5, config=OutboxConfig(**options))
+    writer.begin()
+    wait_for(lambda: writer.delivery.connected)
+    return writer
+
+
+@pytest.mark.parametrize(("spool_after_s", "written"), [(0.0, 4), (60.0, 0)])
+def test_spool_after_s_decides_what_a_server_that_answers_costs_the_disk(
+    serve: Serve, remote_to: To, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spool_after_s: float, written: int
+) -> None:
+    created = []
+    create = files.create_durably
+    monkeypatch.setattr(spool_module, "create_durably", lambda *a: (created.append(a[0]), create(*a)))
+    writer = connected_writer(remote_to(serve()), tmp_path / "spool", spool_after_s=spool_after_s)
+    for first in range(0, 20, 5):
+        live(writer, range(first, first + 5))
+        assert writer.wait_delivered(10)
+    writer.close()
+    assert len(created) == written
+    assert stored_rows(tmp_path / "store") == [(0, index) for index in range(20)]
+
+
+@pytest.mark.parametrize("spool_after_s", [0.3, 60.0])
+def test_what_the_server_does_not_acknowledge_in_time_is_recorded(
+    remote_to: To, behind_proxy: Proxy, tmp_path: Path, spool_after_s: float
+) -> None:
+    spool = tmp_path / "spool"
+    with connected_writer(remote_to(behind_proxy.address), spool, spool_after_s=spool_after_s) as writer:
+        behind_proxy.freeze(on=True)
+        live(writer, range(10))
+        wait_for(lambda: writer.delivery.queued == 10)
+        assert (recorded_files(spool), writer.delivery.recorded, writer.num_uncommitted) == ([], 0, 10)
+        if spool_after_s < 1:
+            wait_for(lambda: writer.delivery.recorded == 10)
+            assert len(recorded_files(spool)) == 2
+            assert (writer.delivery.queued, writer.num_uncommitted) == (0, 0)
+        else:
+            time.sleep(1.0)
+            assert recorded_files(spool) == []
+        behind_proxy.heal()
+        assert writer.wait_delivered(20)
+        assert recorded_files(spool) == []
+    assert stored_rows(tmp_path / "store") == [(0, index) for index in range(10)]
+
+
+def test_flush_does_not_wait_for_a_server_that_is_slow(remote_to: To, behind_proxy: Proxy, tmp_path: Path) -> None:
+    spool = tmp_path / "spool"
+    with connected_writer(remote_to(behind_proxy.address), spool, spool_after_s=60.0) as writer:
+        behind_proxy.freeze(on=True)
+        live(writer, range(13))
+        writer.flush()
+        assert len(recorded_files(spool)) == 3
+        assert (writer.delivery.recorded, writer.num_uncommitted) == (13, 0)
+        behind_proxy.heal()
+        assert writer.wait_delivered(20)
+    assert stored_rows(tmp_path / "store") == [(0, index) for index in range(13)]
+
+
+def test_what_is_held_is_recorded_when_the_server_goes_away_or_the_writer_is_closed(
+    remote_to: To, behind_proxy: Proxy, tmp_path: Path
+) -> None:
+    writer = connected_writer(remote_to(behind_proxy.address), tmp_path / "a", spool_after_s=60.0)
+    behind_proxy.freeze(on=True)
+    live(writer, range(5))
+    wait_for(lambda: writer.delivery.queued == 5)
+    behind_proxy.refuse(on=True)
+    behind_proxy.cut()
+    wait_for(lambda: writer.delivery.recorded == 5)
+    assert len(recorded_files(tmp_path / "a")) == 1
+    behind_proxy.heal()
+    assert writer.wait_delivered(20)
+    behind_proxy.freeze(on=True)
+    live(writer, range(5, 12))
+    wait_for(lambda: writer.delivery.queued == 5)
+    writer.close(timeout_s=0.5)
+    assert len(recorded_files(tmp_path / "a")) == 2
+    behind_proxy.heal()
+    with remote_to(behind_proxy.address).writer("actor", SPEC, spool=tmp_path / "a") as successor:
+        assert successor.wait_delivered(20)
+    assert stored_rows(tmp_path / "store") == [(0, index) for index in range(12)]
+
+
+def test_only_a_few_chunks_are_held(remote_to: To, behind_proxy: Proxy, tmp_path: Path) -> None:
+    """The others wait in the queue, whose size is known."""
+    with connected_writer(
+        remote_to(behind_proxy.address), tmp_path / "spool", spool_after_s=60.0, queue_steps=10, block_timeout_s=0.0
+    ) as writer:
+        behind_proxy.freeze(on=True)
+        for number in range(MAX_HELD_CHUNKS):
+            live(writer, range(5 * number, 5 * number + 5))
+            wait_for(lambda: writer._outbox._log.num_held == number + 1)  # noqa: B023
+        more = range(5 * MAX_HELD_CHUNKS, 5 * MAX_HELD_CHUNKS + 14)
+        live(writer, more)
+        with pytest.raises(BacklogError, match=r"10 steps .*the server has not acknowledged what it was sent"):
+            live(writer, range(more.stop, more.stop + 1))
+        behind_proxy.heal()
+        wait_for(lambda: writer._outbox._queued_rows == 0)
+        assert writer.wait_delivered(20)
 
 
 # ---- a process that was replaced, or is not let in

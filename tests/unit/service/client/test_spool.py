@@ -5,15 +5,18 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.writing import write_episode
 
 from understudy.core import StepSpec, StoreFormatError, StoreLockedError
 from understudy.core.examples import CANONICAL, random_episode, small_spec, text_spec
+from understudy.durable import files
 from understudy.replay import Reader, Store, Writer
 from understudy.replay.format.chunk import Chunk
 from understudy.replay.format.encoded_columns import encoded_chunk
+from understudy.service.client import spool as spool_module
 from understudy.service.client.spool import Spool, SpoolLog
 from understudy.service.wire.chunks import decode_chunk, encode_chunk
 
@@ -325,3 +328,52 @@ def test_all_canonical_episodes_pass_through(tmp_path: Path, name: str) -> None:
     spool.close()
     with Reader(tmp_path / "store") as reader:
         assert reader.read(1).equals(episode)
+
+
+# ---- held chunks
+
+
+def held_log(place: Path, num_chunks: int) -> tuple[Spool, SpoolLog]:
+    spool = Spool(place)
+    log = spool.begin("w", "ab" * 16, SPEC)
+    for seq in range(num_chunks):
+        log.hold(seq, [b"chunk %d" % seq], 5)
+    return spool, log
+
+
+def files_of(log: SpoolLog) -> list[str]:
+    assert log.directory is not None
+    return sorted(path.name for path in log.directory.glob("*.safetensors"))
+
+
+def test_a_held_chunk_is_read_like_others_and_recorded_when_it_is_time(tmp_path: Path) -> None:
+    spool, log = held_log(tmp_path / "spool", 3)
+    assert (log.num_held, log.held_rows, log.num_rows, len(log), log.highest) == (3, 15, 15, 3, 2)
+    assert (log.read(1), 1 in log, files_of(log)) == (b"chunk 1", True, [])
+    log.record(0)
+    assert (files_of(log), log.num_held, log.held_rows, log.num_rows) == (["00000000.safetensors"], 2, 10, 15)
+    assert log.held is not None
+    assert log.held[0] == 1
+    assert log.read(0) == b"chunk 0"
+    assert log.acknowledge(1) == 10
+    assert (files_of(log), log.num_held, log.num_bytes) == ([], 1, len(b"chunk 2"))
+    spool.close()
+
+
+def test_a_chunk_that_is_acknowledged_while_it_is_recorded_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool, log = held_log(tmp_path / "spool", 2)
+    create = files.create_durably
+
+    def acknowledged_meanwhile(*arguments: Any) -> None:
+        log.acknowledge(0)
+        create(*arguments)
+
+    monkeypatch.setattr(spool_module, "create_durably", acknowledged_meanwhile)
+    log.record(0)
+    assert (files_of(log), log.first, log.num_held) == ([], 1, 1)
+    log.acknowledge(1)
+    log.record(1)  # it was, before its turn came
+    assert (files_of(log), log.held, log.num_bytes, log.num_rows) == ([], None, 0, 0)
+    spool.close()
