@@ -616,6 +616,13 @@ def test_nothing_there_an_empty_store_and_a_first_episode(page: Any, tmp_path: P
         page.locator(".mini", has_text="success").wait_for()
         shown = [title.inner_text() for title in page.locator(".card h2").all() if title.is_visible()]
         assert shown == ["Latest episodes"]  # no empty curves of training
+        with Reader(tmp_path / "soon") as reader:
+            num_steps = next(reader.episodes()).num_steps
+        tiles = dict(
+            zip(page.locator(".tile dt").all_inner_texts(), page.locator(".tile dd").all_inner_texts(), strict=True)
+        )
+        assert "intervention rate" not in tiles
+        assert tiles["steps"].split() == [str(num_steps)]
         learner = Health(tmp_path / "soon" / "health", role="learner", name="rlpd").start()
         learner.add(lambda: {"away": {}, "oldest_pending_s": 0.0})
         page.goto(f"{server.url}#/0/health")

@@ -54,9 +54,8 @@ export async function open(page, { target, info }) {
     drawGroups(data);
     drawMetrics(train, against);
     success.node.hidden = imitates(data) && !data.metrics.evaluations.length;
-    const demosOnly = !data.run && !data.course.length; // a store in which nobody has practised
-    cards.success.hidden = demosOnly;
-    cards.interventions.hidden = demosOnly || groupwise || imitates(data);
+    cards.success.hidden = unpractised(data);
+    cards.interventions.hidden = unpractised(data) || groupwise || imitates(data);
     cards.groups.hidden = !groupwise;
     cards.speed.hidden = !train?.values[speedName];
     cards.learning.hidden = !train;
@@ -104,6 +103,7 @@ function pair(curves, name, against = "step") {
 
 const STEPS = "environment steps", UPDATES = "updates";
 const onPolicy = (data) => ON_POLICY.has(data.config?.kind);
+const unpractised = (data) => !data.run && !data.course.length; // a store of demonstrations, perhaps
 const imitates = (data) => IMITATION.has(data.config?.kind);
 
 // The progress, its end, and its unit: steps, updates or iterations.
@@ -151,11 +151,12 @@ function numbers(data) {
   if (onPolicy(data)) return iterations(data);
   if (imitates(data)) return [tile("updates", count(last?.update ?? 0), `of ${count(data.config.config.updates)}`), tile("demonstration steps", count(last?.step ?? 0), "to sample from")];
   return [
-    tile("environment steps", count(practice.steps), steps ? `of ${count(steps)}` : "of practice"),
+    unpractised(data) ? tile("steps", count((data.totals?.kinds ?? []).reduce((sum, kind) => sum + kind.steps, 0)), "")
+      : tile("environment steps", count(practice.steps), steps ? `of ${count(steps)}` : "of practice"),
     last ? tile("updates", count(last.update), updatesPerS ? `${short(updatesPerS)} per second now` : last.updates_per_s ? `last: ${short(last.updates_per_s)} per second` : "") : null,
     stepsPerS === null ? null : tile("steps per second", short(stepsPerS), "now, of all actors"),
     tile("episodes", count(data.totals?.episodes ?? 0), data.totals ? `last ${ago(data.totals.rate.last_commit_s)}` : ""),
-    interventionTile(practice, data.recent),
+    unpractised(data) ? null : interventionTile(practice, data.recent),
     eta(data, practice.steps, steps, stepsPerS),
   ].filter(Boolean);
 }
