@@ -164,7 +164,7 @@ class Robot(Machine):
     def open(self) -> None:
         """Begin to write; raises what the product raises."""
         self.problem = None
-        config = OutboxConfig(queue_steps=40, block_timeout_s=0.5)
+        config = OutboxConfig(queue_steps=40, block_timeout_s=0.5, spool_after_s=0.2)
         self.recorder.began(
             worlds.world.remote().writer(
                 self._writer,

@@ -7,10 +7,10 @@
 | sending thread | the spool | the server's answers; a pause after an error | the server; the recording thread |
 | gRPC's own thread (write_stream.py) | the spool | the window of unacknowledged chunks | the sending thread |
 
-A chunk is *recorded* when the spool has it and *delivered* when the server has it on disk. While the server answers, a
-few chunks are sent from memory, and only those that it does not acknowledge within `spool_after_s` are recorded: the
-others never cost this machine's disk anything. A recorded chunk is never dropped. If the queue is full, `append` waits
-or drops chunks, as `OutboxConfig.overflow` says; drops are counted.
+A chunk is *recorded* when the spool has it and *delivered* when the server has it on disk. With `spool_after_s`, while
+the server answers, a few chunks are sent from memory, and only those that it does not acknowledge within that time are
+recorded: the others never cost this machine's disk anything. A recorded chunk is never dropped. If the queue is full,
+`append` waits or drops chunks, as `OutboxConfig.overflow` says; drops are counted.
 
 Timeouts are measured on the monotonic clock; the wall clock is never read.
 """
@@ -64,7 +64,7 @@ class OutboxConfig:
     overflow: Overflow = "block"
     block_timeout_s: float = 1.0  # how long `append` waits for a full queue, with overflow="block"
     spool_bytes: int = 10 * 2**30  # recorded and not yet delivered; when the spool is this large, the queue fills
-    spool_after_s: float = 0.2  # record what the server has not acknowledged for so long; 0: record everything first
+    spool_after_s: float = 0.0  # record what the server has not acknowledged for so long; 0: record everything first
     failover_after_s: float | None = None  # use another shard if this one is unreachable for so long; None: wait
     accept_any_store: bool = False  # continue with any store that is served at the address, not only the first
 
