@@ -530,15 +530,14 @@ def test_what_the_server_does_not_acknowledge_in_time_is_recorded(
     with connected_writer(remote_to(behind_proxy.address), spool, spool_after_s=spool_after_s) as writer:
         behind_proxy.freeze(on=True)
         live(writer, range(10))
-        wait_for(lambda: writer.delivery.queued == 10)
-        assert (recorded_files(spool), writer.delivery.recorded, writer.num_uncommitted) == ([], 0, 10)
         if spool_after_s < 1:
             wait_for(lambda: writer.delivery.recorded == 10)
             assert len(recorded_files(spool)) == 2
             assert (writer.delivery.queued, writer.num_uncommitted) == (0, 0)
         else:
+            wait_for(lambda: writer.delivery.queued == 10)
             time.sleep(1.0)
-            assert recorded_files(spool) == []
+            assert (recorded_files(spool), writer.delivery.recorded, writer.num_uncommitted) == ([], 0, 10)
         behind_proxy.heal()
         assert writer.wait_delivered(20)
         assert recorded_files(spool) == []
